@@ -1,0 +1,173 @@
+"""Every way in which Sluice can stop, by name.
+
+    SluiceError
+    ├── UsageError                 exit 2: the request, a feed file or the set-up is wrong
+    │   ├── FeedError              a feed file: names file, key and remedy
+    │   └── SetupError             Java, the local Kafka, a missing extra
+    ├── Refused                    exit 3: going on could lose or duplicate data
+    │   ├── PlanBusy               a live plan of another run reserves these ranges
+    │   ├── OwnershipLost          another run took this batch over; what we would publish is void
+    │   ├── OffsetsLost            owed offsets are gone from Kafka
+    │   ├── IncarnationChanged     topic recreated, log truncated, or another cluster
+    │   ├── GroupHeld              somebody else is a member of the group
+    │   ├── GroupMoved             committed offsets are not what the ledger expects
+    │   ├── QuarantineExceeded     too many records broke the contract
+    │   └── LedgerTooNew           written by a newer Sluice
+    ├── Failed                     exit 1: it did not work this time
+    │   ├── Retryable              the same call may succeed later
+    │   │   ├── KafkaUnavailable   no answer, no leader, connection cut
+    │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
+    │   │   └── LakeUnavailable    the store said "later", or did not answer
+    │   └── Terminal               it will not, until somebody changes something
+    │       ├── BrokerTooOld       no topic ids (< 2.8)
+    │       ├── UnknownTopic
+    │       ├── NotAuthorized
+    │       ├── CorruptBatch       record bytes that do not parse or do not match their CRC
+    │       ├── UnsupportedBatch   a record format or codec that we do not know
+    │       ├── LedgerCorrupt      an entry that cannot be read
+    │       ├── LakeFull           disk or quota exhausted
+    │       ├── ProofFailed        receipts, footers and ranges do not add up
+    │       └── BatchIncomplete    some partitions failed; the rest is published
+    └── Unknown                    done or not done: nobody answered; read back, never clean up
+
+An error carries topic, partition and range as fields and says what to do next in `remedy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SluiceError(Exception):
+    """Base of all. `message` says what happened, `remedy` what to do next; neither ever holds a secret."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        topic: str | None = None,
+        partition: int | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.topic = topic
+        self.partition = partition
+        self.start = start
+        self.end = end
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.remedy}" if self.remedy else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross process borders (Spark workers, Dagster): keep every field.
+        return (_rebuild, (type(self), dict(self.__dict__)))
+
+    def fields(self) -> dict[str, Any]:
+        """The error as a JSON-ready dict: `error`, `message`, `remedy` and whatever coordinates it has."""
+        out = {"error": type(self).__name__, "message": self.message, "remedy": self.remedy}
+        coordinates = {k: getattr(self, k) for k in ("topic", "partition", "start", "end")}
+        return out | {k: v for k, v in coordinates.items() if v is not None}
+
+
+def _rebuild(kind: type[SluiceError], fields: dict[str, Any]) -> SluiceError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, fields.get("message", ""))
+    error.__dict__.update(fields)
+    return error
+
+
+class UsageError(SluiceError):
+    exit_code = 2
+
+
+class FeedError(UsageError):
+    """A feed file is missing or wrong."""
+
+
+class SetupError(UsageError):
+    """Something on the machine is missing or does not start."""
+
+
+class Refused(SluiceError):
+    """Stopped to protect data; `remedy` holds the command that accepts the consequence."""
+
+    exit_code = 3
+
+
+class PlanBusy(Refused): ...
+
+
+class OwnershipLost(Refused): ...
+
+
+class OffsetsLost(Refused): ...
+
+
+class IncarnationChanged(Refused): ...
+
+
+class GroupHeld(Refused): ...
+
+
+class GroupMoved(Refused): ...
+
+
+class QuarantineExceeded(Refused): ...
+
+
+class LedgerTooNew(Refused): ...
+
+
+class Failed(SluiceError): ...
+
+
+class Retryable(Failed): ...
+
+
+class KafkaUnavailable(Retryable): ...
+
+
+class CommitFenced(Retryable): ...
+
+
+class LakeUnavailable(Retryable): ...
+
+
+class Terminal(Failed): ...
+
+
+class BrokerTooOld(Terminal): ...
+
+
+class UnknownTopic(Terminal): ...
+
+
+class NotAuthorized(Terminal): ...
+
+
+class CorruptBatch(Terminal): ...
+
+
+class UnsupportedBatch(Terminal): ...
+
+
+class LedgerCorrupt(Terminal): ...
+
+
+class LakeFull(Terminal): ...
+
+
+class ProofFailed(Terminal): ...
+
+
+class BatchIncomplete(Terminal): ...
+
+
+class Unknown(SluiceError):
+    """The outcome was not observed. The only way on is to read back."""

@@ -1,0 +1,162 @@
+"""What can be written in the ledger, and how it is read back.
+
+One frozen model for each kind. Reading is strict: an unknown kind or a newer format stops with `LedgerTooNew`,
+anything else that does not parse with `LedgerCorrupt`; nothing is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.values import Key, Owner, Plan, Receipt, SliceFailure
+
+FORMAT = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class OriginItem(_Model):
+    """Where a feed begins in a partition; `committed` is the group's offset seen then (None: none)."""
+
+    key: Key
+    offset: int
+    committed: int | None
+    why: str
+
+
+class KeyOffset(_Model):
+    key: Key
+    offset: int
+
+
+class KeyRange(_Model):
+    key: Key
+    range: Range
+
+
+class _Entry(_Model):
+    """Common to all: `write` is unique to this attempt to write, `at` in ms, `run` the Dagster run id."""
+
+    format: Literal[1] = 1
+    write: str = ""
+    run: str = ""
+    at: int = 0
+    cluster: str = ""
+
+
+class OriginEntry(_Entry):
+    """Where the feed begins, for all partitions first seen by one plan."""
+
+    kind: Literal["origin"] = "origin"
+    items: tuple[OriginItem, ...]
+
+
+class PlanEntry(_Entry):
+    """Reserves the plan's ranges; this entry's number is the batch's id."""
+
+    kind: Literal["plan"] = "plan"
+    plan: Plan
+    hash: str
+    owner: Owner
+
+
+class OwnEntry(_Entry):
+    """A live batch changes hands: from now on only this owner's token may publish."""
+
+    kind: Literal["own"] = "own"
+    batch: int
+    owner: Owner
+
+
+class PublishEntry(_Entry):
+    """The commit point of the data: every part with its range, counts, bytes and hash."""
+
+    kind: Literal["publish"] = "publish"
+    batch: int
+    token: str
+    receipts: tuple[Receipt, ...]
+    failures: tuple[SliceFailure, ...] = ()
+
+
+class IntentEntry(_Entry):
+    """The offsets that a commit is about to write; its number is the mark in their metadata."""
+
+    kind: Literal["intent"] = "intent"
+    offsets: tuple[KeyOffset, ...]
+
+
+class CommitEntry(_Entry):
+    """Kafka was seen to hold these committed offsets; `mark` is the intent's number."""
+
+    kind: Literal["commit"] = "commit"
+    mode: str
+    mark: int
+    offsets: tuple[KeyOffset, ...]
+
+
+class LossEntry(_Entry):
+    """Gone from Kafka before we read it, and accepted as such."""
+
+    kind: Literal["loss"] = "loss"
+    ranges: tuple[KeyRange, ...]
+    reason: str
+
+
+class AbandonEntry(_Entry):
+    """The batch will not be published; its ranges are owed again."""
+
+    kind: Literal["abandon"] = "abandon"
+    batch: int
+    reason: str
+
+
+Entry = OriginEntry | PlanEntry | OwnEntry | PublishEntry | IntentEntry | CommitEntry | LossEntry | AbandonEntry
+
+_ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
+KINDS = frozenset(e.model_fields["kind"].default for e in Entry.__args__)
+
+
+def dump(entry: Entry) -> bytes:
+    """The entry as one line of canonical JSON."""
+    text = json.dumps(entry.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def parse(data: bytes, path: str) -> Entry:
+    """The entry in `data`, read from `path`. Raises LedgerTooNew, LedgerCorrupt."""
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise _corrupt(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes") from None
+    if not isinstance(raw, dict):
+        raise _corrupt(path, "not a JSON object")
+    _refuse_newer(raw, path)
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError as e:
+        where = ".".join(str(x) for x in e.errors()[0]["loc"])
+        raise _corrupt(path, f"field {where}: {e.errors()[0]['msg']}") from None
+
+
+def _refuse_newer(raw: dict[str, object], path: str) -> None:
+    version, kind = raw.get("format"), raw.get("kind")
+    if isinstance(version, int) and version > FORMAT or isinstance(kind, str) and kind not in KINDS:
+        raise LedgerTooNew(
+            f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
+            f"this one reads format {FORMAT})",
+            remedy="upgrade Sluice on this machine; nothing was changed",
+        )
+
+
+def _corrupt(path: str, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"ledger entry {path} cannot be read: {why}",
+        remedy="restore this file from a backup of the lake; Sluice reads no further and changes nothing",
+    )

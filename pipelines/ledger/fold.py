@@ -1,0 +1,187 @@
+"""What the ledger says: the state that its entries fold to, from number 0 up.
+
+Folding is deterministic and decides again what a writer decided: a publish entry by anyone but the current owner
+of a live plan is void, whoever wrote it. Frontiers, accounted ranges and live reservations all come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from sluice.pipelines.ledger.entries import (
+    AbandonEntry,
+    CommitEntry,
+    Entry,
+    IntentEntry,
+    LossEntry,
+    OriginEntry,
+    OriginItem,
+    OwnEntry,
+    PlanEntry,
+    PublishEntry,
+)
+from sluice.pipelines.ranges import Range, contiguous_end, union
+from sluice.pipelines.values import Key, Owner, Plan, TopicPartition
+
+
+class BatchStatus(StrEnum):
+    PLANNED = "planned"
+    PUBLISHED = "published"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One plan carried out. `published` is the number of its publish entry; `failed` counts its unproven slices."""
+
+    id: int
+    plan: Plan
+    hash: str
+    owner: Owner
+    status: BatchStatus
+    planned_at: int
+    published: int | None = None
+    failed: int = 0
+    rows: int = 0
+
+
+Accounted = dict[Key, tuple[Range, ...]]
+
+
+@dataclass(slots=True)
+class State:
+    """The ledger folded up to, not including, `number`: the number of the next entry.
+
+    Treat it as frozen: `extended` returns a new state.
+    """
+
+    number: int = 0
+    ledger_id: str = ""
+    cluster: str = ""
+    origins: dict[Key, OriginItem] = field(default_factory=dict)
+    current: dict[TopicPartition, Key] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    landed: Accounted = field(default_factory=dict)
+    lost: Accounted = field(default_factory=dict)
+    replaced: frozenset[str] = frozenset()
+    commits: dict[Key, int] = field(default_factory=dict)
+    intents: dict[Key, frozenset[int]] = field(default_factory=dict)
+    epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
+    void: tuple[int, ...] = ()
+    """Numbers of publish entries that count for nothing."""
+
+    # -- questions
+
+    def accounted(self, key: Key) -> tuple[Range, ...]:
+        """Every range of the key that is in some class: landed (with what was invisible in it) or lost."""
+        return union([*self.landed.get(key, ()), *self.lost.get(key, ())])
+
+    def frontier(self, key: Key) -> int:
+        """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
+        return contiguous_end(self.origins[key].offset, self.accounted(key))
+
+    def live(self) -> tuple[Batch, ...]:
+        """The batches that are planned and neither published nor abandoned, oldest first."""
+        return tuple(b for b in self.batches.values() if b.status is BatchStatus.PLANNED)
+
+    def reserved(self, key: Key) -> tuple[Range, ...]:
+        """Ranges of the key that live plans hold."""
+        return union(s.range for b in self.live() for s in b.plan.slices if s.key == key)
+
+    def may_publish(self, entry: PublishEntry) -> bool:
+        """Whether, just here, the entry counts: plan live, token current, everything that it replaces still live."""
+        batch = self.batches.get(entry.batch)
+        return (
+            batch is not None
+            and batch.status is BatchStatus.PLANNED
+            and batch.owner.token == entry.token
+            and not self.replaced.intersection(batch.plan.replaces)
+        )
+
+    # -- folding
+
+    def extended(self, entries: Iterable[Entry]) -> State:
+        """This state with further entries, numbered from `self.number` on."""
+        out = copy(self)
+        for name in ("origins", "current", "batches", "landed", "lost", "commits", "intents", "epochs"):
+            setattr(out, name, dict(getattr(self, name)))
+        for entry in entries:
+            if out.number == 0:
+                out.ledger_id, out.cluster = entry.write, entry.cluster
+            _APPLY[type(entry)](out, entry)
+            out.number += 1
+        return out
+
+    def _origin(self, entry: OriginEntry) -> None:
+        for item in entry.items:
+            if self.current.setdefault(item.key.tp, item.key) == item.key:
+                self.origins.setdefault(item.key, item)
+
+    def _plan(self, entry: PlanEntry) -> None:
+        self.batches[self.number] = Batch(
+            self.number, entry.plan, entry.hash, entry.owner, BatchStatus.PLANNED, entry.at
+        )
+
+    def _own(self, entry: OwnEntry) -> None:
+        batch = self.batches.get(entry.batch)
+        if batch and batch.status is BatchStatus.PLANNED:
+            self.batches[batch.id] = replace(batch, owner=entry.owner)
+
+    def _publish(self, entry: PublishEntry) -> None:
+        if not self.may_publish(entry):
+            self.void += (self.number,)
+            return
+        batch = self.batches[entry.batch]
+        self.replaced |= frozenset(batch.plan.replaces)
+        self.batches[batch.id] = replace(
+            batch,
+            status=BatchStatus.PUBLISHED,
+            published=self.number,
+            failed=len(entry.failures),
+            rows=sum(r.counts.landed for r in entry.receipts),
+        )
+        _account(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
+        for r in entry.receipts:
+            furthest = (r.slice.end, r.slice.leader_epoch)
+            self.epochs[r.slice.key] = max(furthest, self.epochs.get(r.slice.key, furthest))
+
+    def _intent(self, entry: IntentEntry) -> None:
+        for item in entry.offsets:
+            self.intents[item.key] = self.intents.get(item.key, frozenset()) | {item.offset}
+
+    def _commit(self, entry: CommitEntry) -> None:
+        for item in entry.offsets:
+            last = self.commits[item.key] = max(item.offset, self.commits.get(item.key, -1))
+            self.intents[item.key] = frozenset(o for o in self.intents.get(item.key, ()) if o > last)
+
+    def _loss(self, entry: LossEntry) -> None:
+        _account(self.lost, ((item.key, item.range) for item in entry.ranges))
+
+    def _abandon(self, entry: AbandonEntry) -> None:
+        batch = self.batches.get(entry.batch)
+        if batch and batch.status is BatchStatus.PLANNED:
+            self.batches[batch.id] = replace(batch, status=BatchStatus.ABANDONED)
+
+
+_APPLY = {
+    OriginEntry: State._origin,
+    PlanEntry: State._plan,
+    OwnEntry: State._own,
+    PublishEntry: State._publish,
+    IntentEntry: State._intent,
+    CommitEntry: State._commit,
+    LossEntry: State._loss,
+    AbandonEntry: State._abandon,
+}
+
+
+def _account(into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
+    fresh: dict[Key, list[Range]] = {}
+    for key, r in items:
+        fresh.setdefault(key, []).append(r)
+    for key, ranges in fresh.items():
+        into[key] = union([*into.get(key, ()), *ranges])

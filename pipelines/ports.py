@@ -1,0 +1,235 @@
+"""The edges that the stages see: one narrow protocol for each outside system.
+
+`sluice.resources` implements them over Kafka, Spark, disks and S3; unit tests over memory. Every call may raise
+`KafkaUnavailable` / `LakeUnavailable` (try again), `Unknown` (read back), and the terminal errors named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.values import (
+    CommittedOffset,
+    Isolation,
+    OffsetAtTime,
+    Outcome,
+    Owner,
+    PartitionState,
+    Plan,
+    Slice,
+    TopicPartition,
+)
+
+
+class Cluster(Protocol):
+    """What Kafka says of itself, read-only."""
+
+    def cluster_id(self) -> str: ...
+
+    def topics(self) -> Mapping[str, str]:
+        """Every visible topic that is not internal, name → topic id. Raises BrokerTooOld without topic ids."""
+        ...
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized."""
+        ...
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such."""
+        ...
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Record bytes of one slice, as they came. `index` is the slice's place in the sequence given to `stream`.
+
+    `aborted` holds (producer id, first offset) pairs; `next_position` follows the last complete batch.
+    `last` is set once, with the bytes (maybe none) that bring the slice's position to its end, after the
+    topic id was seen to be unchanged.
+    """
+
+    index: int
+    records: bytes | memoryview
+    aborted: tuple[tuple[int, int], ...]
+    next_position: int
+    last: bool
+    waited_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """The slice at `index` cannot go on; the others do."""
+
+    index: int
+    error: SluiceError
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Bounds of a stream: slices read at once, bytes asked for in one answer (all partitions / each), bytes held ahead."""
+
+    active_slices: int = 16
+    request_bytes: int = 16 << 20
+    partition_bytes: int = 4 << 20
+    ahead_bytes: int = 32 << 20
+
+
+class Fetcher(Protocol):
+    """Raw, bounded, by leader (FetchRequest v4–v12)."""
+
+    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        """Bytes of the slices from their leaders, fetching ahead of the consumer in a thread.
+
+        Slices are started in order, at most `active_slices` at once; a partition never stands twice in one
+        request. Guarantee: for each slice either one `last` or one FetchFailed comes, unless the iterator is
+        closed before. Follows leadership; out of range, topic-id change, truncation and lack of rights are
+        FetchFailed; a leader that stays away is FetchFailed with KafkaUnavailable.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None = None
+
+
+class Membership(Protocol):
+    """Our place in the group: the member id and generation of one join, never refreshed."""
+
+    def init_transactions(self) -> None:
+        """Fence older committers of the same transactional id (KIP-98, KIP-447)."""
+        ...
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
+        ...
+
+    def commit_transaction(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """All offsets in one transaction under our member id and generation. Raises CommitFenced, Unknown."""
+        ...
+
+    def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """The same by an ordinary OffsetCommit. Raises CommitFenced, Unknown."""
+        ...
+
+
+class Group(Protocol):
+    """The consumer group whose committed offsets a feed moves."""
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """As Membership.committed, without joining."""
+        ...
+
+    def members(self) -> tuple[Member, ...]: ...
+
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> AbstractContextManager[Membership]:
+        """Join as the only member; leaves on exit. Raises GroupHeld when anybody else is or comes in."""
+        ...
+
+
+class Lake(Protocol):
+    """Where ledger and parts live. Paths are relative, with `/`; every write is atomic: seen whole or not at all."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create durably; False when something stands there. A lost answer raises Unknown."""
+        ...
+
+    def put(self, path: str, data: bytes) -> None:
+        """Create or replace."""
+        ...
+
+    def get(self, path: str) -> bytes | None:
+        """None when there is nothing."""
+        ...
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Paths below the folder `prefix`, in order of name, those greater than `after` only."""
+        ...
+
+    def size(self, path: str) -> int | None: ...
+
+    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A file to write; it appears when the block ends, never when the block raises."""
+        ...
+
+    def open(self, path: str) -> BinaryIO:
+        """A seekable file to read. Raises FileNotFoundError."""
+        ...
+
+    def show(self, source: str, target: str) -> None:
+        """Make the staged file visible at `target` too (link or copy); idempotent. FileNotFoundError: no source."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Idempotent."""
+        ...
+
+    def locate(self, path: str) -> str:
+        """The address by which other tools read it (an absolute path or s3:// URI)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything that a task needs, picklable. `wiring` is what the executor side builds its ports from."""
+
+    plan: Plan
+    batch: int
+    attempt: str
+    settings: Any
+    wiring: Any
+
+
+class Engine(Protocol):
+    """Carries out tasks, each perhaps more than once; receipts come back, data does not."""
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        """One outcome for each slice of the tasks (by index)."""
+        ...
+
+    def cancel(self) -> None: ...
+
+
+class Liveness(Protocol):
+    """Whether the owner of a batch may still be at work."""
+
+    def beat(self, owner: Owner) -> AbstractContextManager[None]:
+        """Say that we live, now and then, until the block ends."""
+        ...
+
+    def is_dead(self, owner: Owner) -> bool:
+        """True only with evidence."""
+        ...
+
+
+Clock = Callable[[], int]
+"""Milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a batch is: a stage's name, and offsets done of all where it counts."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+
+Reporter = Callable[[Progress], None]

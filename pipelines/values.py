@@ -1,0 +1,297 @@
+"""What the stages hand to one another: frozen values, JSON-ready, without behaviour beyond naming themselves.
+
+Offsets are Kafka log offsets; a *position* is the next offset to read. Times are milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from sluice.pipelines.ranges import Range
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+
+class Key(NamedTuple):
+    """What all accounting is by: one partition during one life of its topic.
+
+    `incarnation` is the topic id, followed by `#n` after the n-th accepted truncation of this partition's log.
+    """
+
+    topic: str
+    partition: int
+    incarnation: str
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def topic_id(self) -> str:
+        return self.incarnation.partition("#")[0]
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}"
+
+
+class Isolation(StrEnum):
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition as Kafka describes it at one moment.
+
+    `stable_end` is the end under the feed's isolation (LSO or high watermark); `log_bytes` the size of the
+    leader's log, None where the cluster does not tell.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    leader: int
+    leader_epoch: int
+    log_start: int
+    stable_end: int
+    high_watermark: int
+    log_bytes: int | None = None
+    rack: str | None = None
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """A group's committed offset with what was stored beside it; `leader_epoch` −1 when unknown."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAtTime:
+    """The first record stamped at or after the time asked for."""
+
+    offset: int
+    timestamp: int
+
+
+class RequestKind(StrEnum):
+    CATCH_UP = "catch-up"
+    OFFSETS = "offsets"
+    WINDOW = "window"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRange:
+    """Offsets of one partition that somebody asked for by number."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a run was asked to land. `window` is the start of a window in ms; `only` restricts to partitions."""
+
+    kind: RequestKind
+    ranges: tuple[AskedRange, ...] = ()
+    window: int | None = None
+    only: tuple[TopicPartition, ...] = ()
+
+    def __str__(self) -> str:
+        match self.kind:
+            case RequestKind.OFFSETS:
+                return "offsets " + ", ".join(f"{r.topic}:{r.partition}:{r.start}-{r.end}" for r in self.ranges)
+            case RequestKind.WINDOW:
+                return f"window {self.window}"
+            case _:
+                return "catch-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows."""
+
+    topic: str
+    partition: int
+    incarnation: str
+    start: int
+    end: int
+    leader_epoch: int = -1
+    estimated_bytes: int = 0
+    window: int | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.topic, self.partition, self.incarnation)
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def range(self) -> Range:
+        return Range(self.start, self.end)
+
+    @property
+    def span(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The slices that one Spark task reads from one leader (a broker id)."""
+
+    index: int
+    leader: int
+    slices: tuple[Slice, ...]
+
+    @property
+    def estimated_bytes(self) -> int:
+        return sum(s.estimated_bytes for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batch will read, decided before anything is read. Its batch id is the number of its ledger entry."""
+
+    feed: str
+    cluster: str
+    request: Request
+    isolation: Isolation
+    tasks: tuple[Task, ...]
+    replaces: tuple[str, ...] = ()
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        return tuple(s for t in self.tasks for s in t.slices)
+
+    @property
+    def span(self) -> int:
+        """Offsets covered; the most records that can land."""
+        return sum(s.span for s in self.slices)
+
+    @property
+    def estimated_bytes(self) -> int:
+        return sum(t.estimated_bytes for t in self.tasks)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) over the canonical JSON of the plan: equal plans, equal hash."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class PartKind(StrEnum):
+    LANDED = "landed"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One Parquet file. `staged` is its lake path until it is published, `path` its lake path afterwards."""
+
+    name: str
+    kind: PartKind
+    staged: str
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where the offsets of a range went; they add up to its span.
+
+    `compacted` counts offsets that no batch holds (log compaction, or gaps that transactions leave).
+    """
+
+    landed: int = 0
+    quarantined: int = 0
+    dropped: int = 0
+    control: int = 0
+    aborted: int = 0
+    compacted: int = 0
+
+    @property
+    def invisible(self) -> int:
+        return self.control + self.aborted + self.compacted
+
+    @property
+    def total(self) -> int:
+        return self.landed + self.quarantined + self.dropped + self.invisible
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a task says of a finished slice.
+
+    `position` is where reading stopped (≥ `slice.end`), `input_bytes` what came over the wire, `timings` the
+    nanoseconds spent by activity (`wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`).
+    """
+
+    slice: Slice
+    position: int
+    counts: Counts
+    parts: tuple[Part, ...]
+    attempt: str
+    input_bytes: int = 0
+    timings: dict[str, int] = field(default_factory=dict, compare=False)
+    adopted: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceFailure:
+    """Why a slice was not finished. `error` is the error's class name; `fatal` says that a retry will not help."""
+
+    slice: Slice
+    error: str
+    message: str
+    remedy: str = ""
+    fatal: bool = False
+
+
+Outcome = Receipt | SliceFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who works on a batch. `token` is unique to a run's process; `run` is the Dagster run id."""
+
+    token: str
+    run: str
+    host: str
+    pid: int
+    started: int
+
+    def describe(self) -> str:
+        return f"run {self.run[:8]} (pid {self.pid} on {self.host})"
+
+
+def to_json(value: Any) -> str:
+    """Canonical JSON of a value (sorted keys, no spaces)."""
+    return json.dumps(asdict(value), sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,1 @@
+"""Sluice lands Kafka topics in a Parquet lake, batch by batch, and can prove that it lost nothing."""
