@@ -1,0 +1,88 @@
+"""Processes that outlive the one that started them: start, recognise and end exactly those.
+
+Promises: a process is known by its pid *and* the moment it was born, so that a pid which the system gave to
+somebody else is never signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL = 0.05  # seconds between two looks at a process that is about to end
+
+
+@dataclass(frozen=True)
+class Process:
+    """A pid and what tells its bearer from a later one with the same pid."""
+
+    pid: int
+    born: str
+
+    @property
+    def alive(self) -> bool:
+        return _born(self.pid) == self.born
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it; nothing happens when it has ended."""
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended, within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        return True
+
+    def end(self, grace: float) -> None:
+        """Ask it to end (a stopped one, too), and kill it when it has not within `grace` seconds."""
+        self.send(signal.SIGTERM)
+        self.send(signal.SIGCONT)
+        if not self.wait(grace):
+            self.send(signal.SIGKILL)
+            self.wait(grace + 10)
+
+
+def spawn(command: Sequence[str | Path], folder: Path, output: Path) -> Process:
+    """Start `command` in `folder` as a daemon of its own session; its words go to `output`, emptied first."""
+    with output.open("wb") as sink:
+        # The shell leaves at once, so that the daemon is nobody's child: no zombie and no handle stays with us.
+        shell = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            start_new_session=True,
+            check=True,
+        )
+    pid = int(shell.stdout)
+    return Process(pid, _born(pid) or "ended at once")
+
+
+def _born(pid: int) -> str | None:
+    """When the process was started, in the system's own words; None when it has ended, reaped or not."""
+    stat = Path("/proc", str(pid), "stat")
+    if not Path("/proc/self/stat").exists():
+        return _born_by_ps(pid)
+    try:
+        fields = stat.read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None if fields[0] in "ZX" else f"{boot}/{fields[19]}"
+
+
+def _born_by_ps(pid: int) -> str | None:
+    said = subprocess.run(
+        ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return None if not said or said[0] == "Z" else said.split(None, 1)[1]
