@@ -192,7 +192,6 @@ class Job:
     plan: Plan
     batch: int
     attempt: str
-    settings: Any
     wiring: Any
 
 

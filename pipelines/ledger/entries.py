@@ -109,6 +109,14 @@ class LossEntry(_Entry):
     reason: str
 
 
+class SkipEntry(_Entry):
+    """Passed over by somebody's named decision; never read."""
+
+    kind: Literal["skip"] = "skip"
+    ranges: tuple[KeyRange, ...]
+    reason: str
+
+
 class AbandonEntry(_Entry):
     """The batch will not be published; its ranges are owed again."""
 
@@ -117,7 +125,17 @@ class AbandonEntry(_Entry):
     reason: str
 
 
-Entry = OriginEntry | PlanEntry | OwnEntry | PublishEntry | IntentEntry | CommitEntry | LossEntry | AbandonEntry
+Entry = (
+    OriginEntry
+    | PlanEntry
+    | OwnEntry
+    | PublishEntry
+    | IntentEntry
+    | CommitEntry
+    | LossEntry
+    | SkipEntry
+    | AbandonEntry
+)
 
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 KINDS = frozenset(e.model_fields["kind"].default for e in Entry.__args__)

@@ -22,6 +22,7 @@ from sluice.pipelines.ledger.entries import (
     OwnEntry,
     PlanEntry,
     PublishEntry,
+    SkipEntry,
 )
 from sluice.pipelines.ranges import Range, contiguous_end, union
 from sluice.pipelines.values import Key, Owner, Plan, TopicPartition
@@ -66,6 +67,7 @@ class State:
     batches: dict[int, Batch] = field(default_factory=dict)
     landed: Accounted = field(default_factory=dict)
     lost: Accounted = field(default_factory=dict)
+    skipped: Accounted = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
     commits: dict[Key, int] = field(default_factory=dict)
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
@@ -77,8 +79,8 @@ class State:
     # -- questions
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
-        """Every range of the key that is in some class: landed (with what was invisible in it) or lost."""
-        return union([*self.landed.get(key, ()), *self.lost.get(key, ())])
+        """Every range of the key that is in some class: landed (with what was invisible in it), lost or skipped."""
+        return union(r for by in (self.landed, self.lost, self.skipped) for r in by.get(key, ()))
 
     def frontier(self, key: Key) -> int:
         """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
@@ -107,7 +109,7 @@ class State:
     def extended(self, entries: Iterable[Entry]) -> State:
         """This state with further entries, numbered from `self.number` on."""
         out = copy(self)
-        for name in ("origins", "current", "batches", "landed", "lost", "commits", "intents", "epochs"):
+        for name in ("origins", "current", "batches", "landed", "lost", "skipped", "commits", "intents", "epochs"):
             setattr(out, name, dict(getattr(self, name)))
         for entry in entries:
             if out.number == 0:
@@ -161,6 +163,9 @@ class State:
     def _loss(self, entry: LossEntry) -> None:
         _account(self.lost, ((item.key, item.range) for item in entry.ranges))
 
+    def _skip(self, entry: SkipEntry) -> None:
+        _account(self.skipped, ((item.key, item.range) for item in entry.ranges))
+
     def _abandon(self, entry: AbandonEntry) -> None:
         batch = self.batches.get(entry.batch)
         if batch and batch.status is BatchStatus.PLANNED:
@@ -175,6 +180,7 @@ _APPLY = {
     IntentEntry: State._intent,
     CommitEntry: State._commit,
     LossEntry: State._loss,
+    SkipEntry: State._skip,
     AbandonEntry: State._abandon,
 }
 

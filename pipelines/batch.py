@@ -1,0 +1,391 @@
+"""The stages in sequence: one request, from the feed's topics to visible Parquet. The only module that knows two stages.
+
+    survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
+
+Guarantee: a plan is pinned in the ledger before anything is read; one live owner works on it; what is proven is
+published even when other partitions fail, and those stay owed and are named. Committing is `commit`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from threading import Event, Thread
+
+from sluice.pipelines import layout
+from sluice.pipelines import plan as planning
+from sluice.pipelines import positions as pos
+from sluice.pipelines.errors import BatchIncomplete, OffsetsLost, Refused, SluiceError
+from sluice.pipelines.feed import Feed, OnLoss, PublishPolicy
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
+from sluice.pipelines.plan import Owed, Sizing
+from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liveness, Progress, Reporter
+from sluice.pipelines.positions import Committed, Refusal
+from sluice.pipelines.proof import prove
+from sluice.pipelines.publish import publish, roll_forward
+from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.topics import match
+from sluice.pipelines.values import (
+    Counts,
+    Key,
+    Outcome,
+    Owner,
+    PartitionState,
+    Plan,
+    Receipt,
+    Request,
+    SliceFailure,
+    TopicPartition,
+)
+
+MAX_ROUNDS = 6
+"""Plans that one call carries out at most: batches of dead runs taken over, and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The outside of one feed."""
+
+    cluster: Cluster
+    group: Group
+    lake: Lake
+    engine: Engine
+    liveness: Liveness
+    clock: Clock
+    wiring: object
+    """What executors build their own edges from."""
+    parallelism: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Kafka and the ledger side by side, at one moment."""
+
+    cluster_id: str
+    state: State
+    partitions: Mapping[Key, PartitionState]
+    committed: Committed
+    new_origins: tuple[OriginItem, ...]
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would do, with nothing touched. `plan` is None when nothing is owed."""
+
+    survey: Survey
+    owed: tuple[Owed, ...]
+    refusals: tuple[Refusal, ...]
+    plan: Plan | None
+    blocked: SluiceError | None = None
+    """The live batch in the way, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, None if unpublished."""
+
+    batch: int
+    plan: Plan
+    receipts: tuple[Receipt, ...]
+    failures: tuple[SliceFailure, ...]
+    number: int | None
+
+    @property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for r in self.receipts for p in r.parts)
+
+    @property
+    def adopted(self) -> int:
+        """Slices that an earlier attempt had finished."""
+        return sum(r.adopted for r in self.receipts)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What one call landed; no batches: nothing was owed."""
+
+    batches: tuple[BatchResult, ...]
+    refusals: tuple[Refusal, ...]
+    losses: tuple[KeyRange, ...]
+    frontiers: Mapping[Key, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
+        failures = [f for b in self.batches for f in b.failures]
+        if failures:
+            raise _incomplete(failures, self.refusals, published=any(b.number is not None for b in self.batches))
+        if len(self.refusals) == 1:
+            raise self.refusals[0].error
+        if self.refusals:
+            raise _refused(self.refusals)
+
+
+def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
+    """The feed's ledger; refuses another cluster than the one it was begun with."""
+    ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
+    pos.check_cluster(ledger.read(), edges.cluster.cluster_id())
+    return ledger
+
+
+def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
+    """Ask Kafka for everything that a plan rests on, and set aside the partitions that changed under the ledger."""
+    topics = match(feed.topics, edges.cluster.topics())
+    found = edges.cluster.partitions(topics, feed.isolation)
+    committed = edges.group.committed([p.tp for p in found])
+    state = ledger.read()
+    refusals = _changed(state, found, edges.cluster)
+    sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
+    origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
+    keyed = {pos.key_of(state, p): p for p in sound}
+    return Survey(edges.cluster.cluster_id(), state, keyed, committed, origins, refusals)
+
+
+def _changed(state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
+    known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
+    ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
+    return tuple(r for p in found if (r := pos.changed(state, p, ends)))
+
+
+def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
+    """The dry run: what `land` would plan now. Writes nothing, anywhere."""
+    found = survey(feed, edges, open_ledger(feed, edges))
+    state = _with_origins(found)
+    owed, refused = planning.owed(request, state, found.partitions)
+    plan = planning.build(feed.name, found.cluster_id, request, feed.isolation, owed, sizing(feed, edges))
+    return Preview(found, owed, found.refusals + refused + _losses_refused(feed, owed), plan, _blocked(state, owed))
+
+
+def _with_origins(found: Survey) -> State:
+    return found.state.extended([OriginEntry(items=found.new_origins)]) if found.new_origins else found.state
+
+
+def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
+    try:
+        planning.check_free(state, owed)
+    except Refused as e:
+        return e
+    return None
+
+
+def sizing(feed: Feed, edges: Edges) -> Sizing:
+    """How this feed's plans are cut."""
+    return Sizing(
+        slice_bytes=feed.limits.slice_bytes,
+        parallelism=edges.parallelism,
+        max_tasks=feed.limits.max_tasks,
+        max_records=feed.limits.records,
+        max_bytes=feed.limits.bytes,
+    )
+
+
+def land(feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter) -> Landed:
+    """Land what the request still owes. Partial results are returned, not raised: see `Landed.check`.
+
+    Takes over and finishes a batch in the way whose run is known dead. Raises PlanBusy when it is not, and
+    whatever keeps a plan from being made at all.
+    """
+    with edges.liveness.beat(owner):
+        ledger = open_ledger(feed, edges, owner.run)
+        report(Progress("roll forward"))
+        roll_forward(ledger, edges.lake, feed.name)
+        return _land(feed, edges, ledger, request, owner, report)
+
+
+def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter) -> Landed:
+    done: list[BatchResult] = []
+    losses: list[KeyRange] = []
+    refusals: tuple[Refusal, ...] = ()
+    ends: dict[Key, int] = {}
+    for _ in range(MAX_ROUNDS):
+        report(Progress("plan"))
+        found = _bounded(survey(feed, edges, ledger), ends)
+        _pin_origins(ledger, found)
+        losses += _accept_losses(feed, ledger, found, request)
+        batch, refusals = _pinned(feed, edges, ledger, found, request, owner)
+        if batch is None:
+            break
+        taken_over = batch.owner.token != owner.token
+        done.append(_carry_out(feed, edges, ledger, batch, owner, report))
+        if not taken_over and not _lost_on_the_way(feed, done[-1]):
+            break
+    state = ledger.read()
+    frontiers = {k: state.frontier(k) for k in state.current.values() if k in state.origins}
+    return Landed(tuple(done), refusals, tuple(losses), frontiers)
+
+
+def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
+    """Later rounds reach no further than the first one saw, so that a busy topic does not keep a run for ever."""
+    for key, p in found.partitions.items():
+        ends.setdefault(key, p.stable_end)
+    partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in found.partitions.items()}
+    return replace(found, partitions=partitions)
+
+
+def _pin_origins(ledger: Ledger, found: Survey) -> None:
+    def decide(state: State) -> OriginEntry | None:
+        items = tuple(i for i in found.new_origins if i.key.tp not in state.current)
+        return OriginEntry(items=items) if items else None
+
+    ledger.append(decide)
+
+
+def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
+    if feed.policies.on_loss is OnLoss.ACCEPT:
+        return ()
+    refused = [Refusal(o.key.tp, pos.out_of_range(r.start, o.key, o.partition)) for o in owed for r in o.lost[:1]]
+    return tuple(r for r in refused if r.error)
+
+
+def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
+    """Under `on_loss: accept`, what fell below the log start becomes a loss: only ranges neither landed nor reserved."""
+    if feed.policies.on_loss is not OnLoss.ACCEPT:
+        return ()
+
+    def decide(state: State) -> LossEntry | None:
+        owed, _ = planning.owed(request, state, found.partitions)
+        gone = [
+            KeyRange(key=o.key, range=r)
+            for o in owed
+            for lost in o.lost
+            for r in subtract(lost, state.reserved(o.key))
+        ]
+        return LossEntry(ranges=tuple(gone), reason="below the log start (on_loss: accept)") if gone else None
+
+    appended = ledger.append(decide)
+    return appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
+
+
+def _pinned(
+    feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner
+) -> tuple[Batch | None, tuple[Refusal, ...]]:
+    """The batch to carry out: one in the way whose run is dead (taken over), or a new plan in the ledger."""
+    refusals: tuple[Refusal, ...] = ()
+    stale: Batch | None = None
+
+    def decide(state: State) -> PlanEntry | None:
+        nonlocal refusals, stale
+        owed, refused = planning.owed(request, state, found.partitions)
+        losses = _losses_refused(feed, owed)
+        refusals = found.refusals + refused + losses
+        lost = {r.tp for r in losses}
+        free = [o for o in owed if o.key.tp not in lost]
+        stale = _in_the_way(state, free)
+        if stale is not None:
+            return None
+        plan = planning.build(feed.name, found.cluster_id, request, feed.isolation, free, sizing(feed, edges))
+        return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
+
+    appended = ledger.append(decide)
+    if appended is not None:
+        return appended.state.batches[appended.number], refusals
+    return (stale and _take_over(edges, ledger, stale, owner)), refusals
+
+
+def _in_the_way(state: State, owed: Sequence[Owed]) -> Batch | None:
+    for batch in state.live():
+        for s in batch.plan.slices:
+            if any(s.key == o.key and r.meets(s.range) for o in owed for r in (*o.ranges, *o.lost)):
+                return batch
+    return None
+
+
+def _take_over(edges: Edges, ledger: Ledger, batch: Batch, owner: Owner) -> Batch:
+    """Make the batch ours, if its run is known dead. Cleans nothing: finished slices are adopted."""
+    if not edges.liveness.is_dead(batch.owner):
+        raise planning.busy(batch, batch.plan.slices[0])
+
+    def decide(state: State) -> OwnEntry | None:
+        held = state.batches[batch.id]
+        same = held.status is BatchStatus.PLANNED and held.owner.token == batch.owner.token
+        return OwnEntry(batch=batch.id, owner=owner) if same else None
+
+    if ledger.append(decide) is None:
+        raise planning.busy(ledger.read().batches[batch.id], batch.plan.slices[0])
+    return batch
+
+
+def _carry_out(
+    feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
+) -> BatchResult:
+    job = Job(batch.plan, batch.id, owner.token, edges.wiring)
+    with _watched(edges.lake, feed.name, batch, report):
+        outcomes = edges.engine.run(job, [t.index for t in batch.plan.tasks])
+    report(Progress("prove", batch.plan.span, batch.plan.span))
+    receipts, failures = prove(batch.plan, batch.id, _known(batch.plan, outcomes), edges.lake)
+    if not receipts or (failures and feed.publish is PublishPolicy.ALL_OR_NOTHING):
+        return BatchResult(batch.id, batch.plan, tuple(receipts), tuple(failures), None)
+    report(Progress("publish", batch.plan.span, batch.plan.span))
+    publish(ledger, batch.id, owner, receipts, failures)
+    number = ledger.read().batches[batch.id].published
+    roll_forward(ledger, edges.lake, feed.name)
+    return BatchResult(batch.id, batch.plan, tuple(receipts), tuple(failures), number)
+
+
+def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes of this plan's slices only, and a failure for each slice that no task spoke of."""
+    planned = set(plan.slices)
+    known = [o for o in outcomes if o.slice in planned]
+    silent = planned - {o.slice for o in known}
+    missing = (SliceFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
+    return [*known, *missing]
+
+
+@contextmanager
+def _watched(lake: Lake, feed: str, batch: Batch, report: Reporter) -> Iterator[None]:
+    """Report progress from the receipts that tasks leave in staging, about once a second."""
+    spans = {layout.slice_name(s): s.span for s in batch.plan.slices}
+    total, stop = sum(spans.values()), Event()
+
+    def look() -> None:
+        report(Progress("land", 0, total))
+        while not stop.wait(1.0):
+            report(Progress("land", _finished(lake, feed, batch.id, spans), total))
+
+    thread = Thread(target=look, name="sluice-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _finished(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:
+    names = {layout.receipt_slice(p) for p in lake.list(layout.staging_folder(feed, batch))}
+    return sum(spans.get(n, 0) for n in names if n)
+
+
+def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
+    """Retention overtook us between plan and fetch, and the feed accepts that: plan again with the loss named."""
+    lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
+    return lost and feed.policies.on_loss is OnLoss.ACCEPT and result.number is not None
+
+
+def _incomplete(
+    failures: Sequence[SliceFailure], refusals: Sequence[Refusal], *, published: bool
+) -> BatchIncomplete:
+    lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
+    more = len(failures) + len(refusals) - len(lines)
+    head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
+    remedies = {f.remedy for f in failures if f.remedy}
+    return BatchIncomplete(
+        head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
+        remedy="; ".join(sorted(remedies)) or "run again: finished slices are adopted, only what is owed is read",
+    )
+
+
+def _refused(refusals: Sequence[Refusal]) -> Refused:
+    lines = "\n    ".join(r.error.message for r in refusals[:10])
+    return Refused(
+        f"{len(refusals)} partitions were refused, the others are landed:\n    {lines}",
+        remedy=refusals[0].error.remedy,
+    )
+
+

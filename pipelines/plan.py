@@ -1,0 +1,257 @@
+"""What a batch will read: asked-for ranges minus what the ledger accounts for, cut into slices, packed by leader.
+
+Pure: the same state, partitions and settings give the same plan, so the same hash, part names and rows (invariant 9).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.positions import Refusal, out_of_range
+from sluice.pipelines.ranges import Range, cut, intersect, subtract
+from sluice.pipelines.values import (
+    AskedRange,
+    Isolation,
+    Key,
+    PartitionState,
+    Plan,
+    Request,
+    RequestKind,
+    Slice,
+    Task,
+    TopicPartition,
+)
+
+DEFAULT_RECORD_BYTES = 256
+"""Estimated bytes an offset where the cluster does not tell log sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run."""
+
+    slice_bytes: int
+    parallelism: int
+    max_tasks: int
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_slice_bytes: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is asked for and not accounted for in one partition; `lost` of it is below the log start."""
+
+    key: Key
+    partition: PartitionState
+    asked: Range
+    ranges: tuple[Range, ...]
+    lost: tuple[Range, ...] = ()
+
+    @property
+    def span(self) -> int:
+        return sum(r.span for r in self.ranges)
+
+    @property
+    def bytes_per_offset(self) -> float:
+        held = self.partition.high_watermark - self.partition.log_start
+        if self.partition.log_bytes is None or held <= 0:
+            return DEFAULT_RECORD_BYTES
+        return max(self.partition.log_bytes / held, 1.0)
+
+    @property
+    def estimated_bytes(self) -> int:
+        return math.ceil(self.span * self.bytes_per_offset)
+
+
+def owed(
+    request: Request, state: State, partitions: Mapping[Key, PartitionState]
+) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
+    """What the request still owes in each partition, and the partitions that cannot take part.
+
+    Owed offsets below a partition's log start are split off into `lost`. Raises UsageError for ranges that name
+    unknown partitions or reach beyond the stable end.
+    """
+    found: list[Owed] = []
+    refused: list[Refusal] = []
+    for key, asked in _asked(request, state, partitions):
+        partition = partitions[key]
+        beyond = out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
+        if beyond:
+            refused.append(Refusal(key.tp, beyond))
+            continue
+        due = subtract(asked, state.accounted(key))
+        gone = Range(0, partition.log_start)
+        held = Range(partition.log_start, max(asked.end, partition.log_start))
+        found.append(Owed(key, partition, asked, intersect(due, held), intersect(due, gone)))
+    return tuple(found), tuple(refused)
+
+
+def _asked(
+    request: Request, state: State, partitions: Mapping[Key, PartitionState]
+) -> Iterable[tuple[Key, Range]]:
+    by_tp = {key.tp: key for key in partitions}
+    if request.kind is RequestKind.OFFSETS:
+        for r in request.ranges:
+            yield _explicit(r, by_tp, partitions)
+        return
+    _check_only(request.only, by_tp)
+    for key, partition in partitions.items():
+        if not request.only or key.tp in request.only:
+            start = state.frontier(key)
+            yield key, Range(start, max(start, partition.stable_end))
+
+
+def _explicit(
+    r: AskedRange, by_tp: Mapping[TopicPartition, Key], partitions: Mapping[Key, PartitionState]
+) -> tuple[Key, Range]:
+    key = by_tp.get(TopicPartition(r.topic, r.partition))
+    if key is None:
+        raise _unknown_partition(TopicPartition(r.topic, r.partition), by_tp)
+    stable_end = partitions[key].stable_end
+    if not 0 <= r.start < r.end:
+        raise UsageError(f"{key}: [{r.start}, {r.end}) is no range", remedy="give START-END with 0 ≤ START < END")
+    if r.end > stable_end:
+        raise UsageError(
+            f"{key}: [{r.start}, {r.end}) reaches beyond the stable end {stable_end}",
+            remedy=f"ask for at most {key}:{r.start}-{stable_end}, or wait for the records to become stable",
+            topic=key.topic,
+            partition=key.partition,
+        )
+    return key, Range(r.start, r.end)
+
+
+def _check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
+    for tp in only:
+        if tp not in by_tp:
+            raise _unknown_partition(tp, by_tp)
+
+
+def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
+    known = sorted(by_tp)
+    listed = ", ".join(map(str, known[:6])) + (f" … ({len(known)} in all)" if len(known) > 6 else "")
+    return UsageError(f"{tp} is no partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
+
+
+def check_free(state: State, found: Sequence[Owed]) -> None:
+    """Raises PlanBusy when a live plan reserves any of the owed ranges."""
+    for batch in state.live():
+        for o in found:
+            for s in batch.plan.slices:
+                if s.key == o.key and any(r.meets(s.range) for r in (*o.ranges, *o.lost)):
+                    raise busy(batch, s)
+
+
+def busy(batch: Batch, s: Slice) -> PlanBusy:
+    """The refusal to touch what another live batch reserves."""
+    return PlanBusy(
+        f"batch {batch.id} ({batch.plan.request}, {batch.owner.describe()}) is at work on {s}",
+        remedy="wait for it to end; when that run is dead, the next run takes its batch over by itself",
+        topic=s.topic,
+        partition=s.partition,
+        start=s.start,
+        end=s.end,
+    )
+
+
+def build(
+    feed: str,
+    cluster: str,
+    request: Request,
+    isolation: Isolation,
+    found: Sequence[Owed],
+    sizing: Sizing,
+) -> Plan | None:
+    """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed."""
+    within = _limited([o for o in found if o.ranges], sizing)
+    if not within:
+        return None
+    size = _slice_size(within, sizing)
+    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size)]
+    return Plan(feed, cluster, request, isolation, _tasks(slices, sizing))
+
+
+def _limited(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
+    """Each partition's ranges shortened by one ratio, so that a limited run moves all partitions alike."""
+    span = sum(o.span for o in found)
+    size = sum(o.estimated_bytes for o in found)
+    ratio = min(
+        1.0,
+        (sizing.max_records or span) / span if span else 1.0,
+        (sizing.max_bytes or size) / size if size else 1.0,
+    )
+    if ratio >= 1.0:
+        return list(found)
+    return [replace(o, ranges=_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
+
+
+def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
+    out: list[Range] = []
+    for r in ranges:
+        if span <= 0:
+            break
+        out.append(Range(r.start, min(r.end, r.start + span)))
+        span -= out[-1].span
+    return tuple(out)
+
+
+def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
+    """Bytes a slice: small enough to keep every core busy, not so small that files become crumbs."""
+    total = sum(o.estimated_bytes for o in found)
+    return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
+
+
+def _slices(o: Owed, size: int) -> Iterable[Slice]:
+    for r in o.ranges:
+        for piece in _even(r, math.ceil(r.span * o.bytes_per_offset / size)):
+            yield Slice(
+                o.key.topic,
+                o.key.partition,
+                o.key.incarnation,
+                piece.start,
+                piece.end,
+                o.partition.leader_epoch,
+                math.ceil(piece.span * o.bytes_per_offset),
+            )
+
+
+def _even(r: Range, pieces: int) -> tuple[Range, ...]:
+    pieces = max(1, min(pieces, r.span))
+    return cut(r, (r.start + r.span * i // pieces for i in range(1, pieces)))
+
+
+def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, ...]:
+    """Slices grouped by leader; each leader's share of the tasks follows its bytes; longest first into the emptiest."""
+    by_leader: dict[int, list[Slice]] = {}
+    for leader, s in slices:
+        by_leader.setdefault(leader, []).append(s)
+    total = sum(s.estimated_bytes for _, s in slices) or 1
+    tasks: list[Task] = []
+    for leader, group in sorted(by_leader.items()):
+        share = sum(s.estimated_bytes for s in group) / total
+        count = max(1, min(len(group), round(share * _task_count(total, sizing))))
+        for packed in _pack(group, count):
+            tasks.append(Task(len(tasks), leader, packed))
+    return tuple(tasks)
+
+
+def _task_count(total: int, sizing: Sizing) -> int:
+    """A whole number of rounds over the engine's slots, so that all slots end at about the same moment."""
+    rounds = math.ceil(total / (sizing.slice_bytes * sizing.parallelism))
+    return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
+
+
+def _pack(group: Sequence[Slice], count: int) -> list[tuple[Slice, ...]]:
+    bins: list[tuple[int, int, list[Slice]]] = [(0, i, []) for i in range(count)]
+    heapify(bins)
+    for s in sorted(group, key=lambda s: (-s.estimated_bytes, s.key, s.start)):
+        load, i, held = heappop(bins)
+        held.append(s)
+        heappush(bins, (load + s.estimated_bytes, i, held))
+    packed = [sorted(held, key=lambda s: (s.key, s.start)) for _, _, held in sorted(bins, key=lambda b: b[1])]
+    return [tuple(held) for held in packed if held]

@@ -1,0 +1,173 @@
+"""Where a feed begins in each partition, and whether Kafka still is what the ledger remembers.
+
+Origins are pinned once: the group's committed offset; where there is none, the feed's `start` policy on the first
+plan. A topic that appears later begins at its log start; a partition added to a known topic begins at 0, so that
+what retention took before we came is a loss with a name (DESIGN §3, §13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.errors import IncarnationChanged, OffsetsLost, SluiceError, UsageError
+from sluice.pipelines.feed import Start, StartKind
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.entries import OriginItem
+from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.values import CommittedOffset, Key, PartitionState, TopicPartition
+
+Committed = Mapping[TopicPartition, CommittedOffset | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A partition, its key, and the next offset to read there. `origin` is set when it is about to be pinned."""
+
+    state: PartitionState
+    key: Key
+    origin: OriginItem
+    position: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A partition that takes no part, and why."""
+
+    tp: TopicPartition
+    error: SluiceError
+
+
+def check_cluster(state: State, cluster_id: str) -> None:
+    """Raises IncarnationChanged when the ledger belongs to another Kafka cluster."""
+    if state.cluster and state.cluster != cluster_id:
+        raise IncarnationChanged(
+            f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
+            remedy="point kafka.bootstrap at the right cluster, or use another lake for this one",
+        )
+
+
+def key_of(state: State, partition: PartitionState) -> Key:
+    """The key under which the ledger accounts for the partition now (its topic id, unless a truncation was accepted)."""
+    current = state.current.get(partition.tp)
+    if current is not None and current.topic_id == partition.topic_id:
+        return current
+    return Key(partition.topic, partition.partition, partition.topic_id)
+
+
+def changed(state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int]) -> Refusal | None:
+    """Why the partition is no longer the log that the ledger knows, if so: recreated, or truncated below what landed."""
+    known = state.current.get(partition.tp)
+    if known is None:
+        return None
+    if known.topic_id != partition.topic_id:
+        return _refuse(partition, f"topic id was {known.topic_id}, now {partition.topic_id}: deleted and recreated")
+    frontier = state.frontier(known)
+    end, _ = state.epochs.get(known, (0, -1))
+    log_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
+    if end and end > log_end:
+        return _refuse(partition, f"landed up to {end}, but that part of the log now ends at {log_end}: truncated")
+    if frontier > partition.high_watermark:
+        return _refuse(partition, f"read up to {frontier}, but the log now ends at {partition.high_watermark}: truncated")
+    return None
+
+
+def _refuse(partition: PartitionState, why: str) -> Refusal:
+    return Refusal(
+        partition.tp,
+        IncarnationChanged(
+            f"{partition.tp} is not the log that the ledger knows: {why}",
+            remedy="find out who did it; to land the new log, use a feed with a new name (the landed data stays)",
+            topic=partition.topic,
+            partition=partition.partition,
+        ),
+    )
+
+
+def missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
+    """The partitions whose origin is not pinned yet."""
+    return tuple(p for p in partitions if key_of(state, p) not in state.origins and p.tp not in state.current)
+
+
+def resolve_origins(
+    state: State,
+    partitions: Sequence[PartitionState],
+    committed: Committed,
+    start: Start,
+    cluster: Cluster,
+    clock: Clock,
+) -> tuple[OriginItem, ...]:
+    """An origin for each partition that has none. Raises UsageError where `start: fail` forbids to choose."""
+    new = missing_origins(state, partitions)
+    by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
+    starts = _by_policy(by_policy, start, cluster, clock)
+    known_topics = {(k.topic, k.topic_id) for k in state.origins}
+    return tuple(_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
+
+
+def _origin(
+    p: PartitionState,
+    committed: CommittedOffset | None,
+    by_policy: tuple[int, str] | None,
+    known_topics: set[tuple[str, str]],
+) -> OriginItem:
+    key = Key(p.topic, p.partition, p.topic_id)
+    if committed is not None:
+        return OriginItem(key=key, offset=committed.offset, committed=committed.offset, why="committed")
+    if by_policy is not None:
+        return OriginItem(key=key, offset=by_policy[0], committed=None, why=by_policy[1])
+    if (p.topic, p.topic_id) in known_topics:
+        return OriginItem(key=key, offset=0, committed=None, why="partition added to a known topic")
+    return OriginItem(key=key, offset=p.log_start, committed=None, why="topic appeared later: its log start")
+
+
+def _by_policy(
+    partitions: Sequence[PartitionState], start: Start, cluster: Cluster, clock: Clock
+) -> dict[TopicPartition, tuple[int, str]]:
+    if not partitions:
+        return {}
+    why = f"start: {start}"
+    match start.kind:
+        case StartKind.EARLIEST:
+            return {p.tp: (p.log_start, why) for p in partitions}
+        case StartKind.LATEST:
+            return {p.tp: (p.stable_end, why) for p in partitions}
+        case StartKind.FAIL:
+            names = ", ".join(str(p.tp) for p in partitions[:5])
+            raise UsageError(
+                f"no committed offset for {names}" + (" …" if len(partitions) > 5 else "") + " and start is `fail`",
+                remedy="commit offsets for the group, or choose start: earliest, latest, a time or a look-back",
+            )
+    time = start.resolve(clock())
+    found = cluster.offsets_at({p.tp: time for p in partitions})
+    return {p.tp: (_at_time(p, found), why) for p in partitions}
+
+
+def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
+    hit = found.get(p.tp)
+    return min(getattr(hit, "offset", p.stable_end), p.stable_end)
+
+
+def out_of_range(position: int, key: Key, p: PartitionState) -> SluiceError | None:
+    """Why the position is no place in today's log, with the exact lost range, if so."""
+    if position < p.log_start:
+        return OffsetsLost(
+            f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
+            f"{p.log_start - position} offsets were owed",
+            remedy="set `policies.on_loss: accept` in the feed to record them as a loss and go on",
+            topic=p.topic,
+            partition=p.partition,
+            start=position,
+            end=p.log_start,
+        )
+    if position > p.high_watermark:
+        return OffsetsLost(
+            f"{p.tp}: position {position} is beyond the end of the log ({p.high_watermark})",
+            remedy="the log was truncated or the committed offset is wrong: mend the group's offset first",
+            topic=p.topic,
+            partition=p.partition,
+            start=p.high_watermark,
+            end=position,
+        )
+    return None

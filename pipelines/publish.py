@@ -1,0 +1,127 @@
+"""From proven receipts to visible files: the publish entry, and the roll-forward that makes `data/` say the same.
+
+The entry is the commit point of the data. Visibility is derived: `roll_forward` makes `data/` equal the live parts
+of the fold for every batch that still has staging, whoever left it there, and may be run by anyone, any number of
+times, at once (DESIGN §5, §13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines import layout
+from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
+from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.values import Owner, Receipt, SliceFailure
+
+
+def publish(
+    ledger: Ledger, batch: int, owner: Owner, receipts: Sequence[Receipt], failures: Sequence[SliceFailure]
+) -> Appended | None:
+    """Put the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
+
+    Guarantee: decided on the state just below the entry's number, and again by whoever folds it.
+    """
+    entry = PublishEntry(batch=batch, token=owner.token, receipts=tuple(receipts), failures=tuple(failures))
+
+    def decide(state: State) -> PublishEntry | None:
+        held = state.batches[batch]
+        if held.status is BatchStatus.PUBLISHED and held.owner.token == owner.token:
+            return None
+        if not state.may_publish(entry):
+            raise _lost(held)
+        return entry
+
+    return ledger.append(decide)
+
+
+def _lost(held: Batch) -> OwnershipLost:
+    how = {
+        BatchStatus.ABANDONED: "was abandoned",
+        BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
+        BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or what it replaces was replaced before",
+    }[held.status]
+    return OwnershipLost(
+        f"batch {held.id} {how}: what this run landed counts for nothing and stays invisible",
+        remedy="nothing to mend; the next run lands what is still owed",
+    )
+
+
+def abandon(ledger: Ledger, batch: int, reason: str) -> Appended | None:
+    """Give the batch's ranges back; None when it is no longer live."""
+
+    def decide(state: State) -> AbandonEntry | None:
+        live = state.batches[batch].status is BatchStatus.PLANNED
+        return AbandonEntry(batch=batch, reason=reason) if live else None
+
+    return ledger.append(decide)
+
+
+@dataclass(frozen=True, slots=True)
+class RolledForward:
+    """What a roll-forward found to do: lake paths, and the batches whose staging it removed."""
+
+    shown: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    cleaned: tuple[int, ...] = ()
+
+
+def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
+    """Make `data/` equal the live parts of the fold for every batch with staging; then remove that staging.
+
+    Order matters: staged files of replaced parts go first, so that nobody can bring one back; then replaced parts
+    are hidden, then live ones shown. Names that the fold does not know are newer than it and left alone.
+    """
+    state = ledger.read()
+    staged = _staged_files(lake, feed)
+    published = [b for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
+    receipts = [r for b in published for r in _receipts(ledger, state.batches[b])]
+    parts = [part for r in receipts for part in r.parts]
+    for part in parts:
+        if part.path in state.replaced:
+            lake.remove(part.staged)
+    hidden = [path for b in published for path in state.batches[b].plan.replaces if lake.size(path) is not None]
+    for path in hidden:
+        lake.remove(path)
+    live = [p for p in parts if p.path not in state.replaced]
+    shown = [p.path for p in live if _show(lake, p.staged, p.path)]
+    done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
+    for b in done:
+        for path in staged[b]:
+            lake.remove(path)
+    return RolledForward(tuple(shown), tuple(hidden), tuple(done))
+
+
+def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
+    out: dict[int, list[str]] = {}
+    for path in lake.list(layout.staging_root(feed)):
+        batch = layout.staged_batch(path)
+        if batch is not None:
+            out.setdefault(batch, []).append(path)
+    return out
+
+
+def _status(state: State, batch: int) -> BatchStatus | None:
+    held = state.batches.get(batch)
+    return held.status if held else None
+
+
+def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
+    entry = ledger.entry(batch.published if batch.published is not None else -1)
+    if not isinstance(entry, PublishEntry):
+        raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
+    return entry.receipts
+
+
+def _show(lake: Lake, staged: str, path: str) -> bool:
+    """Whether this call made it visible. A source that is gone was shown, or replaced, by someone before us."""
+    if lake.size(path) is not None:
+        return False
+    try:
+        lake.show(staged, path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""Where a project keeps its things: feeds, local state, Dagster's instance, the local Kafka. Opens no socket.
+
+The project root is the folder that holds `feeds/`: the current one or the nearest above it, or `$SLUICE_PROJECT`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.pipelines.errors import FeedError, UsageError
+from sluice.pipelines.feed import Feed, load_feeds
+from sluice.resources.local_kafka import LocalKafka
+
+BOOTSTRAP = "KAFKA_BOOTSTRAP"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """One folder of feeds, with its state in `.sluice/` beside them."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> Project:
+        """The project around `start` (the current folder). Raises UsageError when there is none."""
+        named = os.environ.get("SLUICE_PROJECT")
+        here = Path(named) if named and start is None else (start or Path.cwd())
+        for folder in (here.resolve(), *here.resolve().parents):
+            if (folder / "feeds").is_dir():
+                return cls(folder)
+        raise UsageError(
+            f"no folder `feeds/` in {here} or above it",
+            remedy="run sluice in your project's folder, or set SLUICE_PROJECT; a feed is a file feeds/NAME.yaml",
+        )
+
+    @property
+    def feeds_folder(self) -> Path:
+        return self.root / "feeds"
+
+    @property
+    def state(self) -> Path:
+        return self.root / ".sluice"
+
+    @property
+    def kafka_folder(self) -> Path:
+        return self.state / "kafka"
+
+    @property
+    def dagster_home(self) -> Path:
+        return Path(os.environ.get("DAGSTER_HOME") or self.state / "dagster")
+
+    def environ(self) -> dict[str, str]:
+        """The environment for `${NAME}` in feeds; a running local Kafka stands in for an unset KAFKA_BOOTSTRAP."""
+        env = dict(os.environ)
+        if BOOTSTRAP not in env and (local := self.local_bootstrap()):
+            env[BOOTSTRAP] = local
+        return env
+
+    def local_bootstrap(self) -> str | None:
+        """Addresses of the project's local Kafka, if it was started."""
+        if not self.kafka_folder.is_dir():
+            return None
+        status = LocalKafka.attach(self.kafka_folder).status()
+        return status.bootstrap if status.running else None
+
+    def feeds(self) -> Mapping[str, Feed]:
+        """Every feed, by name. Raises FeedError naming each file that is wrong."""
+        return load_feeds(self.feeds_folder, self.environ())
+
+    def feed(self, name: str) -> Feed:
+        """One feed. Raises FeedError when there is none of that name."""
+        feeds = self.feeds()
+        if name not in feeds:
+            raise FeedError(
+                f"no feed {name!r} in {self.feeds_folder}",
+                remedy=f"feeds here: {', '.join(sorted(feeds)) or 'none'}",
+            )
+        return feeds[name]
