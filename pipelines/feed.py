@@ -1,0 +1,481 @@
+"""A feed as its file says it: typed, frozen and validated; secrets are masked wherever a feed is shown.
+
+`load_feed` reads one file of `feeds/`, `load_feeds` the folder. What is wrong raises FeedError, which names file,
+key and remedy, all problems at once, and never quotes a value. Each stage is handed its own settings object.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
+
+from sluice.pipelines import units
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed_errors import KAFKA_OWNED, problems_of, raise_problems
+from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.topics import TopicFilter
+from sluice.pipelines.values import Isolation
+from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
+
+__all__ = ["KAFKA_OWNED", "Feed", "load_feed", "load_feeds"]
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("is not a number")
+    return value
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+def _below_root(text: str, info: ValidationInfo) -> str:
+    root = (info.context or {}).get("root")
+    return str(root / Path(text).expanduser()) if root else text
+
+
+Size = Annotated[int, BeforeValidator(units.parse_size), Field(gt=0, lt=1 << 62)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=1 << 62)]
+Millis = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=1 << 31)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(_printable)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
+GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(_printable)]
+LocalFile = Annotated[Text, AfterValidator(_below_root)]
+
+
+class Settings(BaseModel):
+    """Frozen, nothing unknown, and no value in an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class StartKind(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIME = "time"
+    LOOK_BACK = "look-back"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a partition without committed offset begins. `ms`: the time (since the epoch), or how far to look back."""
+
+    kind: StartKind
+    ms: int = 0
+
+    def resolve(self, now: int) -> int:
+        """The time (ms since the epoch) that a TIME or LOOK_BACK start names at `now`."""
+        return max(0, now - self.ms) if self.kind is StartKind.LOOK_BACK else self.ms
+
+    def __str__(self) -> str:
+        match self.kind:
+            case StartKind.TIME:
+                return units.show_instant(self.ms)
+            case StartKind.LOOK_BACK:
+                return units.show_duration(self.ms)
+            case kind:
+                return str(kind)
+
+
+def parse_start(value: object) -> Start:
+    """`earliest`, `latest`, `fail`, a look-back such as `7d`, or an ISO time with zone. Raises ValueError."""
+    if isinstance(value, Start):
+        return value
+    if value in ("earliest", "latest", "fail"):
+        return Start(StartKind(value))
+    for kind, parse in ((StartKind.LOOK_BACK, units.parse_duration), (StartKind.TIME, units.parse_instant)):
+        try:
+            return Start(kind, parse(value))
+        except ValueError:
+            continue
+    raise ValueError("is no place to start")
+
+
+class OnLoss(StrEnum):
+    FAIL = "fail"
+    ACCEPT = "accept"
+
+
+class OnGroupMoved(StrEnum):
+    REFUSE = "refuse"
+    ADOPT = "adopt"
+    OVERWRITE = "overwrite"
+
+
+class OnUndecodable(StrEnum):
+    QUARANTINE = "quarantine"
+    FAIL = "fail"
+    DROP = "drop"
+
+
+class CommitMode(StrEnum):
+    TRANSACTIONAL = "transactional"
+    PLAIN = "plain"
+    NONE = "none"
+
+
+class PublishPolicy(StrEnum):
+    BY_PARTITION = "by_partition"
+    ALL_OR_NOTHING = "all_or_nothing"
+
+
+class Compression(StrEnum):
+    ZSTD = "zstd"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    GZIP = "gzip"
+    NONE = "none"
+
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_SASL = ("SASL_PLAINTEXT", "SASL_SSL")
+_TLS = ("SSL", "SASL_SSL")
+_CONSUMER_ONLY = {"session_timeout_ms", "heartbeat_interval_ms", "max_poll_interval_ms"}
+_PRODUCER_ONLY = {"transaction_timeout_ms", "delivery_timeout_ms", "max_block_ms"}
+
+
+class KafkaSettings(Settings):
+    """How to reach Kafka: addresses, and what kafka-python takes of security, timeouts and backoff, by its names."""
+
+    bootstrap: Annotated[
+        str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))
+    ]
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
+    sasl_mechanism: (
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"] | None
+    ) = None
+    sasl_plain_username: Text | None = None
+    sasl_plain_password: SecretStr | None = None
+    sasl_kerberos_name: Text | None = None
+    sasl_kerberos_service_name: Text | None = None
+    sasl_kerberos_domain_name: Text | None = None
+    sasl_oauth_token_provider: (
+        Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None
+    ) = None
+    """`package.module:Class`, called without arguments wherever a client is made."""
+    ssl_cafile: LocalFile | None = None
+    ssl_certfile: LocalFile | None = None
+    ssl_keyfile: LocalFile | None = None
+    ssl_crlfile: LocalFile | None = None
+    ssl_password: SecretStr | None = None
+    ssl_check_hostname: bool | None = None
+    proxy_url: SecretStr | None = None
+
+    client_id: Text | None = None
+    client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] | None = None
+    request_timeout_ms: Millis | None = None
+    bootstrap_timeout_ms: Millis | None = None
+    connections_max_idle_ms: Millis | None = None
+    metadata_max_age_ms: Millis | None = None
+    reconnect_backoff_ms: Millis | None = None
+    reconnect_backoff_max_ms: Millis | None = None
+    retry_backoff_ms: Millis | None = None
+    receive_buffer_bytes: Size | None = None
+    send_buffer_bytes: Size | None = None
+
+    session_timeout_ms: Millis | None = None
+    heartbeat_interval_ms: Millis | None = None
+    max_poll_interval_ms: Millis | None = None
+    transaction_timeout_ms: Millis | None = None
+    delivery_timeout_ms: Millis | None = None
+    max_block_ms: Millis | None = None
+
+    @model_validator(mode="after")
+    def _secure(self) -> Self:
+        protocol = self.security_protocol or "PLAINTEXT"
+        if self._given("sasl_") and protocol not in _SASL:
+            raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
+        if self._given("ssl_") and protocol not in _TLS:
+            raise ValueError(
+                "has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL"
+            )
+        needed = _needed_by(self.sasl_mechanism) if protocol in _SASL else ()
+        missing = [n for n in needed if getattr(self, n) is None]
+        if missing:
+            raise ValueError(f"needs {' and '.join(missing)} for this security_protocol and sasl_mechanism")
+        if self.sasl_mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
+            raise ValueError("needs security_protocol SASL_SSL for AWS_MSK_IAM")
+        return self
+
+    def __repr_args__(self) -> Any:
+        return [(k, v) for k, v in super().__repr_args__() if v is not None]
+
+    def _given(self, prefix: str) -> bool:
+        return any(n.startswith(prefix) for n in self.model_dump(exclude_none=True))
+
+    def client_settings(self) -> dict[str, Any]:
+        """What any kafka-python client (consumer, producer, admin) takes as keywords, besides `bootstrap_servers`.
+
+        Plain values, secrets among them: for the client's constructor only. Raises FeedError when the named token
+        provider cannot be made.
+        """
+        return self._plain(leave_out=_CONSUMER_ONLY | _PRODUCER_ONLY)
+
+    def consumer_settings(self) -> dict[str, Any]:
+        """`client_settings` and what only a consumer takes (session, heartbeat)."""
+        return self._plain(leave_out=_PRODUCER_ONLY)
+
+    def producer_settings(self) -> dict[str, Any]:
+        """`client_settings` and what only a producer takes (transaction and delivery time-outs)."""
+        return self._plain(leave_out=_CONSUMER_ONLY)
+
+    def _plain(self, leave_out: set[str]) -> dict[str, Any]:
+        given = self.model_dump(exclude_none=True, exclude=leave_out | {"bootstrap"})
+        plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
+        if self.sasl_oauth_token_provider:
+            plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider)
+        return plain
+
+
+def _addresses(text: str) -> str:
+    """`host:port,host:port` without spaces."""
+    addresses = [a.strip() for a in text.split(",")]
+    if not all(_ADDRESS.fullmatch(a) for a in addresses):
+        raise ValueError("is not an address")
+    return ",".join(addresses)
+
+
+def _needed_by(mechanism: str | None) -> tuple[str, ...]:
+    match mechanism:
+        case None:
+            return ("sasl_mechanism",)
+        case "OAUTHBEARER":
+            return ("sasl_oauth_token_provider",)
+        case "PLAIN" | "SCRAM-SHA-256" | "SCRAM-SHA-512":
+            return ("sasl_plain_username", "sasl_plain_password")
+        case _:
+            return ()
+
+
+def _token_provider(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # whatever user code raises; only its type is told, its text may hold a token
+        kind = type(error).__name__
+    raise FeedError(
+        f"kafka.sasl_oauth_token_provider: {name} cannot be made ({kind})",
+        remedy="name an importable class without arguments, a kafka.net.sasl.oauth.AbstractTokenProvider",
+    )
+
+
+class LandingSettings(Settings):
+    """How parts are written. `row_group_rows` bounds the rows of a row group, `target_file_bytes` a part's size."""
+
+    compression: Compression = Compression.ZSTD
+    compression_level: Annotated[int, BeforeValidator(_number), Field(ge=1, le=22)] | None = Field(
+        default_factory=lambda data: 1 if data["compression"] is Compression.ZSTD else None
+    )
+    row_group_rows: Annotated[Count, Field(le=1 << 24)] = 1 << 18
+    target_file_bytes: Size = 256 << 20
+
+    @model_validator(mode="after")
+    def _level_fits(self) -> Self:
+        highest = {Compression.ZSTD: 22, Compression.GZIP: 9}.get(self.compression)
+        if self.compression_level is not None and (highest is None or self.compression_level > highest):
+            raise ValueError(
+                "has a compression_level that this compression does not know (zstd 1-22, gzip 1-9)"
+            )
+        return self
+
+
+class Limits(Settings):
+    """Bounds. `records` and `bytes` are for one run; the rest shapes slices and tasks."""
+
+    records: Count | None = None
+    bytes: Size | None = None
+    slice_bytes: Size = 128 << 20
+    task_bytes: Size = 512 << 20
+    max_tasks: Annotated[Count, Field(le=100_000)] = 1000
+    task_memory: Size = 512 << 20
+
+
+class QuarantineLimit(Settings):
+    """A batch fails before publishing once more than `share` of its records, and `at_least` so many, are bad."""
+
+    share: Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
+    at_least: Annotated[int, BeforeValidator(_number), Field(ge=0, lt=1 << 62)] = 100
+
+
+class Policies(Settings):
+    """What to do about each event that has a name (DESIGN §8)."""
+
+    on_loss: OnLoss = OnLoss.FAIL
+    on_recreated: Literal["refuse"] = "refuse"
+    on_truncated: Literal["refuse"] = "refuse"
+    on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE
+    on_undecodable: OnUndecodable = OnUndecodable.QUARANTINE
+    quarantine_limit: QuarantineLimit = QuarantineLimit()
+
+
+_FETCH = FetchLimits()
+
+
+class FetchSettings(Settings):
+    """Bounds of a task's reading, and the rack whose replicas it prefers."""
+
+    request_bytes: Size = _FETCH.request_bytes
+    partition_bytes: Size = _FETCH.partition_bytes
+    ahead_bytes: Size = _FETCH.ahead_bytes
+    active_slices: Annotated[Count, Field(le=10_000)] = _FETCH.active_slices
+    rack: Text | None = None
+
+    def limits(self) -> FetchLimits:
+        return FetchLimits(self.active_slices, self.request_bytes, self.partition_bytes, self.ahead_bytes)
+
+
+_SECRET = re.compile(
+    r"password|passwd|secret|token|credential|jaas|private|access[._-]?key|(^|[._-])key$", re.IGNORECASE
+)
+MASK = "**********"
+
+
+class SparkSettings(Settings):
+    """Which Spark runs the tasks. `conf` is passed to the session as it is; what looks secret in it is masked."""
+
+    master: Text | None = None
+    conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = {}
+
+    @field_serializer("conf")
+    def _masked(self, conf: dict[str, str]) -> dict[str, str]:
+        return {k: MASK if _SECRET.search(k) else v for k, v in conf.items()}
+
+    def __repr_args__(self) -> Any:
+        return [("master", self.master), ("conf", self._masked(self.conf))]
+
+
+def _conf_value(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _lake(text: str, info: ValidationInfo) -> str:
+    if text.startswith("s3://"):
+        raise ValueError("is on S3, which this version cannot write yet; name a folder")
+    if "://" in text:
+        raise ValueError("is neither a folder nor s3://bucket/prefix")
+    return _below_root(text, info)
+
+
+class Feed(Settings):
+    """One dataset: its topics, its group, and how they are landed and committed."""
+
+    name: Name = Field(alias="feed")
+    kafka: KafkaSettings
+    topics: TopicFilter
+    group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
+    start: Annotated[Start, BeforeValidator(parse_start)]
+    isolation: Isolation = Isolation.READ_COMMITTED
+    format: Literal["raw"] = "raw"
+    lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
+    publish: PublishPolicy = PublishPolicy.BY_PARTITION
+    commit: CommitMode = CommitMode.TRANSACTIONAL
+    transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
+    landing: LandingSettings = LandingSettings()
+    limits: Limits = Limits()
+    policies: Policies = Policies()
+    fetch: FetchSettings = FetchSettings()
+    spark: SparkSettings = SparkSettings()
+
+
+def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
+    """The feed in the file; relative paths in it count from the parent of the file's folder. Raises FeedError."""
+    found = _load(path, environ)
+    if isinstance(found, Feed):
+        return found
+    raise_problems([(str(path), p) for p in found])
+
+
+def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
+    """Every feed of the folder's `*.yaml`, by name. Raises one FeedError with all problems of all files."""
+    if not folder.is_dir():
+        raise FeedError(
+            f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it"
+        )
+    feeds: dict[str, tuple[Path, Feed]] = {}
+    problems: list[tuple[str, Problem]] = []
+    for path in sorted(
+        p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")
+    ):
+        found = _load(path, environ)
+        clashes = found if isinstance(found, tuple) else _clashes(found, feeds)
+        problems += [(str(path), p) for p in clashes]
+        if isinstance(found, Feed):
+            feeds.setdefault(found.name, (path, found))
+    if problems:
+        raise_problems(problems)
+    return {name: feed for name, (_, feed) in feeds.items()}
+
+
+def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
+    if not path.exists():
+        near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
+        return (
+            Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),
+        )
+    if path.suffix != ".yaml":
+        return (Problem("", "does not end in .yaml", "rename it"),)
+    try:
+        data = {"feed": path.stem} | read_yaml(path, environ)
+    except YamlError as error:
+        return error.problems
+    return _validated(data, path.resolve().parent.parent)
+
+
+def _validated(data: dict[str, Any], root: Path) -> Feed | tuple[Problem, ...]:
+    found: Feed | None = None
+    problems: tuple[Problem, ...] = ()
+    try:
+        found = Feed.model_validate(data, context={"root": root})
+    except ValueError as error:
+        problems = problems_of(error, Feed)
+    return found or problems
+
+
+def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[Problem, ...]:
+    """What two feeds must not share: their name, and on one Kafka their group and transactional id."""
+    out = []
+    for path, other in others.values():
+        if other.name == feed.name:
+            out.append(
+                Problem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own")
+            )
+        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
+            out.append(
+                Problem(
+                    "group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own"
+                )
+            )
+        elif (
+            other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id
+        ):
+            out.append(
+                Problem(
+                    "transactional_id", f"is shared with feed `{other.name}`", "they would fence each other"
+                )
+            )
+    return tuple(out)

@@ -1,0 +1,137 @@
+"""What is wrong with a feed file, said so that it can be mended: file, dotted key, what, remedy. Never a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.yaml_file import Problem
+
+KAFKA_OWNED = {
+    "bootstrap_servers": "write kafka.bootstrap",
+    "group_id": "write `group`",
+    "group_instance_id": "a static member stays in the group after it has left",
+    "auto_offset_reset": "write `start`",
+    "isolation_level": "write `isolation`",
+    "transactional_id": "write the feed's `transactional_id`",
+    "client_rack": "write fetch.rack",
+    "fetch_max_bytes": "write fetch.request_bytes",
+    "max_partition_fetch_bytes": "write fetch.partition_bytes",
+    "socks5_proxy": "write proxy_url",
+    "ssl_ciphers": "this kafka-python accepts it and does nothing with it",
+    "ssl_context": "it is an object; write ssl_cafile, ssl_certfile, ssl_keyfile",
+    "check_crcs": "CRCs are always checked",
+    "api_version": "it is negotiated with the broker",
+    "allow_auto_create_topics": "reading never creates a topic",
+    "exclude_internal_topics": "internal topics are never read",
+    **dict.fromkeys(("key_deserializer", "value_deserializer"), "bytes land as they are; see `format`"),
+    **dict.fromkeys(
+        ("enable_auto_commit", "auto_commit_interval_ms", "default_offset_commit_callback"),
+        "the ledger decides what is committed",
+    ),
+    **dict.fromkeys(
+        ("acks", "retries", "enable_idempotence", "max_in_flight_requests_per_connection"),
+        "the commit transaction is safe only as it is",
+    ),
+    **dict.fromkeys(
+        ("key_serializer", "value_serializer", "partitioner", "compression_type", "batch_size", "linger_ms"),
+        "a feed reads; what it writes back is fixed",
+    ),
+    **dict.fromkeys(
+        ("max_request_size", "partition_assignment_strategy", "consumer_timeout_ms", "max_poll_records"),
+        "it follows from how Sluice reads and commits",
+    ),
+    **dict.fromkeys(
+        (
+            "fetch_min_bytes",
+            "fetch_max_wait_ms",
+            "enable_incremental_fetch_sessions",
+            "receive_message_max_bytes",
+        ),
+        "Sluice fetches by itself; see `fetch`",
+    ),
+    **dict.fromkeys(
+        (
+            "metrics_enabled",
+            "metric_group_prefix",
+            "metric_reporters",
+            "metrics_num_samples",
+            "metrics_sample_window_ms",
+        ),
+        "Sluice measures by itself",
+    ),
+    **dict.fromkeys(("kafka_client", "selector", "socket_options"), "it is an object of the program"),
+}
+"""Settings of kafka-python that a feed must not set, each with the reason."""
+
+_REMEDIES = {
+    "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
+    "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
+    "kafka": "see docs/feeds.md for the settings of each way to log in",
+    "kafka.bootstrap": "write host:port, several with commas between",
+    "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
+    "policies.on_recreated": "only refuse; the new topic is accepted by an operator's command, not by a feed",
+    "policies.on_truncated": "only refuse; the new log is accepted by an operator's command, not by a feed",
+}
+
+
+def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...]:
+    """The problems in pydantic's error, without the values that it holds."""
+    if not isinstance(error, ValidationError):
+        return (Problem("", "cannot be validated", "see docs/feeds.md"),)
+    details = error.errors(include_url=False, include_input=False)
+    return tuple(_problem(d, model) for d in details if d["type"] != "default_factory_not_called")
+
+
+def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
+    path = [_printable(str(part)) for part in detail["loc"]]
+    key = ".".join(
+        p for i, p in enumerate(path) if (i, p) != (1, "names")
+    )  # how a TopicFilter holds exact names
+    if detail["type"] == "extra_forbidden":
+        return _unknown(key, path, model)
+    what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
+    what = what.replace("Input should", "should")
+    return Problem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
+
+
+def _unknown(key: str, path: Sequence[str], model: type[BaseModel]) -> Problem:
+    if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
+        return Problem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
+    known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items()]
+    near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+    return Problem(key, "is unknown", hint)
+
+
+def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The model of the mapping at `path`."""
+    for part in path:
+        field = next(f for n, f in model.model_fields.items() if part in (n, f.alias))
+        model = next(t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t))
+    return model
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "�" for c in text[:80])
+
+
+def raise_problems(found: Sequence[tuple[str, Problem]]) -> NoReturn:
+    """One FeedError for all problems, each with the file it is in."""
+    lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
+    if len(found) == 1:
+        raise FeedError(lines[0], remedy=found[0][1].remedy)
+    remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
+    each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
+    raise FeedError(
+        f"{len(found)} problems in feed files:{each}", remedy="mend them; docs/feeds.md lists every key"
+    )

@@ -1,0 +1,73 @@
+"""Sizes, durations and instants as people write them, read into bytes and milliseconds.
+
+Every function takes what a feed file or a command line holds and raises ValueError with the accepted spellings;
+no message repeats the text itself, since that may have come from a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SIZES = {"B": 1} | {
+    f"{prefix}{unit}": base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for unit, base in (("iB", 1024), ("B", 1000))
+}
+_DURATIONS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_AMOUNT = re.compile(r"([0-9]{1,15})\s*([A-Za-z]*)")
+
+
+def parse_size(value: object) -> int:
+    """Bytes of `1048576`, `128MiB` or `2 GB`. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return _amount(
+        value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB"
+    )
+
+
+def parse_duration(value: object) -> int:
+    """Milliseconds of `250ms`, `30s`, `30m`, `12h` or `7d`. Raises ValueError."""
+    return _amount(value, _DURATIONS, default="", wanted="a duration such as 30s, 30m, 12h or 7d")
+
+
+def _amount(value: object, units: dict[str, int], default: str, wanted: str) -> int:
+    found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+    factor = units.get(found[2] or default) if found else None
+    if found is None or factor is None:
+        raise ValueError(f"is not {wanted}")
+    return int(found[1]) * factor
+
+
+def parse_instant(value: object) -> int:
+    """Milliseconds since the epoch of an ISO 8601 time with zone, from 1970 on. Raises ValueError."""
+    if isinstance(value, datetime):
+        return _since_epoch(value)
+    try:
+        return _since_epoch(datetime.fromisoformat(str(value).strip()))
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("is not an ISO time with zone such as 2026-11-20T14:00:00Z, from 1970 on")
+
+
+def _since_epoch(moment: datetime) -> int:
+    if moment.tzinfo is None or moment < EPOCH:
+        raise ValueError("no zone, or before 1970")
+    return (moment - EPOCH) // timedelta(milliseconds=1)
+
+
+def show_duration(ms: int) -> str:
+    """The shortest spelling that `parse_duration` reads back to the same number."""
+    unit = next(u for u, f in reversed(_DURATIONS.items()) if ms % f == 0)
+    return f"{ms // _DURATIONS[unit]}{unit}"
+
+
+def show_instant(ms: int) -> str:
+    """An ISO time in UTC, or the number itself where no calendar reaches (record timestamps may be absurd)."""
+    try:
+        moment = EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
