@@ -1,12 +1,11 @@
 """A feed as its file says it: typed, frozen and validated; secrets are masked wherever a feed is shown.
 
-`load_feed` reads one file of `feeds/`, `load_feeds` the folder. What is wrong raises FeedError, which names file,
-key and remedy, all problems at once, and never quotes a value. Each stage is handed its own settings object.
+`load_feed` reads one file of `feeds/`, `load_feeds` the folder. What is wrong raises FeedError, which names
+file, key and remedy, all problems at once, and never quotes a value. Each stage gets its own settings object.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +15,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    SecretStr,
-    StringConstraints,
     ValidationInfo,
     field_serializer,
     model_validator,
@@ -29,45 +24,36 @@ from pydantic import (
 
 from sluice.pipelines import units
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed_errors import KAFKA_OWNED, problems_of, raise_problems
+from sluice.pipelines.feed_errors import problems_of, raise_problems
+from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.settings import Count, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.topics import TopicFilter
 from sluice.pipelines.values import Isolation
 from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
 
-__all__ = ["KAFKA_OWNED", "Feed", "load_feed", "load_feeds"]
-
-
-def _number(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("is not a number")
-    return value
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("has characters that cannot be printed")
-    return text
-
-
-def _below_root(text: str, info: ValidationInfo) -> str:
-    root = (info.context or {}).get("root")
-    return str(root / Path(text).expanduser()) if root else text
-
-
-Size = Annotated[int, BeforeValidator(units.parse_size), Field(gt=0, lt=1 << 62)]
-Count = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=1 << 62)]
-Millis = Annotated[int, BeforeValidator(_number), Field(ge=1, lt=1 << 31)]
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(_printable)]
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
-GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(_printable)]
-LocalFile = Annotated[Text, AfterValidator(_below_root)]
-
-
-class Settings(BaseModel):
-    """Frozen, nothing unknown, and no value in an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+__all__ = [
+    "CommitMode",
+    "Compression",
+    "Feed",
+    "FetchSettings",
+    "KafkaSettings",
+    "LandingSettings",
+    "Limits",
+    "OnGroupMoved",
+    "OnLoss",
+    "OnUndecodable",
+    "Policies",
+    "PublishPolicy",
+    "QuarantineLimit",
+    "SparkSettings",
+    "Start",
+    "StartKind",
+    "TopicFilter",
+    "load_feed",
+    "load_feeds",
+    "parse_start",
+]
 
 
 class StartKind(StrEnum):
@@ -80,7 +66,7 @@ class StartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a partition without committed offset begins. `ms`: the time (since the epoch), or how far to look back."""
+    """Where a partition without committed offset begins. `ms`: the time since the epoch, or how far back."""
 
     kind: StartKind
     ms: int = 0
@@ -149,144 +135,11 @@ class Compression(StrEnum):
     NONE = "none"
 
 
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
-_SASL = ("SASL_PLAINTEXT", "SASL_SSL")
-_TLS = ("SSL", "SASL_SSL")
-_CONSUMER_ONLY = {"session_timeout_ms", "heartbeat_interval_ms", "max_poll_interval_ms"}
-_PRODUCER_ONLY = {"transaction_timeout_ms", "delivery_timeout_ms", "max_block_ms"}
-
-
-class KafkaSettings(Settings):
-    """How to reach Kafka: addresses, and what kafka-python takes of security, timeouts and backoff, by its names."""
-
-    bootstrap: Annotated[
-        str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))
-    ]
-
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
-    sasl_mechanism: (
-        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"] | None
-    ) = None
-    sasl_plain_username: Text | None = None
-    sasl_plain_password: SecretStr | None = None
-    sasl_kerberos_name: Text | None = None
-    sasl_kerberos_service_name: Text | None = None
-    sasl_kerberos_domain_name: Text | None = None
-    sasl_oauth_token_provider: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None
-    ) = None
-    """`package.module:Class`, called without arguments wherever a client is made."""
-    ssl_cafile: LocalFile | None = None
-    ssl_certfile: LocalFile | None = None
-    ssl_keyfile: LocalFile | None = None
-    ssl_crlfile: LocalFile | None = None
-    ssl_password: SecretStr | None = None
-    ssl_check_hostname: bool | None = None
-    proxy_url: SecretStr | None = None
-
-    client_id: Text | None = None
-    client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] | None = None
-    request_timeout_ms: Millis | None = None
-    bootstrap_timeout_ms: Millis | None = None
-    connections_max_idle_ms: Millis | None = None
-    metadata_max_age_ms: Millis | None = None
-    reconnect_backoff_ms: Millis | None = None
-    reconnect_backoff_max_ms: Millis | None = None
-    retry_backoff_ms: Millis | None = None
-    receive_buffer_bytes: Size | None = None
-    send_buffer_bytes: Size | None = None
-
-    session_timeout_ms: Millis | None = None
-    heartbeat_interval_ms: Millis | None = None
-    max_poll_interval_ms: Millis | None = None
-    transaction_timeout_ms: Millis | None = None
-    delivery_timeout_ms: Millis | None = None
-    max_block_ms: Millis | None = None
-
-    @model_validator(mode="after")
-    def _secure(self) -> Self:
-        protocol = self.security_protocol or "PLAINTEXT"
-        if self._given("sasl_") and protocol not in _SASL:
-            raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
-        if self._given("ssl_") and protocol not in _TLS:
-            raise ValueError(
-                "has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL"
-            )
-        needed = _needed_by(self.sasl_mechanism) if protocol in _SASL else ()
-        missing = [n for n in needed if getattr(self, n) is None]
-        if missing:
-            raise ValueError(f"needs {' and '.join(missing)} for this security_protocol and sasl_mechanism")
-        if self.sasl_mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
-            raise ValueError("needs security_protocol SASL_SSL for AWS_MSK_IAM")
-        return self
-
-    def __repr_args__(self) -> Any:
-        return [(k, v) for k, v in super().__repr_args__() if v is not None]
-
-    def _given(self, prefix: str) -> bool:
-        return any(n.startswith(prefix) for n in self.model_dump(exclude_none=True))
-
-    def client_settings(self) -> dict[str, Any]:
-        """What any kafka-python client (consumer, producer, admin) takes as keywords, besides `bootstrap_servers`.
-
-        Plain values, secrets among them: for the client's constructor only. Raises FeedError when the named token
-        provider cannot be made.
-        """
-        return self._plain(leave_out=_CONSUMER_ONLY | _PRODUCER_ONLY)
-
-    def consumer_settings(self) -> dict[str, Any]:
-        """`client_settings` and what only a consumer takes (session, heartbeat)."""
-        return self._plain(leave_out=_PRODUCER_ONLY)
-
-    def producer_settings(self) -> dict[str, Any]:
-        """`client_settings` and what only a producer takes (transaction and delivery time-outs)."""
-        return self._plain(leave_out=_CONSUMER_ONLY)
-
-    def _plain(self, leave_out: set[str]) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True, exclude=leave_out | {"bootstrap"})
-        plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
-        if self.sasl_oauth_token_provider:
-            plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider)
-        return plain
-
-
-def _addresses(text: str) -> str:
-    """`host:port,host:port` without spaces."""
-    addresses = [a.strip() for a in text.split(",")]
-    if not all(_ADDRESS.fullmatch(a) for a in addresses):
-        raise ValueError("is not an address")
-    return ",".join(addresses)
-
-
-def _needed_by(mechanism: str | None) -> tuple[str, ...]:
-    match mechanism:
-        case None:
-            return ("sasl_mechanism",)
-        case "OAUTHBEARER":
-            return ("sasl_oauth_token_provider",)
-        case "PLAIN" | "SCRAM-SHA-256" | "SCRAM-SHA-512":
-            return ("sasl_plain_username", "sasl_plain_password")
-        case _:
-            return ()
-
-
-def _token_provider(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # whatever user code raises; only its type is told, its text may hold a token
-        kind = type(error).__name__
-    raise FeedError(
-        f"kafka.sasl_oauth_token_provider: {name} cannot be made ({kind})",
-        remedy="name an importable class without arguments, a kafka.net.sasl.oauth.AbstractTokenProvider",
-    )
-
-
 class LandingSettings(Settings):
-    """How parts are written. `row_group_rows` bounds the rows of a row group, `target_file_bytes` a part's size."""
+    """How parts are written. `row_group_rows` bounds a row group, `target_file_bytes` a part."""
 
     compression: Compression = Compression.ZSTD
-    compression_level: Annotated[int, BeforeValidator(_number), Field(ge=1, le=22)] | None = Field(
+    compression_level: Annotated[int, BeforeValidator(number), Field(ge=1, le=22)] | None = Field(
         default_factory=lambda data: 1 if data["compression"] is Compression.ZSTD else None
     )
     row_group_rows: Annotated[Count, Field(le=1 << 24)] = 1 << 18
@@ -314,10 +167,10 @@ class Limits(Settings):
 
 
 class QuarantineLimit(Settings):
-    """A batch fails before publishing once more than `share` of its records, and `at_least` so many, are bad."""
+    """A batch fails before publishing once more than `share` of its records are bad, and `at_least` are."""
 
-    share: Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
-    at_least: Annotated[int, BeforeValidator(_number), Field(ge=0, lt=1 << 62)] = 100
+    share: Annotated[float, BeforeValidator(number), Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
+    at_least: Annotated[int, BeforeValidator(number), Field(ge=0, lt=1 << 62)] = 100
 
 
 class Policies(Settings):
@@ -354,10 +207,10 @@ MASK = "**********"
 
 
 class SparkSettings(Settings):
-    """Which Spark runs the tasks. `conf` is passed to the session as it is; what looks secret in it is masked."""
+    """Which Spark runs the tasks. `conf` goes to the session as it is; what looks secret in it is masked."""
 
     master: Text | None = None
-    conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = {}
+    conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
 
     @field_serializer("conf")
     def _masked(self, conf: dict[str, str]) -> dict[str, str]:
@@ -378,7 +231,7 @@ def _lake(text: str, info: ValidationInfo) -> str:
         raise ValueError("is on S3, which this version cannot write yet; name a folder")
     if "://" in text:
         raise ValueError("is neither a folder nor s3://bucket/prefix")
-    return _below_root(text, info)
+    return below_root(text, info)
 
 
 class Feed(Settings):
@@ -403,7 +256,10 @@ class Feed(Settings):
 
 
 def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
-    """The feed in the file; relative paths in it count from the parent of the file's folder. Raises FeedError."""
+    """The feed in the file; its relative paths count from the parent of the file's folder.
+
+    Raises FeedError.
+    """
     found = _load(path, environ)
     if isinstance(found, Feed):
         return found

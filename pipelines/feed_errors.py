@@ -1,4 +1,4 @@
-"""What is wrong with a feed file, said so that it can be mended: file, dotted key, what, remedy. Never a value."""
+"""What is wrong with a feed file, said so that it can be mended: file, key, what, remedy; never a value."""
 
 from __future__ import annotations
 
@@ -10,64 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError
+from sluice.pipelines.kafka_settings import KAFKA_OWNED
 from sluice.pipelines.yaml_file import Problem
-
-KAFKA_OWNED = {
-    "bootstrap_servers": "write kafka.bootstrap",
-    "group_id": "write `group`",
-    "group_instance_id": "a static member stays in the group after it has left",
-    "auto_offset_reset": "write `start`",
-    "isolation_level": "write `isolation`",
-    "transactional_id": "write the feed's `transactional_id`",
-    "client_rack": "write fetch.rack",
-    "fetch_max_bytes": "write fetch.request_bytes",
-    "max_partition_fetch_bytes": "write fetch.partition_bytes",
-    "socks5_proxy": "write proxy_url",
-    "ssl_ciphers": "this kafka-python accepts it and does nothing with it",
-    "ssl_context": "it is an object; write ssl_cafile, ssl_certfile, ssl_keyfile",
-    "check_crcs": "CRCs are always checked",
-    "api_version": "it is negotiated with the broker",
-    "allow_auto_create_topics": "reading never creates a topic",
-    "exclude_internal_topics": "internal topics are never read",
-    **dict.fromkeys(("key_deserializer", "value_deserializer"), "bytes land as they are; see `format`"),
-    **dict.fromkeys(
-        ("enable_auto_commit", "auto_commit_interval_ms", "default_offset_commit_callback"),
-        "the ledger decides what is committed",
-    ),
-    **dict.fromkeys(
-        ("acks", "retries", "enable_idempotence", "max_in_flight_requests_per_connection"),
-        "the commit transaction is safe only as it is",
-    ),
-    **dict.fromkeys(
-        ("key_serializer", "value_serializer", "partitioner", "compression_type", "batch_size", "linger_ms"),
-        "a feed reads; what it writes back is fixed",
-    ),
-    **dict.fromkeys(
-        ("max_request_size", "partition_assignment_strategy", "consumer_timeout_ms", "max_poll_records"),
-        "it follows from how Sluice reads and commits",
-    ),
-    **dict.fromkeys(
-        (
-            "fetch_min_bytes",
-            "fetch_max_wait_ms",
-            "enable_incremental_fetch_sessions",
-            "receive_message_max_bytes",
-        ),
-        "Sluice fetches by itself; see `fetch`",
-    ),
-    **dict.fromkeys(
-        (
-            "metrics_enabled",
-            "metric_group_prefix",
-            "metric_reporters",
-            "metrics_num_samples",
-            "metrics_sample_window_ms",
-        ),
-        "Sluice measures by itself",
-    ),
-    **dict.fromkeys(("kafka_client", "selector", "socket_options"), "it is an object of the program"),
-}
-"""Settings of kafka-python that a feed must not set, each with the reason."""
 
 _REMEDIES = {
     "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
@@ -89,7 +33,7 @@ def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
-    path = [_printable(str(part)) for part in detail["loc"]]
+    path = [_shown(str(part)) for part in detail["loc"]]
     key = ".".join(
         p for i, p in enumerate(path) if (i, p) != (1, "names")
     )  # how a TopicFilter holds exact names
@@ -121,7 +65,7 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _printable(text: str) -> str:
+def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in text[:80])
 
 

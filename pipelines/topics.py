@@ -1,8 +1,8 @@
 """Which topics a feed reads, and how a topic's name becomes part of a file's name.
 
-The filter is an exact list, or patterns to include and exclude; patterns are RE2 and match whole names, so no topic
-name, however hostile, makes matching slow. `encode_topic` gives different topics different file names everywhere,
-also where upper and lower case are one.
+The filter is an exact list, or patterns to include and exclude; patterns are RE2 and match whole names, so no
+name, however hostile, makes matching slow. `encode_topic` gives different topics different file names, also
+where upper and lower case are one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluice.pipelines.errors import UnknownTopic
 
 MAX_PATTERN = 500
 MAX_ENCODED = 160
-"""Characters of an encoded topic: with partition, offsets and batch behind it, a file name stays below 255."""
+"""Characters of an encoded topic; with partition, offsets and batch behind it a name stays under 255."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -93,8 +93,8 @@ class TopicFilter(BaseModel):
 def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
     """The topics of `available` (name → topic id) that the filter asks for, sorted, never none.
 
-    Raises UnknownTopic for an exact name that is not there, an include pattern that matches nothing, and a filter
-    that leaves nothing: a run that would silently read less than was asked for.
+    Raises UnknownTopic for an exact name that is not there, an include pattern that matches nothing, and a
+    filter that leaves nothing: a run never silently reads less than was asked for.
     """
     if wanted.names:
         return _exact(wanted.names, available)
@@ -145,9 +145,10 @@ def _matches(pattern: str, names: list[str]) -> list[str]:
 def encode_topic(name: str) -> str:
     """The topic's name for use in a file's name: of a-z 0-9 . _ ~ only, never starting with `.` or `_`.
 
-    Lower-case letters, digits, `.` and `_` stay; `A` becomes `~a`, `-` becomes `~~`, a leading `.` or `_` gets a
-    `~` (tools take such files for hidden). Injective, also without regard to case; `decode_topic` reverses it.
-    What would exceed MAX_ENCODED is cut and ends in `~1` and a SHA-256: still injective, no longer reversible.
+    Lower-case letters, digits, `.` and `_` stay; `A` becomes `~a`, `-` becomes `~~`; a leading `.` or `_`
+    gets a `~` (tools take such files for hidden). Injective, also where case is ignored; `decode_topic`
+    reverses it.
+    What would exceed MAX_ENCODED is cut and ends in `~1` and a SHA-256: still injective, not reversible.
     Raises ValueError when `name` is no topic name.
     """
     if not is_topic_name(name):
@@ -171,7 +172,7 @@ def _shortened(name: str, signs: list[str]) -> str:
 
 
 def decode_topic(encoded: str) -> str:
-    """The topic whose `encode_topic` is `encoded`. Raises ValueError when there is none, or it was shortened."""
+    """The topic whose `encode_topic` is `encoded`. Raises ValueError when there is none, or it was cut."""
     name = re.sub(r"~(.)", lambda sign: "-" if sign[1] == "~" else sign[1].upper(), encoded)
     if not is_topic_name(name) or encode_topic(name) != encoded:
         raise ValueError("not an encoded topic name, or a shortened one")

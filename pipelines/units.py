@@ -1,7 +1,7 @@
 """Sizes, durations and instants as people write them, read into bytes and milliseconds.
 
-Every function takes what a feed file or a command line holds and raises ValueError with the accepted spellings;
-no message repeats the text itself, since that may have come from a secret.
+Every parser takes what a feed file or a command line holds and raises ValueError with the accepted spellings;
+no message repeats the text, which may have come from a secret.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def show_duration(ms: int) -> str:
 
 
 def show_instant(ms: int) -> str:
-    """An ISO time in UTC, or the number itself where no calendar reaches (record timestamps may be absurd)."""
+    """An ISO time in UTC, or the number itself where no calendar reaches (timestamps may be absurd)."""
     try:
         moment = EPOCH + timedelta(milliseconds=ms)
     except OverflowError:

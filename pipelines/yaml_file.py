@@ -1,8 +1,8 @@
 """A YAML file from outside, read with bounds: plain data only, and `${NAME}` filled in from the environment.
 
-Guarantee: no Python objects, anchors or duplicate keys; size and depth are bounded; what could be a secret (a value,
-a line of the file, a variable's content) stands in no error. A scalar is null, true/false, a number or a string;
-dates, octals, `yes` and `no` stay strings.
+Guarantee: no Python objects, anchors or duplicate keys; size and depth are bounded; what could be a secret (a
+value, a line of the file, a variable's content) stands in no error. A scalar is null, true/false, a number or
+a string; dates, octals, `yes` and `no` stay strings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class YamlError(Exception):
 
 
 def read_yaml(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The mapping in the file, with variables filled in and keys without a value left out. Raises YamlError."""
+    """The file's mapping, with variables filled in and keys without a value left out. Raises YamlError."""
     data = parse_yaml(_read(path))
     if not isinstance(data, dict):
         raise YamlError(Problem("", "is not a mapping", "write `key: value` lines"))
@@ -71,7 +71,7 @@ def parse_yaml(text: str) -> Any:
     # Raised outside the handlers: PyYAML's own errors quote the text, and must not hang on ours as context.
     what, remedy = "is not readable YAML", "put values with special characters in quotes"
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader with less
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader, with less
     except _Refusal as refusal:
         what, remedy = refusal.what + _place(refusal.problem_mark), refusal.remedy
     except yaml.MarkedYAMLError as error:
@@ -94,11 +94,11 @@ class _Refusal(yaml.MarkedYAMLError):
 class _Loader(yaml.SafeLoader):
     """SafeLoader without anchors, duplicate keys, deep nesting, and YAML 1.1's guesses at scalars."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML declares it so
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _Refusal(
                 "has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark
