@@ -385,6 +385,9 @@ def _properties(node: _Node, nodes: list[_Node]) -> dict[str, str]:
         # Compaction takes 128 MB of heap by default and looks every 15 s.
         "log.cleaner.dedupe.buffer.size": "16777216",
         "log.cleaner.backoff.ms": "1000",
+        # A broker that was killed can register again after this time only (9 s by default).
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "500",
         # Nobody waits for a group to fill up, for a dead member or for an abandoned transaction longer than asked.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "500",

@@ -77,8 +77,11 @@ def _born(pid: int) -> str | None:
         fields = stat.read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return None if fields[0] in "ZX" else f"{boot}/{fields[19]}"
+    state, threads, started = fields[0], int(fields[17]), fields[19]
+    # A zombie whose other threads have not ended yet still holds its ports and files.
+    if state in "ZX" and threads <= 1:
+        return None
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{started}"
 
 
 def _born_by_ps(pid: int) -> str | None:

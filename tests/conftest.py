@@ -1,0 +1,65 @@
+"""Real clusters for the integration tests, one of each size a session, and topics that no two tests share.
+
+Asking for `kafka` or `kafka3` marks a test with `kafka`; a cluster is started when the first test asks for it and is
+thrown away at the end, data and all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from kafka import KafkaAdminClient
+
+from sluice.resources.local_kafka import LocalKafka
+
+_CLUSTERS = {"kafka", "kafka3", "fresh_topic"}
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _CLUSTERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker("kafka")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    """One broker for the whole session: leave its topics and groups alone unless they are yours."""
+    with LocalKafka(tmp_path_factory.mktemp("kafka"), keep=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    """Three brokers for the whole session; a test that kills one starts it again."""
+    with LocalKafka(tmp_path_factory.mktemp("kafka3"), brokers=3, keep=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
+    """A function that creates a topic of a unique name and returns the name once every partition has a leader.
+
+    fresh_topic(partitions=3, config={"cleanup.policy": "compact"}, cluster=kafka3, name="orders")
+
+    Without `cluster` it is made on `kafka`; nothing is ever deleted by age unless `config` says so.
+    """
+
+    def create(
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        cluster: LocalKafka | None = None,
+        name: str = "topic",
+        assignments: Mapping[int, list[int]] | None = None,
+    ) -> str:
+        where: LocalKafka = cluster or request.getfixturevalue("kafka")
+        unique = f"{name}-{next(_numbers)}"
+        wanted = {"configs": {"retention.ms": "-1", **(config or {})}}
+        shape = {"assignments": dict(assignments)} if assignments else {"num_partitions": partitions}
+        with KafkaAdminClient(bootstrap_servers=where.bootstrap) as admin:
+            admin.create_topics({unique: wanted | shape}, wait_for_metadata=True)
+        return unique
+
+    return create
