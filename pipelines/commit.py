@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.errors import CommitFenced, GroupMoved, LedgerCorrupt, Unknown
+from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange, SkipEntry
 from sluice.pipelines.ports import Group, Membership
@@ -26,18 +27,6 @@ from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
-
-
-class CommitMode(StrEnum):
-    TRANSACTIONAL = "transactional"
-    PLAIN = "plain"
-    NONE = "none"
-
-
-class OnGroupMoved(StrEnum):
-    REFUSE = "refuse"
-    ADOPT = "adopt"
-    OVERWRITE = "overwrite"
 
 
 @dataclass(frozen=True, slots=True)

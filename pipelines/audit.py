@@ -1,0 +1,201 @@
+"""Does the account close? Every offset from origin to frontier in exactly one class, every part where and what the
+ledger says, nothing else under `data/` (DESIGN §8, invariants of §12 by number).
+
+`audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines import layout
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
+
+READERS = 4
+"""Files checked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One way in which the account does not close; `invariant` is its number in DESIGN §12."""
+
+    invariant: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"I{self.invariant}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where one partition's offsets are. `holes` lie above the frontier, below what landed; `files` counts parts."""
+
+    key: Key
+    origin: int
+    frontier: int
+    counts: Counts
+    lost: int
+    skipped: int
+    committed: int | None
+    holes: tuple[Range, ...]
+    reserved: tuple[Range, ...]
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan."""
+
+    feed: str
+    accounts: tuple[Account, ...]
+    problems: tuple[Problem, ...]
+    parts: int
+    rows: int
+    compared: int = 0
+    not_comparable: int = 0
+    """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
+
+    @property
+    def closes(self) -> bool:
+        return not self.problems
+
+
+def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
+    """The receipts of every publish entry that counts, without the parts that were replaced since."""
+    void = set(state.void)
+    return [
+        r
+        for number, entry in ledger.entries()
+        if isinstance(entry, PublishEntry) and number not in void
+        for r in entry.receipts
+        if not any(p.path in state.replaced for p in r.parts)
+    ]
+
+
+def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
+    """Prove the account from the ledger and the files. `hashes` reads every byte again; else sizes and footers."""
+    state = ledger.read()
+    receipts = live_receipts(ledger, state)
+    accounts = tuple(_account(state, key, receipts) for key in sorted(state.origins))
+    parts = [(r, p) for r in receipts for p in r.parts]
+    problems = [
+        *_sums(receipts),
+        *_overlaps(state, receipts),
+        *_commits(state),
+        *_strangers(state, lake, feed, {p.path for _, p in parts}),
+    ]
+    with ThreadPoolExecutor(READERS) as pool:
+        problems += [x for found in pool.map(lambda rp: _file(lake, *rp, hashes=hashes), parts) for x in found]
+    return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
+
+
+def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
+    mine = [r for r in receipts if r.slice.key == key]
+    accounted = state.accounted(key)
+    frontier = state.frontier(key)
+    top = max((r.end for r in accounted), default=frontier)
+    return Account(
+        key=key,
+        origin=state.origins[key].offset,
+        frontier=frontier,
+        counts=sum((r.counts for r in mine), Counts()),
+        lost=sum(r.span for r in state.lost.get(key, ())),
+        skipped=sum(r.span for r in state.skipped.get(key, ())),
+        committed=state.commits.get(key),
+        holes=subtract(Range(frontier, max(top, frontier)), accounted),
+        reserved=state.reserved(key),
+        files=sum(len(r.parts) for r in mine),
+        bytes=sum(p.bytes for r in mine for p in r.parts),
+    )
+
+
+def _sums(receipts: Iterable[Receipt]) -> Iterator[Problem]:
+    for r in receipts:
+        if r.counts.total != r.slice.span:
+            yield Problem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
+        for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
+            rows = sum(p.rows for p in r.parts if p.kind is kind)
+            if rows != count:
+                yield Problem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+
+
+def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
+    by_key: dict[Key, list[tuple[Range, str]]] = {}
+    for r in receipts:
+        by_key.setdefault(r.slice.key, []).append((r.slice.range, "landed"))
+    for name, ranges in (("lost", state.lost), ("skipped", state.skipped)):
+        for key, of_key in ranges.items():
+            by_key.setdefault(key, []).extend((r, name) for r in of_key)
+    for key, held in sorted(by_key.items()):
+        held.sort()
+        for (a, what), (b, other) in zip(held, held[1:], strict=False):
+            if a.meets(b):
+                yield Problem(2, f"{key}: {what} {a} and {other} {b} overlap")
+
+
+def _commits(state: State) -> Iterator[Problem]:
+    for key, offset in sorted(state.commits.items()):
+        if offset > state.frontier(key):
+            yield Problem(7, f"{key}: committed {offset} is above the frontier {state.frontier(key)}")
+
+
+def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[Problem]:
+    for path in (p for root in layout.visible_roots(feed) for p in lake.list(root)):
+        if path in state.replaced:
+            yield Problem(10, f"{path} was replaced and is still visible; the next run hides it")
+        elif path not in live:
+            yield Problem(10, f"{path} is in no publish entry of the ledger")
+
+
+def _file(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
+    size = lake.size(part.path)
+    if size is None:
+        staged = lake.size(part.staged) is not None
+        what = "not visible yet; the next run rolls it forward" if staged else "missing"
+        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}")]
+    if size != part.bytes:
+        return [Problem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
+    try:
+        return list(_content(lake, r, part, hashes=hashes))
+    except (OSError, pa.ArrowException) as e:
+        return [Problem(3, f"{part.path} cannot be read: {e}")]
+
+
+def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Problem]:
+    if hashes:
+        with lake.open(part.path) as f:
+            digest = hashlib.file_digest(f, "sha256").hexdigest()
+        if digest != part.sha256:
+            yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
+            return
+    with lake.open(part.path) as f:
+        file = pq.ParquetFile(f)
+        if file.metadata.num_rows != part.rows:
+            yield Problem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
+        column = layout.offset_column(file.schema_arrow)
+        offsets = file.read(columns=[column]).column(0)
+    yield from _offsets(r, part, offsets)
+
+
+def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Problem]:
+    values = offsets.combine_chunks() if offsets.num_chunks != 1 else offsets.chunk(0)
+    if not len(values):
+        return
+    steps = pc.subtract(values[1:], values[:-1]) if len(values) > 1 else None
+    if steps is not None and pc.min(steps).as_py() < 1:
+        yield Problem(6, f"{part.path}: offsets do not strictly increase")
+    first, last = values[0].as_py(), values[-1].as_py()
+    if first < r.slice.start or last >= r.slice.end:
+        yield Problem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")

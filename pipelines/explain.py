@@ -1,0 +1,126 @@
+"""Where is that record? For any offset: the file and row that hold it, or the named reason why none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines import layout
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.values import Key, Part, PartKind, Receipt, TopicPartition
+
+
+class Class(StrEnum):
+    """The class that an offset ended in, or why it is in none yet."""
+
+    LANDED = "landed"
+    QUARANTINED = "quarantined"
+    INVISIBLE = "invisible"
+    LOST = "lost"
+    SKIPPED = "skipped"
+    BELOW_ORIGIN = "below the origin"
+    RESERVED = "reserved by a live batch"
+    OWED = "not read yet"
+    UNKNOWN_PARTITION = "no partition of this feed"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`text` is one sentence for people. For landed records: lake path, row group and row within it (from 0)."""
+
+    tp: TopicPartition
+    offset: int
+    found: Class
+    text: str
+    path: str | None = None
+    row_group: int | None = None
+    row: int | None = None
+    batch: int | None = None
+    published: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
+    """What the ledger and the files say of one offset, of the topic's current incarnation."""
+    state = ledger.read()
+    key = state.current.get(tp)
+    if key is None:
+        return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
+    if found := _published(ledger, state, key, offset):
+        return _landed(lake, tp, offset, *found)
+    return _unlanded(state, key, offset)
+
+
+def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
+    """(batch, publish entry, receipt) that covers the offset, newest first."""
+    if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
+        return None
+    published = sorted((b.published, b.id) for b in state.batches.values() if b.published is not None)
+    for number, batch in reversed(published):
+        entry = ledger.entry(number)
+        if isinstance(entry, PublishEntry):
+            for r in entry.receipts:
+                if r.slice.key == key and r.slice.start <= offset < r.slice.end:
+                    return batch, number, r
+    return None
+
+
+def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+    for part in r.parts:
+        place = _row(lake, part, offset)
+        if place is not None:
+            kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
+            text = f"{kind} by batch {batch}: row {place[1]} of row group {place[0]} in {lake.locate(part.path)}"
+            return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
+    counts = {k: getattr(r.counts, k) for k in ("control", "aborted", "compacted", "dropped")}
+    shown = ", ".join(f"{v} {k}" for k, v in counts.items() if v)
+    text = (
+        f"read by batch {batch} and not visible: a control record, in an aborted transaction, or compacted away "
+        f"(its slice {r.slice} has {shown or 'none'})"
+    )
+    return Explanation(tp, offset, Class.INVISIBLE, text, None, None, None, batch, number, counts)
+
+
+def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
+    """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
+    with lake.open(part.path if lake.size(part.path) is not None else part.staged) as f:
+        file = pq.ParquetFile(f)
+        column = layout.offset_column(file.schema_arrow)
+        index = file.schema_arrow.get_field_index(column)
+        for group in range(file.metadata.num_row_groups):
+            stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
+            if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
+                continue
+            row = pc.index(file.read_row_group(group, columns=[column]).column(0), offset).as_py()
+            if row >= 0:
+                return group, row
+    return None
+
+
+def _leaf(file: pq.ParquetFile, index: int) -> int:
+    """The Parquet column of a top-level field (nested fields before it take several)."""
+    name = file.schema_arrow.field(index).name
+    names = [file.schema.column(i).path for i in range(len(file.schema))]
+    return names.index(name)
+
+
+def _unlanded(state: State, key: Key, offset: int) -> Explanation:
+    for kind, ranges in ((Class.LOST, state.lost), (Class.SKIPPED, state.skipped)):
+        for r in ranges.get(key, ()):
+            if r.start <= offset < r.end:
+                text = f"{kind}: in the range {r}, recorded in the ledger and never read"
+                return Explanation(key.tp, offset, kind, text)
+    for batch in state.live():
+        for s in batch.plan.slices:
+            if s.key == key and s.start <= offset < s.end:
+                text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
+                return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
+    origin, frontier = state.origins[key].offset, state.frontier(key)
+    if offset < origin:
+        return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never asked for")
+    return Explanation(key.tp, offset, Class.OWED, f"not read yet: the frontier is {frontier}")

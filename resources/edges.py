@@ -1,0 +1,43 @@
+"""A feed's edges, opened: Kafka, the lake, Spark. What the stages see as ports is chosen here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.feed import Feed
+from sluice.resources.executor import Wiring
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.liveness import LakeLiveness
+from sluice.resources.spark import SparkEngine
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def open_edges(feed: Feed) -> Iterator[Edges]:
+    """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
+    lake = LocalLake(Path(feed.lake))
+    cluster = KafkaCluster(feed.kafka)
+    try:
+        yield Edges(
+            cluster=cluster,
+            group=KafkaGroup(feed.kafka, feed.group),
+            lake=lake,
+            engine=SparkEngine(feed.spark),
+            liveness=LakeLiveness(lake, feed.name, now),
+            clock=now,
+            wiring=Wiring.of(feed),
+            parallelism=os.cpu_count() or 1,
+        )
+    finally:
+        cluster.close()

@@ -1,0 +1,203 @@
+"""The commit's steps over a fake coordinator; the same on a real one stands in tests/integration."""
+
+import pytest
+
+from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, commit
+from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, LedgerCorrupt
+from sluice.pipelines.feed import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import CommitEntry, KeyRange, LossEntry, OriginEntry, OriginItem
+from sluice.pipelines.ports import Member
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
+from tests.fakes import FakeGroup, MemoryLake
+
+KEY = Key("orders", 0, "id-1")
+TP = TopicPartition("orders", 0)
+
+
+class World:
+    """A ledger whose frontier can be moved, and a group."""
+
+    def __init__(self, origin: int = 0, committed: int | None = None) -> None:
+        self.ledger = Ledger(MemoryLake(), "orders", lambda: 1, "run", "cluster-1")
+        self.group = FakeGroup()
+        if committed is not None:
+            self.group.offsets[TP] = CommittedOffset(committed)
+        item = OriginItem(key=KEY, offset=origin, committed=committed, why="test")
+        self.ledger.append(lambda s: OriginEntry(items=(item,)))
+
+    def account(self, start: int, end: int) -> None:
+        entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, end)),), reason="test")
+        self.ledger.append(lambda s: entry)
+
+    def commit(self, mode: str = "transactional", moved: str = "refuse") -> CommitResult:
+        return commit(self.ledger, self.group, CommitSettings(CommitMode(mode), "tid", OnGroupMoved(moved)))
+
+    @property
+    def held(self) -> int | None:
+        offset = self.group.offsets.get(TP)
+        return offset.offset if offset else None
+
+
+@pytest.mark.parametrize("mode", ["transactional", "plain"])
+def test_commits_the_frontier_with_a_mark_and_records_it(mode: str) -> None:
+    world = World()
+    world.account(0, 50)
+    result = world.commit(mode)
+    assert (result.status, world.held) == (CommitStatus.COMMITTED, 50)
+    mark = Mark.parse(world.group.offsets[TP].metadata)
+    assert mark is not None
+    assert mark.ledger == world.ledger.read().ledger_id
+    assert mark.number == result.mark
+    assert world.ledger.read().commits == {KEY: 50}
+
+
+def test_nothing_new_does_not_touch_the_group() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    joins = world.group.joins
+    assert world.commit().status is CommitStatus.UNCHANGED
+    assert world.group.joins == joins
+
+
+def test_mode_none_leaves_kafka_alone() -> None:
+    world = World()
+    world.account(0, 50)
+    assert world.commit("none").status is CommitStatus.DISABLED
+    assert world.held is None
+
+
+def test_never_passes_a_hole() -> None:
+    world = World()
+    world.account(0, 10)
+    world.account(20, 30)
+    world.commit()
+    assert world.held == 10
+
+
+def test_a_foreign_member_is_refused_and_nothing_is_fenced() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.others.append(Member("m", "app", "host"))
+    with pytest.raises(GroupHeld):
+        world.commit()
+    assert world.group.epoch == 0
+
+
+@pytest.mark.parametrize("moved_to", [3, 70])
+def test_offsets_moved_by_somebody_are_refused_with_both_values(moved_to: int) -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.account(50, 60)
+    world.group.offsets[TP] = CommittedOffset(moved_to)
+    with pytest.raises(GroupMoved, match=rf"{moved_to}, the ledger expects 50"):
+        world.commit()
+    assert world.held == moved_to
+
+
+def test_overwrite_commits_the_frontier_all_the_same() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(70)
+    world.commit(moved="overwrite")
+    assert world.held == 50
+
+
+def test_adopt_records_what_was_passed_over_as_skipped() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(70)
+    world.commit(moved="adopt")
+    state = world.ledger.read()
+    assert state.skipped == {KEY: (Range(50, 70),)}
+    assert (state.frontier(KEY), world.held) == (70, 70)
+
+
+def test_expired_offsets_are_committed_again() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.group.offsets.clear()
+    world.commit()
+    assert world.held == 50
+
+
+@pytest.mark.parametrize("mode", ["transactional", "plain"])
+def test_a_lost_answer_that_took_effect_is_found_by_reading_back(mode: str) -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = "after"
+    assert world.commit(mode).status is CommitStatus.COMMITTED
+    assert world.ledger.read().commits == {KEY: 50}
+
+
+def test_a_lost_answer_without_effect_is_not_taken_for_done() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = "before"
+    with pytest.raises(CommitFenced):
+        world.commit()
+    assert world.ledger.read().commits == {}
+    world.commit()
+    assert world.held == 50
+
+
+def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    ours = world.group.offsets[TP]
+    fresh = World()
+    fresh.ledger = world.ledger
+    # Kafka holds our commit of 50, then the frontier moved on, and no commit entry says so for 60
+    world.account(50, 60)
+    world.group.offsets[TP] = CommittedOffset(55, metadata=ours.metadata)
+    world.commit()
+    assert world.held == 60
+
+
+def test_an_intruder_between_join_and_commit_fences_us() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.on_commit = world.group.intrude
+    with pytest.raises(CommitFenced):
+        world.commit()
+    assert world.held is None
+
+
+def test_a_newer_committer_of_ours_fences_the_older() -> None:
+    world = World()
+    world.account(0, 50)
+
+    def rival() -> None:
+        world.group.epoch += 1
+
+    world.group.on_commit = rival
+    with pytest.raises(CommitFenced):
+        world.commit()
+
+
+def test_a_mark_above_the_ledger_proves_lost_entries() -> None:
+    world = World()
+    world.account(0, 50)
+    ledger_id = world.ledger.read().ledger_id
+    world.group.offsets[TP] = CommittedOffset(10, metadata=Mark(ledger_id, 999, KEY.incarnation).dump())
+    with pytest.raises(LedgerCorrupt, match="lost entries"):
+        world.commit()
+
+
+def test_hostile_metadata_is_no_mark() -> None:
+    for text in ("", "{}", "[]", "null", '{"sluice":1}', "[" * 100_000, '{"sluice":"a","n":"x","i":""}'):
+        assert Mark.parse(text) is None
+
+
+def test_commit_entries_count_by_their_maximum() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    late = CommitEntry(mode="transactional", mark=1, offsets=({"key": KEY, "offset": 20},))  # type: ignore[arg-type]
+    world.ledger.append(lambda s: late)
+    assert world.ledger.read().commits == {KEY: 50}

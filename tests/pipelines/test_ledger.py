@@ -1,0 +1,252 @@
+"""The ledger's log and fold: one creator a number, decisions on the state just below, hostile files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines import layout
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.entries import (
+    AbandonEntry,
+    KeyRange,
+    LossEntry,
+    OriginEntry,
+    OriginItem,
+    OwnEntry,
+    PlanEntry,
+    PublishEntry,
+    dump,
+    parse,
+)
+from sluice.pipelines.publish import publish
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.values import (
+    Counts,
+    Isolation,
+    Key,
+    Owner,
+    Plan,
+    Receipt,
+    Request,
+    RequestKind,
+    Slice,
+    Task,
+)
+from tests.fakes import MemoryLake, owner
+
+KEY = Key("orders", 0, "id-1")
+
+
+def a_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
+    s = Slice("orders", 0, "id-1", start, end)
+    return Plan(
+        "orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces
+    )
+
+
+def a_receipt(start: int = 0, end: int = 10) -> Receipt:
+    return Receipt(Slice("orders", 0, "id-1", start, end), end, Counts(landed=end - start), (), "a")
+
+
+def begun(lake: MemoryLake | None = None) -> Ledger:
+    ledger = Ledger(lake or MemoryLake(), "orders", lambda: 5, "run", "c")
+    item = OriginItem(key=KEY, offset=0, committed=None, why="test")
+    ledger.append(lambda s: OriginEntry(items=(item,)))
+    return ledger
+
+
+def planned(ledger: Ledger, plan: Plan | None = None, by: Owner | None = None) -> int:
+    p = plan or a_plan()
+    appended = ledger.append(lambda s: PlanEntry(plan=p, hash=p.hash, owner=by or owner()))
+    assert appended is not None
+    return appended.number
+
+
+def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    assert ledger.read().live()[0].id == batch == 1
+    assert ledger.read().frontier(KEY) == 0
+    publish(ledger, batch, owner(), [a_receipt()], [])
+    state = ledger.read()
+    assert state.frontier(KEY) == 10
+    assert state.batches[batch].status is BatchStatus.PUBLISHED
+    assert state.live() == ()
+
+
+def test_the_ledgers_identity_is_its_first_write() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    first = json.loads(lake.files[layout.log_path("orders", 0)])
+    assert ledger.read().ledger_id == first["write"] != ""
+
+
+def test_publishing_twice_is_once() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    assert publish(ledger, batch, owner(), [a_receipt()], []) is not None
+    assert publish(ledger, batch, owner(), [a_receipt()], []) is None
+
+
+def test_only_the_current_owner_may_publish() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
+    with pytest.raises(OwnershipLost):
+        publish(ledger, batch, owner("token-1"), [a_receipt()], [])
+    assert publish(ledger, batch, owner("token-2"), [a_receipt()], [])
+
+
+def test_an_abandoned_batch_cannot_be_published() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: AbandonEntry(batch=batch, reason="test"))
+    with pytest.raises(OwnershipLost, match="abandoned"):
+        publish(ledger, batch, owner(), [a_receipt()], [])
+
+
+def test_a_zombies_publish_entry_is_void_when_folded() -> None:
+    """A rival's entry that got in by force counts for nothing: the fold decides again."""
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
+    forged = PublishEntry(batch=batch, token="token-1", receipts=(a_receipt(),))
+    appended = ledger.append(lambda s: forged)
+    assert appended is not None
+    state = ledger.read()
+    assert state.void == (appended.number,)
+    assert state.frontier(KEY) == 0
+    assert state.batches[batch].status is BatchStatus.PLANNED
+
+
+def test_replacing_what_was_replaced_is_void() -> None:
+    ledger = begun()
+    first, second = planned(ledger, a_plan(replaces=("data/x",))), planned(ledger, a_plan(replaces=("data/x",)))
+    publish(ledger, first, owner(), [a_receipt()], [])
+    with pytest.raises(OwnershipLost):
+        publish(ledger, second, owner(), [a_receipt()], [])
+
+
+def test_a_writer_that_lost_the_number_decides_again() -> None:
+    lake = MemoryLake()
+    ledger, rival = begun(lake), Ledger(lake, "orders", lambda: 6, "rival", "c")
+    seen: list[int] = []
+
+    def barge(path: str) -> None:
+        lake.before_put = lambda p: None
+        rival.append(lambda s: LossEntry(ranges=(KeyRange(key=KEY, range=Range(0, 1)),), reason="r"))
+
+    def decide(state: object) -> LossEntry | None:
+        seen.append(state.number)  # type: ignore[attr-defined]
+        return LossEntry(ranges=(KeyRange(key=KEY, range=Range(1, 2)),), reason="mine")
+
+    lake.before_put = barge
+    appended = ledger.append(decide)
+    assert appended is not None
+    assert (appended.number, seen) == (2, [1, 2])
+
+
+def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    lake.lose_answer_of.add(layout.log_path("orders", 1))
+    batch = planned(ledger)
+    assert batch == 1
+    assert ledger.read().number == 2
+
+
+def test_many_writers_give_each_number_one_creator() -> None:
+    lake = MemoryLake()
+    begun(lake)
+    lock = threading.Lock()
+    put = lake.put_if_absent
+
+    def guarded(path: str, data: bytes) -> bool:
+        with lock:
+            return put(path, data)
+
+    lake.put_if_absent = guarded  # type: ignore[method-assign]
+
+    def write(i: int) -> None:
+        ledger = Ledger(lake, "orders", lambda: i, f"run-{i}", "c")
+        for n in range(10):
+            entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(i * 10 + n, i * 10 + n + 1)),), reason=str(i))
+            ledger.append(lambda s, entry=entry: entry)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    state = Ledger(lake, "orders", lambda: 0).read()
+    assert state.number == 61
+    assert state.lost == {KEY: (Range(0, 60),)}
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", LedgerCorrupt),
+        (b'{"format":1,"kind":"ori', LedgerCorrupt),
+        (b"[]", LedgerCorrupt),
+        (b"null", LedgerCorrupt),
+        (b"\xff\xfe", LedgerCorrupt),
+        (b"[" * 100_000, LedgerCorrupt),
+        (b'{"format":1,"kind":"origin"}', LedgerCorrupt),
+        (b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":"x","committed":null,"why":""}]}', LedgerCorrupt),
+        (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
+        (b'{"format":1,"kind":"teleport"}', LedgerTooNew),
+    ],
+)
+def test_a_bad_entry_stops_with_its_name(content: bytes, error: type[Exception]) -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    path = layout.log_path("orders", 1)
+    lake.files[path] = content
+    with pytest.raises(error, match="00000000000000000001"):
+        ledger.read()
+    assert lake.files[path] == content
+
+
+def test_a_missing_entry_is_not_passed_over() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    planned(ledger)
+    planned(ledger, a_plan(20, 30))
+    del lake.files[layout.log_path("orders", 1)]
+    with pytest.raises(LedgerCorrupt, match="entry 1 is missing"):
+        Ledger(lake, "orders", lambda: 0).read()
+
+
+def test_reading_goes_on_where_it_stopped() -> None:
+    lake = MemoryLake()
+    reader, writer = Ledger(lake, "orders", lambda: 0), begun(lake)
+    before = reader.read()
+    planned(writer)
+    assert reader.read().number == 2
+    assert before.number == 1, "an older state stays as it was"
+    assert before.live() == ()
+
+
+@given(st.integers(0, 10**18), st.integers(1, 10**6), st.text(max_size=20))
+def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> None:
+    receipt = replace(a_receipt(start, start + span), timings={"decode": 5})
+    for entry in (
+        PublishEntry(batch=3, token="t", receipts=(receipt,)),
+        LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, start + span)),), reason=reason.encode("utf-8", "replace").decode()),
+        PlanEntry(plan=a_plan(start, start + span), hash="h", owner=owner()),
+    ):
+        assert parse(dump(entry), "x") == entry
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
+    with pytest.raises((LedgerCorrupt, LedgerTooNew)):
+        parse(data, "x")
