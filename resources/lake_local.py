@@ -1,0 +1,324 @@
+"""The lake in a local or mounted folder: every write is seen whole or not at all, and survives a crash.
+
+A write goes to a `.tmp-…` file beside its place, is fsynced, then linked (put_if_absent) or renamed (put,
+create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; no call shows them.
+A path that would leave the root, by `..` or by a symbolic link, is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+
+TEMPORARY = ".tmp-"
+_RACES = 100
+"""How often a folder may vanish (removed as empty by another process) before we have put something in it."""
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_LATER = {errno.ENOENT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
+_LATER |= {errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EHOSTDOWN, errno.ENOTCONN}
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+_REMEDIES = {
+    errno.EACCES: "give this user the right to read and write there",
+    errno.EROFS: "the file system is read-only: mount it writable, or name another lake",
+    errno.ENAMETOOLONG: "give the lake a shorter path",
+} | dict.fromkeys(_CANNOT_LINK, "the ledger needs a file system with hard links: name a lake on another")
+
+
+class LocalLake:
+    """`ports.Lake` below the folder `root`, which the first write creates. Safe across processes, picklable."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+
+    @property
+    def uri(self) -> str:
+        return self.root.as_uri()
+
+    def locate(self, path: str) -> str:
+        return str(self._place(path))
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create the file; False when one stands there. Of several writers exactly one gets True.
+
+        Raises Unknown when it stands there but could not be made durable.
+        """
+        place = self._place(path)
+        with _told(path):
+            if place.exists():
+                return False
+            temporary = _write(place, data)
+            try:
+                won = _link(temporary, place)
+            finally:
+                _drop(temporary)
+        if won:
+            _sync_after_link(place, path)
+        return won
+
+    def put(self, path: str, data: bytes) -> None:
+        place = self._place(path)
+        with _told(path):
+            _move(_write(place, data), place)
+
+    def get(self, path: str) -> bytes | None:
+        try:
+            with self.open(path) as file, _told(path):
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Files below `prefix`, in the order of their whole paths; links and `.tmp-…` are passed over."""
+        above = prefix.strip("/")
+        folder = self._place(above) if above else self.root
+        return _walk(folder, f"{above}/" if above else "", after)
+
+    def size(self, path: str) -> int | None:
+        place = self._place(path)
+        with _told(path), suppress(FileNotFoundError, NotADirectoryError):
+            found = place.stat()
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return None
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """A file that appears, durable, when the block ends. A write that finds no room raises LakeFull."""
+        place = self._place(path)
+        with _told(path):
+            temporary, file = _temporary(place)
+        try:
+            with _told(path, only=_FULL):
+                yield file
+            with _told(path):
+                _finish(file)
+                _move(temporary, place)
+        except BaseException:
+            _discard(temporary, file)
+            raise
+
+    def open(self, path: str) -> BinaryIO:
+        place = self._place(path)
+        with _told(path):
+            try:
+                return place.open("rb")
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
+
+    def show(self, source: str, target: str) -> None:
+        """Hard-link the file, or copy it where links cannot reach.
+
+        Raises FileNotFoundError without source, ProofFailed when something else stands at the target.
+        """
+        origin, place = self._place(source), self._place(target)
+        with _told(target):
+            for _ in range(_RACES):
+                if not origin.is_file():
+                    break
+                with suppress(FileNotFoundError):
+                    _make_folder(place.parent)
+                    _show(origin, place)
+                    return _sync(place.parent)
+        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source)
+
+    def remove(self, path: str) -> None:
+        """Remove the file, and the folders that this leaves empty."""
+        place = self._place(path)
+        with _told(path), suppress(FileNotFoundError, NotADirectoryError):
+            place.unlink()
+        with suppress(OSError):  # a folder that is not empty, or in use, stays
+            for folder in place.relative_to(self.root).parents:
+                if folder.name:
+                    (self.root / folder).rmdir()
+
+    def _place(self, path: str) -> Path:
+        """Where the path is. Checked before each call: no guard against who swaps folders meanwhile."""
+        parts = path.split("/")
+        with suppress(UnicodeEncodeError):
+            sound = not any(p in ("", ".", "..") or p.startswith(TEMPORARY) or "\0" in p for p in parts)
+            if sound and Path(os.path.realpath(self.root / path)).is_relative_to(self.root):
+                return self.root / path
+        raise Terminal(
+            f"{ascii(path)[:300]} is no path inside the lake {self.root}",
+            remedy="look for `..`, an absolute path, or a symbolic link that leads out of the lake",
+        )
+
+
+@contextmanager
+def _told(path: str, only: set[int] | None = None) -> Iterator[None]:
+    """Turn an OSError (of the kinds in `only`) into what it means for the lake."""
+    try:
+        yield
+    except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
+        raise _meaning(error, path) from error
+
+
+def _meaning(error: OSError, path: str) -> SluiceError:
+    why = f"{path}: {error.strerror or type(error).__name__}"
+    if error.errno in _FULL:
+        return LakeFull(
+            f"no room in the lake for {why}",
+            remedy="free space or raise the quota, then run again; nothing half written is visible",
+        )
+    if error.errno in _LATER:
+        return LakeUnavailable(
+            f"the lake did not take or give {why}", remedy="run again; if it stays, check the disk"
+        )
+    remedy = _REMEDIES.get(
+        error.errno or 0, "check what stands at that path in the lake, and its permissions"
+    )
+    return Terminal(f"the lake refused {why}", remedy=remedy)
+
+
+def _temporary(place: Path) -> tuple[Path, BinaryIO]:
+    """A new, empty file beside `place`; its folder is made when missing."""
+    for _ in range(_RACES):
+        _make_folder(place.parent)
+        temporary = place.with_name(TEMPORARY + secrets.token_hex(8))
+        with suppress(FileNotFoundError):
+            return temporary, temporary.open("xb")
+    raise FileNotFoundError(errno.ENOENT, "its folder vanishes again and again", str(place))
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with suppress(FileExistsError):
+        folder.mkdir()
+    _sync(folder.parent)
+
+
+def _write(place: Path, data: bytes) -> Path:
+    """`data`, durable, in a temporary file beside `place`."""
+    temporary, file = _temporary(place)
+    try:
+        file.write(data)
+        _finish(file)
+    except BaseException:
+        _discard(temporary, file)
+        raise
+    return temporary
+
+
+def _finish(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def _discard(temporary: Path, file: BinaryIO) -> None:
+    with suppress(OSError):  # closing flushes, which may fail once more
+        file.close()
+    _drop(temporary)
+
+
+def _drop(temporary: Path) -> None:
+    with suppress(OSError):
+        temporary.unlink()
+
+
+def _move(temporary: Path, place: Path) -> None:
+    try:
+        temporary.replace(place)
+    except OSError:
+        _drop(temporary)
+        raise
+    _sync(place.parent)
+
+
+def _link(temporary: Path, place: Path) -> bool:
+    """Whether we put the file there. On NFS an error may hide our own success, which the link count tells."""
+    try:
+        place.hardlink_to(temporary)
+    except OSError as error:
+        if temporary.stat().st_nlink > 1:
+            return True
+        if not isinstance(error, FileExistsError):
+            raise
+        return False
+    return True
+
+
+def _sync_after_link(place: Path, path: str) -> None:
+    try:
+        _sync(place.parent)
+    except OSError as error:
+        raise Unknown(
+            f"{path} stands in the lake, but may not survive a crash: {error.strerror}",
+            remedy="check the disk, then run again: the ledger is read back first",
+        ) from error
+
+
+def _sync(folder: Path) -> None:
+    """Make the folder's entries durable, where its file system can."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _show(origin: Path, place: Path) -> None:
+    try:
+        place.hardlink_to(origin)
+    except FileExistsError:
+        _check_same(origin, place)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        _copy(origin, place)
+
+
+def _copy(origin: Path, place: Path) -> None:
+    temporary, file = _temporary(place)
+    try:
+        with origin.open("rb") as source:
+            shutil.copyfileobj(source, file, 1 << 20)
+        _finish(file)
+    except BaseException:
+        _discard(temporary, file)
+        raise
+    _move(temporary, place)
+
+
+def _check_same(origin: Path, place: Path) -> None:
+    if not place.samefile(origin) and place.stat().st_size != origin.stat().st_size:
+        raise ProofFailed(
+            f"{place.name} is visible already, with another size than the staged file",
+            remedy="somebody wrote into the lake's data folder: move that file away and run again",
+        )
+
+
+def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
+    for name in _names(folder, above):
+        path = above + name
+        if name.endswith("/"):
+            if path > after or after.startswith(path):
+                yield from _walk(folder / name, path, after)
+        elif path > after:
+            yield path
+
+
+def _names(folder: Path, above: str) -> list[str]:
+    """Sorted names in a folder; those of folders end in `/`, so that whole paths come in order too."""
+    with _told(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        seen = [e for e in entries if not e.name.startswith(TEMPORARY)]
+        folders = [f"{e.name}/" for e in seen if e.is_dir(follow_symlinks=False)]
+        return sorted(folders + [e.name for e in seen if e.is_file(follow_symlinks=False)])
+    return []

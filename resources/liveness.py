@@ -1,0 +1,174 @@
+"""Who is still at work: every owner of a batch beats, a small file in the lake rewritten every few seconds.
+
+Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine), or
+the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, which makes us
+watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids what
+an owner publishes after another has taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.values import Owner
+
+log = logging.getLogger("sluice.liveness")
+
+
+def new_owner(run: str) -> Owner:
+    """This process as the owner of a batch for `run`, under a token that nobody can guess or repeat."""
+    pid = os.getpid()
+    return Owner(secrets.token_hex(16), run, socket.gethostname(), pid, _process_start(pid) or 0)
+
+
+class LakeLiveness:
+    """`ports.Liveness` over files `_sluice/<feed>/owners/<token>.json`.
+
+    `bound_ms` is how long a beat may stay unchanged, `beat_ms` how often it is renewed; `pause` (seconds)
+    waits between two looks at a suspect.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        feed: str,
+        clock: Clock,
+        bound_ms: int = 60_000,
+        beat_ms: int = 5_000,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._lake, self._folder, self._clock = lake, f"_sluice/{feed}/owners", clock
+        self._bound_ms, self._beat_ms, self._pause = bound_ms, beat_ms, pause
+
+    @contextmanager
+    def beat(self, owner: Owner) -> Iterator[None]:
+        """Beat now and every `beat_ms` from a daemon thread; the file is removed when the block ends.
+
+        A lake that does not take the beat is logged, never raised.
+        """
+        ended = Event()
+        self._write(owner, 0)
+        thread = Thread(target=self._keep_beating, args=(owner, ended), name="sluice-beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(self._beat_ms / 1000)
+            self._tolerant("remove", lambda: self._lake.remove(self._path(owner)))
+
+    def is_dead(self, owner: Owner) -> bool:
+        """True only with evidence; may watch a suspect for `bound_ms` first.
+
+        An owner whose stamp is fresh by our clock is taken for alive at once, one whose process is gone from
+        this machine for dead.
+        """
+        first = self._lake.get(self._path(owner))
+        if first is None or _process_gone(first):
+            return True
+        return not self._fresh(first) and self._unchanged(owner, first)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
+        at = _parsed(self._lake.get(self._path(owner)) or b"").get("at")
+        return at if isinstance(at, int) else None
+
+    def _path(self, owner: Owner) -> str:
+        return f"{self._folder}/{owner.token}.json"
+
+    def _keep_beating(self, owner: Owner, ended: Event) -> None:
+        number = 0
+        while not ended.wait(self._beat_ms / 1000):
+            number += 1
+            self._write(owner, number)
+
+    def _write(self, owner: Owner, number: int) -> None:
+        """The number makes every beat differ, also while a clock stands still."""
+        said = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
+        said |= {"started": owner.started, "machine": _machine(), "at": self._clock(), "beat": number}
+        data = json.dumps(said, sort_keys=True).encode()
+        self._tolerant("write", lambda: self._lake.put(self._path(owner), data))
+
+    def _tolerant(self, what: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (
+            Exception
+        ) as error:  # a missed beat must not end the run, whatever kept the lake from taking it
+            log.warning("could not %s the owner's beat in %s: %s", what, self._folder, error)
+
+    def _fresh(self, beat: bytes) -> bool:
+        at = _parsed(beat).get("at")
+        return isinstance(at, int) and abs(self._clock() - at) <= self._bound_ms
+
+    def _unchanged(self, owner: Owner, first: bytes) -> bool:
+        """Watch for `bound_ms`, by counted pauses and no clock; False as soon as the beat changes."""
+        for _ in range(-(-self._bound_ms // self._beat_ms)):
+            self._pause(self._beat_ms / 1000)
+            now = self._lake.get(self._path(owner))
+            if now is None or _process_gone(first):
+                return True
+            if now != first:
+                return False
+        return True
+
+
+def _parsed(beat: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(beat)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _process_gone(beat: bytes) -> bool:
+    """Whether the beat names a process of this machine that is no more, or whose pid is another's now."""
+    said = _parsed(beat)
+    pid, started = said.get("pid"), said.get("started")
+    if said.get("machine") != _machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
+        return False
+    return not _exists(pid) or (bool(started) and _process_start(pid) not in (None, started))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and somebody else's
+        return True
+    return _stat(pid)[:1] not in ([b"Z"], [b"X"])  # killed, and not yet buried by its parent
+
+
+def _process_start(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot (no clock moves it); None without /proc."""
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/<pid>/stat from the state on; none where there is no such file."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _machine() -> str:
+    """One boot of one machine and one space of process ids in it (containers may share host names)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
