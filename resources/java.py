@@ -38,6 +38,8 @@ _PLACES = (
     "/Library/Java/JavaVirtualMachines/*/Contents/Home",
     "~/.sdkman/candidates/java/*",
 )
+# The lines in which Ivy says what went wrong.
+_TELLING = re.compile(r"UNRESOLVED|FAILED|ERROR|xception")
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +100,10 @@ def spark_jars() -> Path:
 
 
 def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
-    """A folder with the jars of `artifacts` and all they need, fetched from Maven Central at most once per user.
+    """A folder with the jars of `artifacts` and all they need, fetched from Maven Central once for each user.
 
-    It lives under XDG_CACHE_HOME (else ~/.cache) as `sluice/<name>-<digest of the request>`. Concurrent callers
-    wait for one fetch. Raises SetupError with Ivy's own words when something cannot be fetched.
+    It lives under XDG_CACHE_HOME (else ~/.cache) as `sluice/<name>-<digest of the request>`. Concurrent
+    callers wait for one fetch. Raises SetupError with Ivy's own words when something cannot be fetched.
     """
     request = _ivy_xml(artifacts)
     folder = _cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
@@ -155,14 +157,14 @@ def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path)
         if said.returncode or missing:
             raise SetupError(
                 f"could not fetch {name} from Maven Central\n{_complaints(said.stdout + said.stderr)}",
-                remedy="check the network (a proxy goes into JAVA_TOOL_OPTIONS, as -Dhttps.proxyHost=…) and repeat",
+                remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
             )
         os.rename(Path(scratch, "jars"), folder)
 
 
 def _ivy(scratch: str) -> subprocess.CompletedProcess[str]:
     command = [
-        *(find_java(), "-cp", spark_jars() / "*", "org.apache.ivy.Main"),
+        *(str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main"),
         *("-ivy", "ivy.xml", "-cache", "cache", "-confs", "default"),
         *("-retrieve", "jars/[artifact]-[revision](-[classifier]).[ext]"),
     ]
@@ -170,7 +172,7 @@ def _ivy(scratch: str) -> subprocess.CompletedProcess[str]:
 
 
 def _complaints(output: str) -> str:
-    telling = [line.strip() for line in output.splitlines() if re.search(r"UNRESOLVED|FAILED|ERROR|xception", line)]
+    telling = [line.strip() for line in output.splitlines() if _TELLING.search(line)]
     return "\n".join(telling[:12] or output.splitlines()[-12:])
 
 

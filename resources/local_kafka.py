@@ -1,15 +1,15 @@
-"""A real Apache Kafka on this machine: one or three KRaft nodes on loopback, for the demo, the tests and a first try.
+"""A real Apache Kafka on this machine: one or three KRaft nodes on loopback, for demo, tests and a first try.
 
-Promises: `start` returns when every broker answers and sees all the others, or raises with the broker's own last
-words. A cluster started again on the same folder has the same ports and data. `stop` ends only processes that
-this folder's records name. The nodes are daemons: a cluster that is kept outlives us and is found again by
-`attach`; one that is thrown away ends with us, however we end.
+Promises: `start` returns when every broker answers and sees all the others, or raises with the broker's own
+last words. A cluster started again on the same folder has the same ports and data. `stop` ends only processes
+that this folder's records name. The nodes are daemons: a cluster that is kept outlives us and is found again
+by `attach`; one that is thrown away ends with us, however we end.
 
     with LocalKafka(Path(".sluice/kafka"), brokers=3) as kafka:
         KafkaConsumer(bootstrap_servers=kafka.bootstrap)
 
-What is in the folder: `cluster.json` (what it is), `node-<id>/` with `server.properties`, `server.log`, `data/`
-and `process.json` (who runs it).
+What is in the folder: `cluster.json` (what it is), `node-<id>/` with `server.properties`, `server.log`,
+`data/` and `process.json` (who runs it).
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ START_SECONDS = 120.0
 STOP_SECONDS = 20.0
 _HOST = "127.0.0.1"
 _POLL = 0.1  # seconds between two questions to a broker that does not answer yet
-# Below the range from which systems take the ports of outgoing connections: a client that tries again and again
-# to reach a stopped broker could otherwise be given the broker's own port.
+# Below the range from which systems take the ports of outgoing connections: a client that tries again and
+# again to reach a stopped broker could otherwise be given the broker's own port.
 _PORTS = range(20_000, 30_000)
 
 _LOG4J = """<Configuration status="WARN" shutdownHook="disable">
-  <Appenders><Console name="err" target="SYSTEM_ERR"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console></Appenders>
+  <Appenders>
+    <Console name="err" target="SYSTEM_ERR"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console>
+  </Appenders>
   <Loggers><Root level="${sys:sluice.log.level:-WARN}"><AppenderRef ref="err"/></Root></Loggers>
 </Configuration>
 """
@@ -102,8 +104,8 @@ class _Cluster:
 class LocalKafka:
     """One local cluster in one folder; `keep=False` throws the data away when it is stopped.
 
-    `root` is the cluster's folder, made when missing; `brokers` is 1 or 3 and cannot change later; `settings` are
-    Kafka server properties on top of ours, remembered with the cluster.
+    `root` is the cluster's folder, made when missing; `brokers` is 1 or 3 and cannot change later;
+    `settings` are Kafka server properties on top of ours, remembered with the cluster.
     """
 
     def __init__(
@@ -142,8 +144,8 @@ class LocalKafka:
     def start(self) -> Self:
         """Start what does not run and wait until all brokers answer; does nothing to a cluster that runs.
 
-        Raises SetupError with a broker's last lines when one ends or does not answer in time; nothing that this
-        call started is left running then.
+        Raises SetupError with a broker's last lines when one ends or does not answer in time; nothing that
+        this call started is left running then.
         """
         java.jars(f"kafka-{VERSION}", ARTIFACTS)
         self._root.mkdir(parents=True, exist_ok=True)
@@ -176,7 +178,9 @@ class LocalKafka:
             cluster_id=cluster.cluster_id,
             bootstrap=self.bootstrap,
             answering=all(node.running and node.sees(len(nodes)) for node in nodes),
-            brokers=tuple(BrokerStatus(n.id, n.address, n.process.pid if n.process else None, n.log) for n in nodes),
+            brokers=tuple(
+                BrokerStatus(n.id, n.address, n.process.pid if n.process else None, n.log) for n in nodes
+            ),
         )
 
     def kill_broker(self, broker: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -198,9 +202,10 @@ class LocalKafka:
     def tool(
         self, main_class: str, *args: str, stdin: str = "", timeout: float | None = 120
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of Kafka's own Java tools, e.g. `org.apache.kafka.tools.GetOffsetShell`, and return how it ended.
+        """Run one of Kafka's own Java tools, e.g. `org.apache.kafka.tools.GetOffsetShell`, to its end.
 
-        Bytes that are no UTF-8 come back as surrogate escapes. A failed tool raises nothing: look at `returncode`.
+        Bytes that are no UTF-8 come back as surrogate escapes. A failed tool raises nothing: look at
+        `returncode`.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
@@ -219,7 +224,9 @@ class LocalKafka:
         return found
 
     def _nodes(self) -> list[_Node]:
-        return [_Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
+        return [
+            _Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)
+        ]
 
     def _node(self, broker: int) -> _Node:
         for node in self._nodes():
@@ -346,7 +353,9 @@ class _Node:
         try:
             with socket.create_connection((_HOST, self.port), timeout=1):
                 pass
-            client = KafkaAdminClient(bootstrap_servers=self.address, request_timeout_ms=3000, bootstrap_timeout_ms=3000)
+            client = KafkaAdminClient(
+                bootstrap_servers=self.address, request_timeout_ms=3000, bootstrap_timeout_ms=3000
+            )
             with contextlib.closing(client):
                 return len(client.describe_cluster()["brokers"]) == brokers
         except (OSError, KafkaError):
@@ -354,7 +363,9 @@ class _Node:
 
     def failure(self, what: str) -> SetupError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        worst = [line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")]
+        worst = [
+            line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")
+        ]
         shown = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
             "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in shown)]),
@@ -363,7 +374,7 @@ class _Node:
 
 
 def _properties(node: _Node, nodes: list[_Node]) -> dict[str, str]:
-    """The server properties of one node; paths are relative to its folder, so that any folder name will do."""
+    """The server properties of one node; paths are relative to its folder, whose name may be anything."""
     replicas = str(len(nodes))
     in_sync = "2" if len(nodes) > 1 else "1"
     return {
@@ -388,7 +399,7 @@ def _properties(node: _Node, nodes: list[_Node]) -> dict[str, str]:
         # A broker that was killed can register again after this time only (9 s by default).
         "broker.session.timeout.ms": "4000",
         "broker.heartbeat.interval.ms": "500",
-        # Nobody waits for a group to fill up, for a dead member or for an abandoned transaction longer than asked.
+        # Nobody waits for a group to fill up, nor longer than asked for a dead member or transaction.
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "500",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -500,7 +511,9 @@ def _read_cluster(root: Path) -> _Cluster | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SetupError(f"{path} cannot be read: {error!r}", remedy=f"remove {root} and start again") from error
+        raise SetupError(
+            f"{path} cannot be read: {error!r}", remedy=f"remove {root} and start again"
+        ) from error
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
@@ -510,7 +523,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _new_guard(root: Path) -> subprocess.Popen[bytes]:
-    """A process that waits for our end, known by the closing of its input, and then stops what is left of ours."""
+    """A process that waits for our end, told by the closing of its input, and stops what is left of ours."""
     return subprocess.Popen(
         [sys.executable, "-m", "sluice.resources.local_kafka", str(root)],
         stdin=subprocess.PIPE,

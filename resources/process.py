@@ -54,7 +54,7 @@ class Process:
 def spawn(command: Sequence[str | Path], folder: Path, output: Path) -> Process:
     """Start `command` in `folder` as a daemon of its own session; its words go to `output`, emptied first."""
     with output.open("wb") as sink:
-        # The shell leaves at once, so that the daemon is nobody's child: no zombie and no handle stays with us.
+        # The shell leaves at once, so that the daemon is not our child: no zombie and no handle stays.
         shell = subprocess.run(
             ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
             cwd=folder,

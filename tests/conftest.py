@@ -1,7 +1,7 @@
 """Real clusters for the integration tests, one of each size a session, and topics that no two tests share.
 
-Asking for `kafka` or `kafka3` marks a test with `kafka`; a cluster is started when the first test asks for it and is
-thrown away at the end, data and all.
+Asking for `kafka` or `kafka3` marks a test with `kafka`; a cluster is started when the first test asks for
+it and is thrown away at the end, data and all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
 
 @pytest.fixture
 def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
-    """A function that creates a topic of a unique name and returns the name once every partition has a leader.
+    """A function that creates a topic of a unique name and returns it once every partition has a leader.
 
     fresh_topic(partitions=3, config={"cleanup.policy": "compact"}, cluster=kafka3, name="orders")
 

@@ -1,4 +1,4 @@
-"""The local Kafka is real, answers when it says so, survives what happens to it, and ends only what is its own."""
+"""The local Kafka is real, answers when it says so, survives what happens to it, ends only its own processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def process_of(cluster: LocalKafka, broker: int = 1) -> int:
     return pid
 
 
-def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+def test_what_is_produced_is_read_by_kafkas_own_consumer(
+    kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
     topic = fresh_topic()
     produce(kafka, topic, b"one", b"two", "drei ü".encode())
     said = kafka.tool(
@@ -131,7 +133,9 @@ def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_pa
         "import os, signal; from pathlib import Path; from sluice.resources.local_kafka import LocalKafka\n"
         f"LocalKafka(Path({str(tmp_path)!r}), keep=False).start(); print('up', flush=True); input()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"up\n"
         process = _process(tmp_path)
