@@ -1,0 +1,79 @@
+"""What a feed makes of decoded records: the port `Format`, and `RawFormat`, which keeps them as they are.
+
+A format is given one chunk of a slice after the other, in offset order, and splits each into rows to land, rows to
+quarantine and records to drop; every record of a chunk ends in exactly one of the three. Whole columns at a time:
+no Python object is made for a record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.values import Slice
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """One chunk, sorted out. Both batches keep offset order; `quarantined` is None when nothing is."""
+
+    landed: pa.RecordBatch
+    quarantined: pa.RecordBatch | None = None
+    dropped: int = 0
+
+    @property
+    def total(self) -> int:
+        """Records accounted for."""
+        return self.landed.num_rows + (self.quarantined.num_rows if self.quarantined else 0) + self.dropped
+
+
+class Format(Protocol):
+    """How records become rows."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of landed rows. Dictionary types say that a column has few values; files hold the plain type."""
+        ...
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Formatted:
+        """Sort out decoded records (`key, value, offset, timestamp, timestampType, headers`) of one slice.
+
+        A record that does not fit is a quarantined row, never an exception.
+        """
+        ...
+
+
+class RawFormat:
+    """Exactly the columns of Spark's Kafka source, in its order and types; everything lands."""
+
+    schema = pa.schema(
+        [
+            pa.field("key", pa.binary()),
+            pa.field("value", pa.binary()),
+            pa.field("topic", pa.dictionary(pa.int8(), pa.string()), nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+            pa.field("timestamp", pa.timestamp("ms", "UTC")),
+            pa.field("timestampType", pa.int32(), nullable=False),
+            pa.field("headers", HEADERS),
+        ]
+    )
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Formatted:
+        """The chunk with its topic and partition beside it; copies nothing."""
+        columns = {
+            **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
+            "topic": _constant_text(s.topic, chunk.num_rows),
+            "partition": pa.array(np.full(chunk.num_rows, s.partition, np.int32)),
+        }
+        arrays = [columns[name] for name in self.schema.names]
+        return Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+
+def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), pa.array([text]))

@@ -1,0 +1,248 @@
+"""The Parquet sink: the rows of one slice, in offset order, into staged files that can be proven.
+
+Promises: equal rows give equal bytes (row groups and files are cut by rows alone); offsets strictly increase
+(invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range, batch
+and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and SHA-256 are
+taken on the way out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines import layout
+from sluice.pipelines.errors import ProofFailed
+from sluice.pipelines.feed import LandingSettings
+from sluice.pipelines.ports import Job, Lake
+from sluice.pipelines.values import Part, PartKind, Slice
+
+FORMAT_VERSION = "1"
+ROW_GROUP_BYTES = 32 << 20
+"""A row group is closed at so many bytes in memory too, so that rows of any size need bounded memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of one slice go: whose batch, whose attempt, which slice, which kind of part."""
+
+    feed: str
+    batch: int
+    plan_hash: str
+    attempt: str
+    slice: Slice
+    kind: PartKind = PartKind.LANDED
+
+    @classmethod
+    def of(cls, job: Job, plan_hash: str, attempt: str, s: Slice, kind: PartKind = PartKind.LANDED) -> Target:
+        return cls(job.plan.feed, job.batch, plan_hash, attempt, s, kind)
+
+
+def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+    """What a part says of itself in its footer, under keys that begin with `sluice.`."""
+    return {
+        "sluice.format_version": FORMAT_VERSION,
+        "sluice.feed": feed,
+        "sluice.topic_id": s.incarnation,
+        "sluice.range": f"{s.topic}:{s.partition}:{s.start}-{s.end}",
+        "sluice.batch": str(batch),
+        "sluice.plan_hash": plan_hash,
+    }
+
+
+class PartWriter:
+    """Writes one slice's rows of one kind. End it with `close` or `abandon`; nothing is staged before `close`.
+
+    `encode_ns` and `write_ns` are the wall time spent in Parquet and in hashing and writing its bytes.
+    """
+
+    def __init__(self, lake: Lake, target: Target, schema: pa.Schema, settings: LandingSettings) -> None:
+        self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
+        self._offsets = schema.get_field_index(layout.offset_column(schema))
+        self._last = target.slice.start - 1
+        self._pending: list[pa.RecordBatch] = []
+        self._file: _File | None = None
+        self._parts: list[Part] = []
+        self._ns = 0
+        self._write_ns = 0
+
+    @property
+    def encode_ns(self) -> int:
+        return self._ns - self.write_ns
+
+    @property
+    def write_ns(self) -> int:
+        return self._write_ns + (self._file.sink.ns if self._file else 0)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows. Raises ProofFailed when their offsets do not go on from the last or leave the slice."""
+        if not rows.num_rows:
+            return
+        self._last = self._checked(rows.column(self._offsets))
+        self._pending.append(rows)
+        held = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
+        if held[0] >= self._settings.row_group_rows or held[1] >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> tuple[Part, ...]:
+        """Stage what was written and say what it is; no parts when there were no rows."""
+        self._flush()
+        self._finish_file()
+        return tuple(self._parts)
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        if self._file:
+            self._file.discard()
+        for part in self._parts:
+            self._lake.remove(part.staged)
+        self._file, self._pending, self._parts = None, [], []
+
+    def _checked(self, column: pa.Array) -> int:
+        offsets = column.to_numpy(zero_copy_only=True)
+        first, last, s = int(offsets[0]), int(offsets[-1]), self._target.slice
+        if first <= self._last or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
+            raise ProofFailed(
+                f"{s}: decoded offsets {first}..{last} do not strictly increase from {self._last} within the slice",
+                remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
+                topic=s.topic,
+                partition=s.partition,
+                start=s.start,
+                end=s.end,
+            )
+        return last
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        begun = time.perf_counter_ns()
+        if self._file is None:
+            self._file = _File(self._lake, self._target, len(self._parts), self._schema, self._settings)
+        self._file.add(pa.Table.from_batches(self._pending, self._schema))
+        self._pending = []
+        self._ns += time.perf_counter_ns() - begun
+        if self._file.sink.bytes >= self._settings.target_file_bytes:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._file is None:
+            return
+        begun = time.perf_counter_ns()
+        self._parts.append(self._file.finish())
+        self._write_ns += self._file.sink.ns
+        self._file = None
+        self._ns += time.perf_counter_ns() - begun
+
+
+class _Abandoned(Exception):
+    """Makes the lake throw a file away."""
+
+
+class _File:
+    """One part on its way into staging."""
+
+    def __init__(
+        self, lake: Lake, target: Target, sequence: int, schema: pa.Schema, settings: LandingSettings
+    ) -> None:
+        s, folder = target.slice, layout.folder_of(target.slice.window)
+        name = layout.part_name(s, target.batch, sequence)
+        self._name, self._kind, self._rows = name, target.kind, 0
+        self._staged = layout.staged_path(target.feed, target.batch, target.attempt, target.kind, folder, name)
+        self._path = layout.part_path(target.feed, target.kind, folder, name)
+        self._block: AbstractContextManager[BinaryIO] = lake.create(self._staged)
+        self.sink, self._open = _HashingSink(self._block.__enter__()), True
+        with self._whole_or_nothing():
+            self._writer = pq.ParquetWriter(self.sink, schema, **_options(schema, settings))
+            self._writer.add_key_value_metadata(file_metadata(target.feed, target.batch, target.plan_hash, s))
+
+    def add(self, rows: pa.Table) -> None:
+        with self._whole_or_nothing():
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._rows += rows.num_rows
+
+    def finish(self) -> Part:
+        with self._whole_or_nothing():
+            self._writer.close()
+        self._open = False
+        self._block.__exit__(None, None, None)
+        sink = self.sink
+        return Part(self._name, self._kind, self._staged, self._path, self._rows, sink.bytes, sink.sha256)
+
+    def discard(self) -> None:
+        with suppress(_Abandoned), self._whole_or_nothing():
+            raise _Abandoned
+
+    @contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """Let the lake see what goes wrong: it throws the file away, and may have a better word for the error."""
+        try:
+            yield
+        except BaseException as error:
+            if self._open:
+                self._open = False
+                self._mute()
+                self._block.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _mute(self) -> None:
+        # A Parquet writer ends its file when it is closed or collected, as if it were whole: let it write nowhere.
+        self.sink.muted = True
+        with suppress(Exception):
+            self._writer.close()
+
+
+class _HashingSink:
+    """What pyarrow writes to: a file that knows size and SHA-256 of what passed, and the time that took (`ns`)."""
+
+    closed = False
+    muted = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+        self.bytes = 0
+        self.ns = 0
+
+    def write(self, data: Any) -> int:
+        if self.muted:
+            return len(data)
+        begun = time.perf_counter_ns()
+        self._hash.update(data)
+        self._file.write(data)
+        self.bytes += len(data)
+        self.ns += time.perf_counter_ns() - begun
+        return len(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _options(schema: pa.Schema, settings: LandingSettings) -> dict[str, Any]:
+    """Settings by column type, as measured: keys and values plain (a dictionary costs more than it saves before
+    compression), numbers and times as deltas with statistics, what the format calls low-cardinality as dictionary.
+    """
+    numbers = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)]
+    return {
+        "compression": settings.compression.value,
+        "compression_level": settings.compression_level,
+        "use_dictionary": [f.name for f in schema if pa.types.is_dictionary(f.type)],
+        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
+        "write_statistics": numbers,
+        # The Arrow schema would bring the dictionary type back for some readers and not for others.
+        "store_schema": False,
+    }

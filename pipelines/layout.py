@@ -1,0 +1,176 @@
+"""Every path in the lake, in one place. All are relative with `/`, and none depends on the wall clock.
+
+    data/<feed>/[<folder>/]<part>                       what readers read
+    quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
+    _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
+                   checkpoints/<20 digits>.json         a fold of the ledger up to that number
+                   staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
+                   staging/<batch>/<attempt>/<slice>.receipt.json
+                   owners/<token>.json                  a run's sign of life
+                   windows/<window>.json                "this window is complete"
+
+`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded by
+`encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to those after
+the first. `<folder>` is empty outside windows. Names are deterministic: the same plan gives the same paths.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sluice.pipelines.topics import encode_topic
+from sluice.pipelines.values import PartKind, Slice
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
+_STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
+_RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+_PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
+_ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
+
+
+# -- the ledger and what stands beside it
+
+
+def log_folder(feed: str) -> str:
+    return f"_sluice/{feed}/log"
+
+
+def log_path(feed: str, number: int) -> str:
+    return f"{log_folder(feed)}/{number:020d}.json"
+
+
+def log_number(path: str) -> int | None:
+    """The number of the ledger entry at `path`; None when it is none."""
+    return _number(path)
+
+
+def checkpoint_folder(feed: str) -> str:
+    return f"_sluice/{feed}/checkpoints"
+
+
+def checkpoint_path(feed: str, number: int) -> str:
+    """Where the fold of the entries below `number` stands."""
+    return f"{checkpoint_folder(feed)}/{number:020d}.json"
+
+
+def checkpoint_number(path: str) -> int | None:
+    return _number(path)
+
+
+def _number(path: str) -> int | None:
+    found = _NUMBERED.search(path)
+    return int(found[1]) if found else None
+
+
+def owner_path(feed: str, token: str) -> str:
+    return f"_sluice/{feed}/owners/{token}.json"
+
+
+def window_path(feed: str, window: int) -> str:
+    """The manifest of the window that begins at `window` (ms)."""
+    return f"_sluice/{feed}/windows/{window_name(window)}.json"
+
+
+def window_name(window: int) -> str:
+    """`2026-11-20T14`, in UTC; with minutes, `2026-11-20T1415`, where the window does not begin with an hour."""
+    begin = _utc(window)
+    return begin.strftime("%Y-%m-%dT%H%M" if begin.minute else "%Y-%m-%dT%H")
+
+
+# -- staging
+
+
+def staging_root(feed: str) -> str:
+    return f"_sluice/{feed}/staging"
+
+
+def staging_folder(feed: str, batch: int) -> str:
+    return f"{staging_root(feed)}/{batch}"
+
+
+def attempt_folder(feed: str, batch: int, attempt: str) -> str:
+    """One execution of one task; no other ever writes there."""
+    return f"{staging_folder(feed, batch)}/{attempt}"
+
+
+def staged_batch(path: str) -> int | None:
+    """The batch to whose staging the file at `path` belongs; None when it is no staged file."""
+    found = _STAGED.match(path)
+    return int(found[1]) if found else None
+
+
+def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
+    """Where an attempt writes a part, before it is published."""
+    return _join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
+
+
+def receipt_path(feed: str, batch: int, attempt: str, s: Slice) -> str:
+    return f"{attempt_folder(feed, batch, attempt)}/{slice_name(s)}.receipt.json"
+
+
+def receipt_slice(path: str) -> str | None:
+    """The `slice_name` whose receipt stands at `path`; None when it is no receipt."""
+    found = _RECEIPT.fullmatch(path)
+    return found[1] if found else None
+
+
+# -- what readers see
+
+
+def visible_roots(feed: str) -> tuple[str, ...]:
+    """The folders that hold the feed's published parts and nothing else."""
+    return tuple(f"{root}/{feed}" for root in _ROOTS.values())
+
+
+def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
+    """Where a part is once published."""
+    return _join(_ROOTS[kind], feed, folder, part)
+
+
+def folder_of(window: int | None) -> str:
+    """The folder of a window that begins at `window` (ms), by its day and hour in UTC; none outside windows."""
+    return "" if window is None else _utc(window).strftime("date=%Y-%m-%d/hour=%H")
+
+
+class PartName(NamedTuple):
+    """What a part's name says. `topic` is encoded; `sequence` is 0 for a slice's first file."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    batch: int
+    sequence: int = 0
+
+
+def slice_name(s: Slice) -> str:
+    return f"{encode_topic(s.topic)}-{s.partition}-{s.start}-{s.end}"
+
+
+def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
+    suffix = f"-{sequence}" if sequence else ""
+    return f"{slice_name(s)}-b{batch}{suffix}.parquet"
+
+
+def parse_part(path: str) -> PartName | None:
+    """What the name of the part at `path` says; None when it is no part's name."""
+    found = _PART.fullmatch(path.rpartition("/")[2])
+    return PartName(found[1], *(int(n or 0) for n in found.groups()[1:])) if found else None
+
+
+def offset_column(schema: pa.Schema) -> str:
+    """The column that holds the Kafka offset: `offset` in raw feeds, `kafka_offset` in typed ones."""
+    return "kafka_offset" if "kafka_offset" in schema.names else "offset"
+
+
+def _join(*parts: str) -> str:
+    return "/".join(p for p in parts if p)
+
+
+def _utc(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=ms)
