@@ -1,4 +1,4 @@
-"""The local Kafka is real, answers when it says so, survives what happens to it, ends only its own processes."""
+"""The local Kafka is real, answers when it says so, survives what happens to it, ends only its own."""
 
 from __future__ import annotations
 

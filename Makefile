@@ -1,0 +1,43 @@
+# Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check pytest bench faults soak lock clean setup
+
+READY := .venv/.ready
+
+help:            ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+setup: $(READY)  ## the virtual environment and Java, without running anything
+	@infra/java.sh
+
+$(READY): requirements.lock pyproject.toml infra/venv.sh
+	infra/venv.sh
+	@touch $@
+
+demo: setup      ## a real local Kafka, real events, whole batches, and the proof
+	.venv/bin/sluice demo
+
+test: check pytest  ## all checks, then all tests, as CI runs them
+
+pytest: setup    ## the tests; ARGS="-k ledger" passes options on
+	.venv/bin/python -m pytest $(ARGS)
+
+check: $(READY)  ## lint, format, types, import rules
+	infra/check.sh
+
+bench: setup     ## how fast, side by side with the usual ways
+	.venv/bin/sluice bench $(ARGS)
+
+faults: setup    ## kill -9, lost answers, rivals, on real brokers
+	.venv/bin/python -m pytest -m faults $(ARGS)
+
+soak: setup      ## the long runs, which `make test` leaves out
+	.venv/bin/python -m pytest -m soak $(ARGS)
+
+lock: pyproject.toml  ## resolve the dependencies anew (needs uv)
+	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+		--extra dev --generate-hashes --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+
+clean:           ## remove what was built, not the local clusters and lakes in .sluice
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Sees to it that a Java of at least 17 is here: finds one, or installs one with apt as root, or says what to install.
+set -eu
+cd "$(dirname "$0")/.."
+
+found() { .venv/bin/python -m sluice.resources.java; }
+
+if ! found >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "no Java 17 or newer here: installing one with apt" >&2
+    apt-get update -qq
+    for version in 17 21 25; do
+        if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+            "openjdk-$version-jre-headless" >/dev/null 2>&1; then break; fi
+    done
+fi
+found >/dev/null

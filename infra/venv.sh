@@ -1,0 +1,33 @@
+#!/bin/sh
+# Makes .venv from requirements.lock, every file checked against its hash, with the first Python 3.11 or 3.12 here.
+set -eu
+cd "$(dirname "$0")/.."
+
+fits() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; }
+
+if ! [ -x .venv/bin/pip ]; then
+    python=
+    for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
+        if fits "$candidate"; then python=$candidate; break; fi
+    done
+    if [ -z "$python" ]; then
+        echo "no Python 3.11 or 3.12 here: install one, or name it: make PYTHON=/path/to/python3.11" >&2
+        exit 1
+    fi
+    # Debian packs venv apart from Python.
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then
+        package="$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package"
+        else
+            echo "$python cannot make virtual environments: install $package" >&2
+            exit 1
+        fi
+    fi
+    "$python" -m venv .venv
+fi
+
+echo "installing the locked requirements into .venv (minutes the first time)"
+.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+# setuptools is in the lock: nothing is fetched to build our own package.
+.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
