@@ -36,7 +36,7 @@ soak: setup      ## the long runs, which `make test` leaves out
 
 lock: pyproject.toml  ## resolve the dependencies anew (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --upgrade --universal --python-version 3.11 \
-		--extra dev --generate-hashes --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+		--extra dev --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
 
 clean:           ## remove what was built, not the local clusters and lakes in .sluice
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

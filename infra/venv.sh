@@ -28,6 +28,6 @@ if ! [ -x .venv/bin/pip ]; then
 fi
 
 echo "installing the locked requirements into .venv (minutes the first time)"
-.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
 # setuptools is in the lock: nothing is fetched to build our own package.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
