@@ -1,0 +1,221 @@
+"""The Cluster port: what Kafka says of itself, read-only.
+
+Promises: a few requests to each leader however many partitions; leaders that move are followed, for a bounded time;
+every answer for a partition comes from its leader at a known epoch (KIP-320).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+
+from sluice.pipelines.errors import BrokerTooOld, SluiceError
+from sluice.pipelines.values import Isolation, OffsetAtTime, PartitionState, TopicPartition
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.failures import explained, is_passing
+from sluice.resources.kafka.messages import EARLIEST, LATEST, Code, Layout, Place
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.wire import Patience, Wire
+
+_UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the broker that is asked
+
+T = TypeVar("T")
+Answer = tuple[Code, T | None]
+AskLeader = Callable[[int, Sequence[Place]], Awaitable[Mapping[TopicPartition, Answer[T]]]]
+
+
+class KafkaCluster:
+    """Opens no connection before the first question. `patience`: seconds to wait for leaders that are away."""
+
+    def __init__(self, access: KafkaAccess, patience: float = 30.0) -> None:
+        self._wire = Wire(access)
+        self._patience = patience
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def cluster_id(self) -> str:
+        return self._wire.run("asking for the cluster id", self._wire.layout, ()).cluster_id
+
+    def topics(self) -> Mapping[str, str]:
+        """Every visible topic that is not internal, name → topic id as Kafka's tools print it.
+
+        Raises BrokerTooOld without topic ids.
+        """
+        layout = self._wire.run("listing topics", self._wire.layout, None)
+        return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld."""
+
+        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[PartitionState]]:
+            return await self._describe(leader, places, isolation)
+
+        names = sorted(set(topics))
+        found = self._wire.run("describing partitions", self._of_leaders, names, None, ask)
+        return tuple(found[tp] for tp in sorted(found))
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
+
+        A time before 1970 asks for 1970: negative times mean something else to Kafka.
+        """
+
+        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
+            wanted = [(place, max(times[place.tp], 0)) for place in places]
+            request = messages.ask_offsets(wanted, Isolation.READ_UNCOMMITTED)
+            listed = messages.read_offsets(await self._wire.send(leader, request))
+            return {
+                tp: (at.error, OffsetAtTime(at.offset, at.timestamp) if at.offset >= 0 else None)
+                for tp, at in listed.items()
+            }
+
+        return self._wire.run("looking up offsets by time", self._of_leaders, _topics(times), set(times), ask)
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation.
+
+        Partitions whose leader keeps nothing of that epoch are left out.
+        """
+
+        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[int]]:
+            request = messages.ask_epoch_ends((place, epochs[place.tp]) for place in places)
+            ends = messages.read_epoch_ends(await self._wire.send(leader, request))
+            return {tp: (end.error, end.end) for tp, end in ends.items()}
+
+        found = self._wire.run("looking up leader epochs", self._of_leaders, _topics(epochs), set(epochs), ask)
+        return {tp: end for tp, end in found.items() if end >= 0}
+
+    # -- on the background thread
+
+    async def _describe(
+        self, leader: int, places: Sequence[Place], isolation: Isolation
+    ) -> Mapping[TopicPartition, Answer[PartitionState]]:
+        """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
+        starts, stable, highs = await self._wire.gather(
+            self._offsets(leader, places, time, level)
+            for time, level in (
+                (EARLIEST, Isolation.READ_UNCOMMITTED),
+                (LATEST, isolation),
+                (LATEST, Isolation.READ_UNCOMMITTED),
+            )
+        )
+        sizes = await self._log_bytes(leader, places)
+        answers: dict[TopicPartition, Answer[PartitionState]] = {}
+        for place in places:
+            tp = place.tp
+            start, end, high = starts[tp], stable[tp], highs[tp]
+            state = PartitionState(
+                topic=tp.topic,
+                partition=tp.partition,
+                topic_id=self._with_id(tp.topic, place.topic_id),
+                leader=leader,
+                leader_epoch=place.leader_epoch,
+                log_start=start.offset,
+                stable_end=end.offset,
+                high_watermark=high.offset,
+                log_bytes=sizes.get(tp),
+                rack=place.rack,
+            )
+            answers[tp] = (start.error or end.error or high.error, state)
+        return answers
+
+    async def _offsets(
+        self, leader: int, places: Sequence[Place], time: int, isolation: Isolation
+    ) -> dict[TopicPartition, messages.Listed]:
+        request = messages.ask_offsets([(place, time) for place in places], isolation)
+        return messages.read_offsets(await self._wire.send(leader, request))
+
+    async def _log_bytes(self, leader: int, places: Sequence[Place]) -> dict[TopicPartition, int]:
+        """Empty where the client may not DESCRIBE the cluster: sizes only balance tasks."""
+        try:
+            response = await self._wire.send(leader, messages.ask_log_dirs(p.tp for p in places))
+        except KafkaError:
+            return {}
+        return messages.read_log_bytes(response)
+
+    async def _of_leaders(
+        self, topics: Sequence[str], wanted: set[TopicPartition] | None, ask: AskLeader[T]
+    ) -> dict[TopicPartition, T]:
+        """What `ask` finds for every wanted partition (None: all of the topics), asked of its leader.
+
+        Partitions whose leader has moved or is away are asked for again, until patience ends.
+        """
+        found: dict[TopicPartition, T] = {}
+        patience = Patience(self._wire, self._patience)
+        unknown = 0
+        while True:
+            try:
+                layout = await self._wire.layout(topics)
+                failures = await self._round(layout, wanted, found, ask)
+                failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}
+            except KafkaError as error:
+                await patience.trouble(error)
+                continue
+            if not failures:
+                return found
+            tp, failure = self._worst(failures)
+            unknown += isinstance(failure, UnknownTopicOrPartitionError)
+            try:
+                if unknown >= _UNKNOWN_TOPIC_TRIES:
+                    raise failure
+                await patience.trouble(failure)
+            except KafkaError as error:
+                raise self._about(tp, error) from None
+
+    async def _round(
+        self,
+        layout: Layout,
+        wanted: set[TopicPartition] | None,
+        found: dict[TopicPartition, T],
+        ask: AskLeader[T],
+    ) -> dict[TopicPartition, KafkaError]:
+        """Ask each leader once for what is missing, side by side; what failed, by partition."""
+        failures: dict[TopicPartition, KafkaError] = {}
+        by_leader: dict[int, list[Place]] = {}
+        for tp in layout.places if wanted is None else wanted:
+            place = layout.places.get(tp)
+            if tp in found or tp.topic in layout.errors:
+                continue
+            if place is None or place.leader < 0:
+                failures[tp] = messages.missing(place)
+            else:
+                by_leader.setdefault(place.leader, []).append(place)
+
+        async def one(leader: int, places: list[Place]) -> None:
+            try:
+                answers = await ask(leader, places)
+            except KafkaError as error:
+                failures.update({place.tp: error for place in places})
+                return
+            failures.update({tp: error() for tp, (error, _) in answers.items() if error})
+            found.update({tp: value for tp, (error, value) in answers.items() if not error})  # type: ignore[misc]
+
+        await self._wire.gather(one(leader, places) for leader, places in by_leader.items())
+        return failures
+
+    @staticmethod
+    def _worst(failures: Mapping[TopicPartition, KafkaError]) -> tuple[TopicPartition, KafkaError]:
+        """One that no waiting cures, if there is one."""
+        return min(failures.items(), key=lambda item: (is_passing(item[1]), item[0]))
+
+    def _about(self, tp: TopicPartition, error: KafkaError) -> SluiceError:
+        whole = tp.partition < 0
+        what = f"topic {tp.topic}" if whole else f"partition {tp}"
+        partition = None if whole else tp.partition
+        return explained(error, self._wire.bootstrap, what, topic=tp.topic, partition=partition)
+
+    def _with_id(self, topic: str, topic_id: str) -> str:
+        if not topic_id:
+            raise BrokerTooOld(
+                f"the brokers at {self._wire.bootstrap} give topic {topic} no id",
+                remedy="Sluice needs Apache Kafka 2.8 or newer, with inter.broker.protocol.version 2.8 or newer",
+                topic=topic,
+            )
+        return topic_id
+
+
+def _topics(wanted: Mapping[TopicPartition, Any]) -> list[str]:
+    return sorted({tp.topic for tp in wanted})

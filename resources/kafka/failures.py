@@ -1,0 +1,143 @@
+"""Kafka's refusals and kafka-python's troubles, in Sluice's words.
+
+Promises: every error that leaves this package is one of `sluice.pipelines.errors`, names the bootstrap address, says
+what to do next, and holds no secret: of a remote error only its name and the broker's own words are told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from kafka import errors as kafka_errors
+from kafka.errors import BrokerResponseError, KafkaError, RetriableError
+
+from sluice.pipelines.errors import (
+    BrokerTooOld,
+    CommitFenced,
+    CorruptBatch,
+    FeedError,
+    KafkaUnavailable,
+    NotAuthorized,
+    SluiceError,
+    UnknownTopic,
+    UnsupportedBatch,
+)
+
+_NO_LOGIN = (
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+)
+_FENCED = (
+    kafka_errors.ProducerFencedError,
+    kafka_errors.InvalidProducerEpochError,
+    kafka_errors.InvalidProducerIdMappingError,
+    kafka_errors.InvalidTxnStateError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.FencedInstanceIdError,
+    kafka_errors.RebalanceInProgressError,
+)
+_PASSING = (
+    kafka_errors.UnknownError,
+    kafka_errors.BrokerNotAvailableError,
+    kafka_errors.UnknownBrokerIdError,
+)
+_UNKNOWN_TOPIC = (
+    kafka_errors.UnknownTopicOrPartitionError,
+    kafka_errors.UnknownTopicIdError,
+    kafka_errors.InvalidTopicError,
+)
+_GRANTS = {
+    kafka_errors.TopicAuthorizationFailedError: "DESCRIBE and READ on the topic",
+    kafka_errors.GroupAuthorizationFailedError: "DESCRIBE and READ on the group",
+    kafka_errors.TransactionalIdAuthorizationFailedError: (
+        "DESCRIBE and WRITE on the transactional id (or set `commit: plain` in the feed)"
+    ),
+}
+
+
+class AnswerLost(RetriableError):
+    """The request was sent and no answer came: done or not done."""
+
+
+class NoAddress(RetriableError):
+    """Nobody answered at any bootstrap address."""
+
+
+def error_of(code: int) -> type[KafkaError] | None:
+    """The error behind a broker's code; None for 0."""
+    return None if code == 0 else kafka_errors.for_code(code)
+
+
+def is_passing(error: BaseException | type[BaseException]) -> bool:
+    """Whether the same request may succeed a little later (a leader moves, a connection is cut, a server coughs)."""
+    kind = error if isinstance(error, type) else type(error)
+    return issubclass(kind, (RetriableError, *_PASSING))
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether connecting again cannot help: the login, a certificate or the broker's age is the matter."""
+    wrong = (*_NO_LOGIN, kafka_errors.AuthorizationError, kafka_errors.UnsupportedVersionError, ValueError)
+    return isinstance(error, wrong) or (isinstance(error, OSError) and not isinstance(error, ConnectionError))
+
+
+def explained(
+    error: BaseException,
+    bootstrap: str,
+    doing: str,
+    *,
+    topic: str | None = None,
+    partition: int | None = None,
+    start: int | None = None,
+    end: int | None = None,
+) -> SluiceError:
+    """`error`, which came of `doing` ("reading orders:3"), as one of ours with the coordinates given."""
+    if isinstance(error, SluiceError):
+        return error
+    kind, remedy = _verdict(error, bootstrap)
+    message = f"{doing}: {told(error)} (Kafka at {bootstrap})"
+    return kind(message, remedy=remedy, topic=topic, partition=partition, start=start, end=end)
+
+
+def told(error: BaseException | type[BaseException]) -> str:
+    """The error in a few words: the broker's name for it and description, or what the connection said."""
+    kind = error if isinstance(error, type) else type(error)
+    if issubclass(kind, BrokerResponseError) and kind.description:
+        return f"{kind.message}: {kind.description.rstrip('.')}"
+    if isinstance(error, ValueError):
+        return "a setting that kafka-python cannot use"  # its text may repeat the setting
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    said = ", ".join(str(arg) for arg in error.args) if isinstance(error, BaseException) else ""
+    if found := re.fullmatch(r"(\d+) E[A-Z]+", said):  # how kafka-python reports a failed connect
+        return os.strerror(int(found[1])).lower()
+    return said or kind.__name__.removesuffix("Error")
+
+
+def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], str]:
+    match error:
+        case kafka_errors.AuthorizationError():
+            return NotAuthorized, f"grant {_GRANTS.get(type(error), 'DESCRIBE on the cluster')} to this client's principal"
+        case _ if isinstance(error, _NO_LOGIN):
+            return NotAuthorized, "check security_protocol, sasl_mechanism, user and password in the feed's `kafka:` section"
+        case kafka_errors.UnsupportedVersionError():
+            return BrokerTooOld, "Sluice needs brokers of Apache Kafka 2.8 or newer"
+        case _ if isinstance(error, _UNKNOWN_TOPIC):
+            return UnknownTopic, "check the topic's name, and that this client may DESCRIBE it"
+        case _ if isinstance(error, _FENCED):
+            return CommitFenced, "nothing is lost; the next run commits again"
+        case kafka_errors.CorruptRecordError():
+            return CorruptBatch, "see the broker's log; another replica may hold the batch whole"
+        case kafka_errors.UnsupportedCompressionTypeError():
+            return UnsupportedBatch, "the topic holds a codec that this version of the protocol does not carry"
+        case OSError() | ValueError() if is_hopeless(error):
+            return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
+        case NoAddress():
+            return KafkaUnavailable, (
+                f"check that a broker listens at {bootstrap} and is reachable from here, and that `security_protocol`"
+                " in the feed's `kafka:` section is what it speaks there"
+            )
+        case _:
+            return KafkaUnavailable, f"check that brokers run and are reachable at {bootstrap}, and repeat"

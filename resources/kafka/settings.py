@@ -1,0 +1,90 @@
+"""How to reach a cluster: what a feed says of it, as keywords for the connections in `wire`.
+
+Promises: every bound that matters (frame size, back-off, time-outs) is set here explicitly, since kafka-python's
+clients differ in their defaults. Secrets pass through to the connection and never into a repr.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+CLIENT_ID = "sluice"
+_SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup", "ssl_check_hostname")
+
+
+class KafkaAccess(Protocol):
+    """What the resources need of a feed's Kafka settings (`sluice.pipelines.feed.KafkaSettings` is one)."""
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port,host:port`."""
+        ...
+
+    def client_settings(self) -> dict[str, Any]:
+        """kafka-python's settings of security, time-outs and back-off, secrets in plain."""
+        ...
+
+
+@dataclass(frozen=True)
+class KafkaAddress:
+    """An address and kafka-python's client settings, without a feed. Pickles whole; its repr masks what may be secret."""
+
+    bootstrap: str
+    client: Mapping[str, Any] = field(default_factory=dict)
+
+    def client_settings(self) -> dict[str, Any]:
+        return dict(self.client)
+
+    def __repr__(self) -> str:
+        shown = {k: v if k in _SHOWN or k.endswith(("_ms", "_bytes")) else "***" for k, v in self.client.items()}
+        return f"KafkaAddress({self.bootstrap!r}, {shown})"
+
+
+@dataclass(frozen=True)
+class Connecting:
+    """What `wire` opens connections with. Times in seconds; `options` are kafka-python's keywords, secrets in plain."""
+
+    bootstrap: str
+    options: dict[str, Any] = field(repr=False)
+    bootstrap_seconds: float
+    request_seconds: float
+
+    @property
+    def client_id(self) -> str:
+        return str(self.options["client_id"])
+
+
+def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:
+    """The settings of `access` with our own bounds; `answer_bytes` is the largest answer that a broker may send."""
+    client = access.client_settings()
+    options = {
+        "client_id": CLIENT_ID,
+        "request_timeout_ms": 30_000,
+        "reconnect_backoff_ms": 50,
+        "reconnect_backoff_max_ms": 1_000,
+        "socket_connection_setup_timeout_ms": 5_000,
+        "socket_connection_setup_timeout_max_ms": 10_000,
+        **client,
+        "bootstrap_servers": access.bootstrap.split(","),
+        "receive_message_max_bytes": answer_bytes,
+        # Requests of different purposes share a connection; each has its own bound on what it leaves in flight.
+        "max_in_flight_requests_per_connection": 1_000,
+        "socket_options": _socket_options(client),
+    }
+    return Connecting(
+        bootstrap=access.bootstrap,
+        options=options,
+        bootstrap_seconds=options.get("bootstrap_timeout_ms", 10_000) / 1000,
+        request_seconds=options["request_timeout_ms"] / 1000,
+    )
+
+
+def _socket_options(client: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, option in (("receive_buffer_bytes", socket.SO_RCVBUF), ("send_buffer_bytes", socket.SO_SNDBUF)):
+        if name in client:
+            options.append((socket.SOL_SOCKET, option, client[name]))
+    return options

@@ -1,0 +1,369 @@
+"""Connections to the brokers of one cluster, driven by one background thread.
+
+With `messages` the only module that touches kafka-python's internal API (`kafka.net`): kafka-python connects, logs in
+(SASL, TLS) and negotiates versions; who is asked what, and when to give up, is decided here.
+
+Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; an answer is
+received in place, without kafka-python's five copies; `close` ends thread and sockets at once. Coroutines run on the
+background thread, one at a time, so that what they share needs no locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError
+from kafka.future import Future
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.failures import AnswerLost, NoAddress, explained, is_hopeless, is_passing, told
+from sluice.resources.kafka.settings import Connecting, KafkaAccess, connecting
+
+ANSWER_BYTES = 100 << 20
+"""The largest answer that is not a fetch: metadata of a very large cluster."""
+_REFUSED_SECONDS = 3.0  # how long addresses that refuse at once are tried again: a broker may be starting
+_PAUSE = 0.1
+_HEADER_BYTES = 64  # more than any response header holds
+
+_LOST = (
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.RequestTimedOutError,
+    kafka_errors.KafkaProtocolError,
+    kafka_errors.Cancelled,
+)
+T = TypeVar("T")
+
+# kafka-python reports each failed attempt as an error of its own; ours say it once, when it matters.
+for _name in ("kafka.net", "kafka.cluster", "kafka.protocol"):
+    if logging.getLogger(_name).level == logging.NOTSET:
+        logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+class Wire:
+    """One cluster's connections. Use from any thread; `run` and `spawn` are the doors to the background thread."""
+
+    def __init__(self, access: KafkaAccess, answer_bytes: int = ANSWER_BYTES) -> None:
+        self._settings: Connecting = connecting(access, answer_bytes)
+        self._lock = threading.Lock()
+        self._net: Any = None
+        self._manager: Any = None
+        self._bootstrapped = False
+        self._bootstrapping: Future | None = None
+        self._coordinators: dict[tuple[int, str], Any] = {}
+        self._closed = False
+
+    @property
+    def bootstrap(self) -> str:
+        return self._settings.bootstrap
+
+    @property
+    def client_id(self) -> str:
+        return self._settings.client_id
+
+    # -- from outside the background thread
+
+    def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """What the coroutine returns. Kafka's errors become ours; `doing` begins their message."""
+        try:
+            result: T = self._loop().run(function, *args)
+        except (KafkaError, OSError, ValueError) as error:
+            raise explained(error, self.bootstrap, doing) from None
+        return result
+
+    def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future:
+        """Start a coroutine (from any thread); the future is its outcome."""
+        return self._loop().call_soon_with_future(function, *args)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the background thread runs."""
+        thread = None if self._net is None else self._net._io_thread
+        return thread is not None and thread.is_alive()
+
+    def close(self) -> None:
+        """End thread and connections; whoever waits is told. Idempotent."""
+        with self._lock:
+            net, self._closed = self._net, True
+            self._net = None
+        if net is None:
+            return
+        with contextlib.suppress(KafkaError, RuntimeError):
+            net.run(self._manager.close)
+        net.close()
+
+    def _loop(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise KafkaUnavailable("the connection to Kafka was closed", remedy="open it again")
+            if self._net is None:
+                # A step may wait for the interpreter lock; that is no reason for a warning.
+                self._net = NetworkSelector(client_id=self.client_id, slow_task_threshold_secs=0)
+                self._manager = _Manager(self._net, **self._settings.options)
+                self._net.start()
+            return self._net
+
+    # -- on the background thread
+
+    async def sleep(self, seconds: float) -> None:
+        await self._net.sleep(seconds)
+
+    async def gather(self, coroutines: Iterable[Awaitable[T]]) -> list[T]:
+        """Run them side by side; the first error is raised when all have ended."""
+        futures = [self._net.call_soon_with_future(c) for c in coroutines]
+        for future in futures:
+            with contextlib.suppress(BaseException):
+                await future
+        return [await future for future in futures]
+
+    async def within(self, future: Future, seconds: float) -> Any:
+        """The future's outcome; KafkaTimeoutError when it does not come in time."""
+        return await self._manager.wait_for(future, seconds * 1000)
+
+    async def send(self, node: int | str | None, request: Any, seconds: float | None = None) -> Any:
+        """The broker's response; `node` None: any broker.
+
+        Raises AnswerLost when the request went out and nothing came back, other kafka errors when it did not go out.
+        """
+        await self._find_brokers()
+        connection = self._manager.get_connection(self._any_node() if node is None else node)
+        await self._ready(connection)
+        limit = seconds or self._settings.request_seconds
+        sent = connection.send_request(request, request_timeout_ms=limit * 1000)
+        if sent.is_done and sent.exception:
+            raise sent.exception
+        try:
+            return await sent
+        except _LOST as error:
+            raise AnswerLost(told(error)) from None
+
+    async def layout(self, topics: Iterable[str] | None, node: int | None = None) -> messages.Layout:
+        """Metadata of the topics (None: of all) as `node` (None: any broker) knows it."""
+        response = await self.send(node, messages.ask_layout(topics))
+        self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        return messages.read_layout(response)
+
+    async def coordinator(self, kind: int, key: str) -> Any:
+        """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
+        if (kind, key) not in self._coordinators:
+            response = await self.send(None, messages.ask_coordinator(kind, key))
+            found = messages.read_coordinator(response)
+            if found.error:
+                raise found.error()
+            self._coordinators[kind, key] = self._dedicated(found)
+        return self._coordinators[kind, key]
+
+    def forget_coordinator(self, kind: int, key: str) -> None:
+        self._coordinators.pop((kind, key), None)
+
+    def _dedicated(self, found: messages.Coordinator) -> str:
+        """A connection of its own: a join that waits would hold up what is sent after it."""
+        node = f"coordinator-{found.node}"
+        broker = type(self._manager.cluster.bootstrap_brokers()[0])
+        self._manager.cluster._coordinator_brokers[node] = broker(node, found.host, found.port, None)
+        return node
+
+    def _any_node(self) -> Any:
+        node = self._manager.least_loaded_node()
+        if node is None:
+            raise kafka_errors.NodeNotReadyError("no broker can be reached at this moment")
+        return node
+
+    async def _ready(self, connection: Any) -> None:
+        """Wait until it is connected and logged in; a connection that does not get there is closed."""
+        if connection.connected:
+            return
+        try:
+            await self.within(connection.init_future, self._settings.request_seconds)
+        except kafka_errors.KafkaTimeoutError as error:
+            connection.close(error)
+            raise
+
+    async def _find_brokers(self) -> None:
+        if self._bootstrapped:
+            return
+        if self._bootstrapping is None or self._bootstrapping.is_done:
+            self._bootstrapping = self._net.call_soon_with_future(self._bootstrap)
+        await self._bootstrapping
+
+    async def _bootstrap(self) -> None:
+        """Learn the brokers from the first bootstrap address that answers."""
+        start, failures = time.monotonic(), {}
+        addresses = self._manager.cluster.bootstrap_brokers()
+        share = max(self._settings.bootstrap_seconds / len(addresses), 2.0)
+        while True:
+            for address in random.sample(addresses, len(addresses)):
+                try:
+                    return await self._learn_from(address.node_id, share)
+                except (KafkaError, OSError, ValueError) as error:
+                    if is_hopeless(error):
+                        raise
+                    failures[f"{address.host}:{address.port}"] = told(error)
+            if time.monotonic() - start > min(_REFUSED_SECONDS, self._settings.bootstrap_seconds):
+                raise NoAddress("no broker answers; " + ", ".join(f"{a}: {why}" for a, why in failures.items()))
+            await self.sleep(_PAUSE)
+
+    async def _learn_from(self, node: str, seconds: float) -> None:
+        self._manager.reset_backoff(node)
+        connection = self._manager.get_connection(node, timeout_ms=seconds * 1000, refresh_metadata_on_err=False)
+        try:
+            await self.within(connection.init_future, seconds)
+            response = await self.within(connection.send_request(messages.ask_layout([])), seconds)
+        finally:
+            connection.close()
+        self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
+        self._bootstrapped = bool(response.brokers)
+        if not self._bootstrapped:
+            raise kafka_errors.MetadataEmptyBrokerList("it knows no brokers yet")
+
+
+class Patience:
+    """Bounded waiting with growing pauses: starts with the first trouble, starts over after progress."""
+
+    def __init__(self, wire: Wire, seconds: float) -> None:
+        self._wire = wire
+        self._seconds = seconds
+        self.progress()
+
+    def progress(self) -> None:
+        self._since: float | None = None
+        self._pause = _PAUSE / 2
+
+    async def trouble(self, error: BaseException) -> None:
+        """Pause before the next attempt; raises the error when it is not a passing one or time is up."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if not is_passing(error) or isinstance(error, NoAddress) or now - self._since > self._seconds:
+            raise error
+        await self._wire.sleep(self._pause * random.uniform(0.8, 1.2))
+        self._pause = min(self._pause * 2, 1.0)
+
+
+class _Manager(KafkaConnectionManager):  # type: ignore[misc]
+    """kafka-python's connections, with our way of receiving."""
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        transport = await super()._build_transport(node, timeout_at=timeout_at)
+        transport.__class__ = _TLSTransport if isinstance(transport, KafkaSSLTransport) else _Transport
+        return transport
+
+
+class _Receiving:
+    """Mixed into kafka-python's transports: bytes go from the socket into the frame that they belong to, once.
+
+    kafka-python reads 4 KiB at a time and copies each byte five times before the caller sees it; at the rates of a
+    fetch that costs more than decoding.
+    """
+
+    _net: Any
+    _sock: Any
+    _protocol: Any
+    _read: bool
+    _closed: bool
+
+    async def _read_from_sock(self) -> None:
+        connection = self._protocol
+        connection.parser.receive_bytes = _Parser(connection.parser)
+        frame = _Frame(connection.config["receive_message_max_bytes"])
+        while self._read and not self._closed:
+            await self._net.wait_read(self._sock)
+            try:
+                self._drain(connection, frame)
+            except KafkaError as error:
+                self.abort(error=error)  # type: ignore[attr-defined]
+            except OSError as error:
+                self.abort(error=kafka_errors.KafkaConnectionError(str(error)))  # type: ignore[attr-defined]
+
+    def _drain(self, connection: Any, frame: _Frame) -> None:
+        """Take what the socket holds; hand over each frame that is complete."""
+        while not self._closed:
+            try:
+                received = self._sock.recv_into(frame.room)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if not received:
+                raise kafka_errors.KafkaConnectionError("the broker closed the connection")
+            self.last_read = time.monotonic()
+            if (whole := frame.filled(received)) is not None:
+                connection.data_received(whole)
+
+
+class _Transport(_Receiving, KafkaTCPTransport):  # type: ignore[misc]
+    pass
+
+
+class _TLSTransport(_Receiving, KafkaSSLTransport):  # type: ignore[misc]
+    pass
+
+
+class _Frame:
+    """A response under way: four bytes of length, then as many as they say."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._start()
+
+    def _start(self) -> None:
+        self._head = bytearray(4)
+        self._view = memoryview(self._head)
+        self._at = 0
+        self._in_body = False
+
+    @property
+    def room(self) -> memoryview:
+        return self._view[self._at :]
+
+    def filled(self, count: int) -> memoryview | None:
+        """`count` bytes were written into `room`; the frame when that was its end."""
+        self._at += count
+        if self._at < len(self._view):
+            return None
+        if self._in_body:
+            whole = self._view
+            self._start()
+            return whole
+        size = int.from_bytes(self._head, "big", signed=True)
+        if not 4 <= size <= self._limit:
+            raise kafka_errors.InvalidReceiveError(f"what answers speaks no Kafka, or sends {size:,} bytes at once")
+        # Not zeroed, unlike a bytearray: every byte is about to be written.
+        self._view, self._at, self._in_body = memoryview(np.empty(size, np.uint8)), 0, True
+        return None
+
+
+class _Parser:
+    """In place of kafka-python's `receive_bytes`: a whole frame in, (correlation id, response) out."""
+
+    def __init__(self, parser: Any) -> None:
+        self._requests = parser.in_flight_requests
+
+    def __call__(self, frame: memoryview) -> list[tuple[int, Any]]:
+        if not self._requests:
+            raise kafka_errors.CorrelationIdError("an answer that nobody asked for")
+        asked = self._requests.popleft()
+        response = asked.get_response_class()
+        head = io.BytesIO(frame[:_HEADER_BYTES])
+        correlation_id = response.parse_header(head).correlation_id
+        if correlation_id != asked.correlation_id:
+            raise kafka_errors.CorrelationIdError("answers out of order")
+        return [(correlation_id, self._body(asked, response, frame, head.tell()))]
+
+    def _body(self, asked: Any, response: Any, frame: memoryview, at: int) -> Any:
+        if asked.request_api_key == messages.FETCH_API:
+            return messages.read_fetch(frame, at, asked.request_api_version)
+        try:
+            return response.decode(frame[at:])
+        except Exception as error:  # generated code: struct.error, IndexError, UnicodeDecodeError, …
+            raise kafka_errors.KafkaProtocolError("an answer that cannot be read") from error
