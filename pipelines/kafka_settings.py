@@ -198,7 +198,7 @@ def _token_provider(name: str) -> Any:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # whatever user code raises; only its type is told, its text may hold a token
+    except Exception as error:  # noqa: BLE001 - of what user code raises only the type is told: no token
         kind = type(error).__name__
     raise FeedError(
         f"kafka.sasl_oauth_token_provider: {name} cannot be made ({kind})",

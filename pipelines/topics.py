@@ -175,5 +175,5 @@ def decode_topic(encoded: str) -> str:
     """The topic whose `encode_topic` is `encoded`. Raises ValueError when there is none, or it was cut."""
     name = re.sub(r"~(.)", lambda sign: "-" if sign[1] == "~" else sign[1].upper(), encoded)
     if not is_topic_name(name) or encode_topic(name) != encoded:
-        raise ValueError("not an encoded topic name, or a shortened one")
+        raise ValueError("not an encoded topic name, or one that was cut")
     return name

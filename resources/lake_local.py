@@ -35,7 +35,7 @@ _REMEDIES = {
 
 
 class LocalLake:
-    """`ports.Lake` below the folder `root`, which the first write creates. Safe across processes, picklable."""
+    """`ports.Lake` below the folder `root`, which the first write makes. Safe across processes, picklable."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))

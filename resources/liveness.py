@@ -1,9 +1,9 @@
 """Who is still at work: every owner of a batch beats, a small file in the lake rewritten every few seconds.
 
-Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine), or
-the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, which makes us
-watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids what
-an owner publishes after another has taken over.
+Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
+or the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, and makes
+us watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids
+what an owner publishes after another has taken over.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ class LakeLiveness:
     def _tolerant(self, what: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except (
-            Exception
-        ) as error:  # a missed beat must not end the run, whatever kept the lake from taking it
+        except Exception as error:  # noqa: BLE001 - whatever it is, a missed beat must not end the run
             log.warning("could not %s the owner's beat in %s: %s", what, self._folder, error)
 
     def _fresh(self, beat: bytes) -> bool:

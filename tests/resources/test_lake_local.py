@@ -1,0 +1,443 @@
+"""The local lake on a real file system: atomic writes, rivals in other processes, full disks, stray paths."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, Retryable, Terminal, Unknown
+from sluice.resources import lake_local
+from sluice.resources.lake_local import LocalLake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    return LocalLake(tmp_path / "a" / "lake")
+
+
+def files(lake: LocalLake) -> list[str]:
+    """Every file below the root, temporary ones too."""
+    return sorted(str(p.relative_to(lake.root)) for p in lake.root.rglob("*") if not p.is_dir())
+
+
+def test_put_if_absent_creates_once(lake: LocalLake) -> None:
+    assert lake.put_if_absent("_sluice/f/log/1.json", b"one")
+    assert not lake.put_if_absent("_sluice/f/log/1.json", b"two")
+    assert lake.get("_sluice/f/log/1.json") == b"one"
+    assert files(lake) == ["_sluice/f/log/1.json"]
+
+
+def test_put_replaces(lake: LocalLake) -> None:
+    lake.put("x", b"1")
+    lake.put("x", b"22")
+    assert (lake.get("x"), lake.size("x")) == (b"22", 2)
+    assert files(lake) == ["x"]
+
+
+def test_what_is_not_there(lake: LocalLake) -> None:
+    lake.put("folder/file", b"")
+    assert (lake.get("folder/file"), lake.size("folder/file")) == (b"", 0)
+    for path in ("nothing", "nothing/below", "folder/file/below"):
+        assert lake.get(path) is None
+        assert lake.size(path) is None
+        with pytest.raises(FileNotFoundError):
+            lake.open(path)
+        lake.remove(path)
+    assert lake.size("folder") is None
+    with pytest.raises(Terminal):
+        lake.get("folder")
+
+
+def test_create_appears_when_the_block_ends(lake: LocalLake) -> None:
+    with lake.create("data/part.parquet") as file:
+        pq.write_table(pa.table({"x": range(1000)}), file)
+        assert lake.get("data/part.parquet") is None
+        assert list(lake.list("")) == []
+    with lake.open("data/part.parquet") as file:
+        assert pq.read_table(file).num_rows == 1000
+    assert files(lake) == ["data/part.parquet"]
+
+
+@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
+def test_create_leaves_nothing_when_the_block_raises(lake: LocalLake, stop: type[BaseException]) -> None:
+    lake.put("x", b"before")
+    with pytest.raises(stop), lake.create("x") as file:  # noqa: PT012 - what the block does is the test
+        file.write(b"half")
+        raise stop
+    assert files(lake) == ["x"]
+    assert lake.get("x") == b"before"
+
+
+def test_list_is_in_order_of_whole_paths_and_begins_after(lake: LocalLake) -> None:
+    paths = ["a", "a-b/x", "a.b", "d/1", "d/2/y", "d/2/z", "d/3", "d2", "d/10"]
+    for path in paths:
+        lake.put(path, b"")
+    (lake.root / "d" / ".tmp-left-over").write_bytes(b"")
+    (lake.root / ".tmp-folder").mkdir()
+    (lake.root / ".tmp-folder" / "x").write_bytes(b"")
+    (lake.root / "link").symlink_to(lake.root / "a")
+    assert list(lake.list("")) == sorted(paths)
+    assert list(lake.list("d")) == list(lake.list("d/")) == ["d/1", "d/10", "d/2/y", "d/2/z", "d/3"]
+    assert list(lake.list("d", after="d/10")) == ["d/2/y", "d/2/z", "d/3"]
+    assert list(lake.list("d", after="d/2/y")) == ["d/2/z", "d/3"]
+    assert list(lake.list("nothing")) == list(lake.list("a")) == []
+
+
+NAMES = st.text("ab-./", min_size=1, max_size=5).filter(
+    lambda p: all(part not in ("", ".", "..") for part in p.split("/"))
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(st.sets(NAMES, max_size=6), NAMES)
+def test_list_agrees_with_sorting(
+    tmp_path_factory: pytest.TempPathFactory, names: set[str], after: str
+) -> None:
+    lake = LocalLake(tmp_path_factory.mktemp("lake"))
+    there: set[str] = set()
+    for name in names:
+        if not any(name.startswith(f"{o}/") or o.startswith(f"{name}/") for o in there):
+            lake.put(name, b"")
+            there.add(name)
+    assert list(lake.list("", after)) == sorted(n for n in there if n > after)
+
+
+def test_show_links_and_is_idempotent(lake: LocalLake) -> None:
+    lake.put("staging/p", b"rows")
+    lake.show("staging/p", "data/date=2026-11-20/p")
+    lake.show("staging/p", "data/date=2026-11-20/p")
+    assert lake.get("data/date=2026-11-20/p") == b"rows"
+    assert os.stat(lake.locate("data/date=2026-11-20/p")).st_nlink == 2
+    lake.remove("staging/p")
+    assert files(lake) == ["data/date=2026-11-20/p"]
+    with pytest.raises(FileNotFoundError):
+        lake.show("staging/p", "data/date=2026-11-20/p")
+
+
+def test_show_does_not_replace_what_somebody_else_put_there(lake: LocalLake) -> None:
+    lake.put("staging/p", b"rows")
+    lake.put("data/p", b"other rows")
+    with pytest.raises(ProofFailed):
+        lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == b"other rows"
+
+
+def test_remove_takes_empty_folders_along_and_is_idempotent(lake: LocalLake) -> None:
+    lake.put("staging/7/a/p", b"")
+    lake.put("staging/8/q", b"")
+    lake.remove("staging/7/a/p")
+    lake.remove("staging/7/a/p")
+    assert not (lake.root / "staging" / "7").exists()
+    assert list(lake.list("staging")) == ["staging/8/q"]
+    lake.remove("staging/8/q")
+    assert lake.root.is_dir()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../../x",
+        "a/./b",
+        "a//b",
+        "a/",
+        "nul\0",
+        "\ud800",
+        ".tmp-x",
+        "a/.tmp-x/b",
+    ],
+)
+def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: LocalLake, path: str) -> None:
+    lake.put("a/b", b"")
+    calls: list[Callable[[], object]] = [
+        lambda: lake.put(path, b""),
+        lambda: lake.put_if_absent(path, b""),
+        lambda: lake.get(path),
+        lambda: lake.size(path),
+        lambda: lake.open(path),
+        lambda: lake.remove(path),
+        lambda: lake.locate(path),
+        lambda: lake.show(path, "b"),
+        lambda: lake.show("a/b", path),
+        lambda: lake.create(path).__enter__(),
+    ]
+    for call in calls:
+        with pytest.raises(Terminal, match="no path inside the lake"):
+            call()
+
+
+def test_a_link_that_leads_out_is_refused_and_one_that_stays_inside_is_not(
+    lake: LocalLake, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    lake.put("inside/x", b"1")
+    (lake.root / "out").symlink_to(outside)
+    (lake.root / "file").symlink_to(outside / "secret")
+    (lake.root / "in").symlink_to(lake.root / "inside")
+    reads: list[Callable[[], object]] = [lambda: lake.get("out/secret"), lambda: lake.get("file")]
+    for call in (*reads, lambda: lake.put("out/new", b"")):
+        with pytest.raises(Terminal, match="symbolic link"):
+            call()
+    with pytest.raises(Terminal):
+        list(lake.list("out"))
+    assert lake.get("in/x") == b"1"
+    assert sorted(os.listdir(outside)) == ["secret"]
+
+
+def test_a_name_too_long_and_a_file_where_a_folder_is_needed(lake: LocalLake) -> None:
+    with pytest.raises(Terminal, match="x" * 300):
+        lake.put("x" * 300, b"")
+    lake.put("file", b"")
+    with pytest.raises(Terminal):
+        lake.put_if_absent("file/below", b"")
+    with pytest.raises(Terminal):
+        lake.put(".", b"")
+    assert files(lake) == ["file"]
+
+
+def test_its_addresses(lake: LocalLake) -> None:
+    assert lake.uri == lake.root.as_uri()
+    assert lake.locate("data/p") == f"{lake.root}/data/p"
+    assert pickle.loads(pickle.dumps(lake)).locate("p") == lake.locate("p")
+
+
+RIVAL = """
+import sys
+from pathlib import Path
+from sluice.resources.lake_local import LocalLake
+lake, me = LocalLake(Path(sys.argv[1])), sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(200):
+    if lake.put_if_absent(f"log/{i:020}.json", (me * 5000).encode()):
+        print(i, flush=True)
+    whole = lake.get(f"log/{i:020}.json")
+    assert whole is not None and len(whole) == 5000 and len(set(whole)) == 1, "seen half written"
+    if i % 7 == int(me):
+        lake.put(f"busy/{me}", b"x")
+        lake.remove(f"busy/{me}")
+"""
+
+
+def test_of_rival_processes_exactly_one_wins_each_number_and_none_sees_half_an_entry(lake: LocalLake) -> None:
+    rivals = [
+        subprocess.Popen(
+            [sys.executable, "-c", RIVAL, str(lake.root), str(me)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for me in range(3)
+    ]  # fmt: skip
+    for rival in rivals:
+        assert rival.stdout is not None
+        assert rival.stdout.readline() == "ready\n"
+    for rival in rivals:
+        assert rival.stdin is not None
+        rival.stdin.write("go\n")
+        rival.stdin.flush()
+    won = [list(map(int, rival.communicate(timeout=120)[0].split())) for rival in rivals]
+    assert [rival.returncode for rival in rivals] == [0, 0, 0]
+    assert sorted(i for wins in won for i in wins) == list(range(200))
+    for me, wins in enumerate(won):
+        assert all(lake.get(f"log/{i:020}.json") == str(me).encode() * 5000 for i in wins)
+    assert files(lake) == [f"log/{i:020}.json" for i in range(200)]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sluice.resources import lake_local
+if sys.argv[2] == "put_if_absent":
+    lake_local._link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    lake_local.LocalLake(Path(sys.argv[1])).put_if_absent("d/x", b"whole")
+with lake_local.LocalLake(Path(sys.argv[1])).create("d/x") as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("during", ["put_if_absent", "create"])
+def test_a_killed_writer_leaves_only_a_temporary_file_that_no_call_shows(
+    lake: LocalLake, during: str
+) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(lake.root), during], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = files(lake)
+    assert Path(left).name.startswith(lake_local.TEMPORARY)
+    assert list(lake.list("")) == []
+    assert lake.put_if_absent("d/x", b"whole")
+    assert list(lake.list("")) == ["d/x"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB of its own. Skips where this user may not mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs takes root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(small_disk: Path) -> None:
+    lake = LocalLake(small_disk)
+    lake.put("x", b"before")
+    big = os.urandom(2 << 20)
+    for write in (lambda: lake.put("x", big), lambda: lake.put_if_absent("y", big)):
+        with pytest.raises(LakeFull, match="no room"):
+            write()
+    with pytest.raises(LakeFull), lake.create("z") as file:
+        file.write(big)
+    with pytest.raises(LakeFull), lake.create("z") as file:
+        pq.write_table(pa.table({"x": [big]}), file)
+    assert files(lake) == ["x"]
+    assert lake.get("x") == b"before"
+    lake.put("x", b"after")
+    assert lake.get("x") == b"after"
+
+
+def test_what_waits_in_a_buffer_when_the_disk_fills_is_not_forgotten(small_disk: Path) -> None:
+    lake = LocalLake(small_disk)
+    with pytest.raises(LakeFull), lake.create("z") as file:  # noqa: PT012 - any of the writes may be the one
+        for _ in range(1 << 12):
+            file.write(b"x" * 1000)
+    assert files(lake) == []
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from sluice.pipelines.errors import LakeFull
+from sluice.resources.lake_local import LocalLake
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+lake = LocalLake(Path(sys.argv[1]))
+for write in (lake.put, lake.put_if_absent):
+    try:
+        write("x", b"x" * 2000)
+    except LakeFull as error:
+        print(error.message)
+with lake.create("y") as file:
+    file.write(b"y" * 1000)
+"""
+
+
+def test_a_limit_on_file_sizes_counts_as_full(lake: LocalLake) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(lake.root)], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.count("no room in the lake for x") == 2
+    assert files(lake) == ["y"]
+
+
+def test_show_copies_to_where_links_do_not_reach(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    lake = LocalLake(tmp_path)
+    lake.put("lake/staging/p", b"rows")
+    for _ in range(2):
+        lake.show("lake/staging/p", "disk/data/p")
+        assert lake.get("disk/data/p") == b"rows"
+    assert files(LocalLake(small_disk)) == ["data/p"]
+    lake.put("lake/staging/big", os.urandom(2 << 20))
+    with pytest.raises(LakeFull):
+        lake.show("lake/staging/big", "disk/data/big")
+    assert files(LocalLake(small_disk)) == ["data/p"]
+
+
+def test_a_read_only_disk_is_terminal(small_disk: Path) -> None:
+    lake = LocalLake(small_disk)
+    lake.put("x", b"")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(Terminal, match="mount it writable"):
+        lake.put("x", b"1")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, LakeFull),
+        (errno.EDQUOT, LakeFull),
+        (errno.EIO, LakeUnavailable),
+        (errno.ESTALE, Retryable),
+        (errno.EMFILE, Retryable),
+        (errno.EACCES, Terminal),
+    ],
+)
+def test_each_error_of_the_system_has_its_kind(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for write in (lambda: lake.put("x", b""), lambda: lake.put_if_absent("x", b"")):
+        with pytest.raises(kind):
+            write()
+
+
+def test_an_entry_that_stands_but_may_not_last_is_unknown(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.put("log/0", b"")  # so that the folder is there, and only its new entry is to be made durable
+    sync = os.fsync
+
+    def refuse_folders(handle: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with pytest.raises(Unknown):
+        lake.put_if_absent("log/1", b"entry")
+    assert lake.get("log/1") == b"entry"
+
+
+@pytest.mark.parametrize("answer", [errno.EEXIST, errno.EIO])
+def test_a_lost_answer_to_our_own_link_is_our_success(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    """Over NFS a repeated LINK finds its own work: the link count of our file tells."""
+    link = os.link
+
+    def link_and_lose_the_answer(*args: object, **kwargs: object) -> None:
+        link(*args, **kwargs)  # type: ignore[arg-type]
+        raise OSError(answer, os.strerror(answer))
+
+    monkeypatch.setattr(os, "link", link_and_lose_the_answer)
+    assert lake.put_if_absent("log/1", b"ours")
+    assert files(lake) == ["log/1"]
+
+
+def test_a_file_system_without_links_is_refused_for_the_ledger(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(Terminal, match="needs a file system with hard links"):
+        lake.put_if_absent("log/1", b"")
+    lake.put("staging/p", b"rows")
+    lake.show("staging/p", "data/p")
+    assert files(lake) == ["data/p", "staging/p"]

@@ -1,0 +1,269 @@
+"""Owners that beat in a real lake: seen alive, seen dead on this machine, watched where clocks disagree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.errors import LakeUnavailable
+from sluice.pipelines.values import Owner
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.liveness import LakeLiveness, new_owner
+
+BOUND, BEAT = 60_000, 5_000
+HOUR = 3_600_000
+PATH = "_sluice/orders/owners/{}.json"
+
+
+class Clock:
+    def __init__(self, now: int = 1_795_521_600_000) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    return LocalLake(tmp_path)
+
+
+class Watcher:
+    """A liveness whose pauses do not wait: they count, and let `meanwhile` happen."""
+
+    def __init__(self, lake: LocalLake, clock: Clock) -> None:
+        self.pauses: list[float] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.liveness = LakeLiveness(lake, "orders", clock, BOUND, BEAT, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.meanwhile()
+
+
+@pytest.fixture
+def watcher(lake: LocalLake, clock: Clock) -> Watcher:
+    return Watcher(lake, clock)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > give_up:
+            pytest.fail(f"never came: {what}")
+        threading.Event().wait(0.001)
+
+
+def said(lake: LocalLake, owner: Owner) -> dict[str, object]:
+    found: dict[str, object] = json.loads(lake.get(PATH.format(owner.token)) or b"{}")
+    return found
+
+
+def elsewhere(lake: LocalLake, owner: Owner, at: int, number: int = 1) -> None:
+    """A beat as an owner on another machine would leave it; its pid means nothing here."""
+    beat = {"machine": "another", "pid": 1 << 30, "started": 1, "at": at, "beat": number}
+    lake.put(PATH.format(owner.token), json.dumps(beat).encode())
+
+
+def test_an_owner_is_this_process_and_its_token_is_its_own() -> None:
+    one, other = new_owner("run-1"), new_owner("run-1")
+    assert (one.run, one.pid, one.started) == ("run-1", os.getpid(), other.started)
+    assert one.host
+    assert one.token != other.token
+    assert len(bytes.fromhex(one.token)) == 16
+
+
+def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    owner = new_owner("run-1")
+    with watcher.liveness.beat(owner):
+        beat = said(lake, owner)
+        assert {k: beat[k] for k in ("token", "run", "host", "pid", "at")} == {
+            "token": owner.token, "run": "run-1", "host": owner.host, "pid": os.getpid(), "at": clock.now,
+        }  # fmt: skip
+        assert not watcher.liveness.is_dead(owner)
+        assert watcher.liveness.last_beat(owner) == clock.now
+    assert watcher.liveness.is_dead(owner)
+    assert watcher.liveness.last_beat(owner) is None
+    assert list(lake.list("")) == []
+    assert watcher.pauses == []
+
+
+def test_it_beats_again_and_again_also_while_the_clock_stands_still(lake: LocalLake, clock: Clock) -> None:
+    owner = new_owner("run-1")
+    with LakeLiveness(lake, "orders", clock, BOUND, beat_ms=1).beat(owner):
+        seen = said(lake, owner)
+        until(lambda: said(lake, owner) != seen, "another beat")
+    names = [t.name for t in threading.enumerate()]
+    assert "sluice-beat" not in names
+
+
+def test_the_file_goes_when_the_block_raises(lake: LocalLake, watcher: Watcher) -> None:
+    owner = new_owner("run-1")
+    with pytest.raises(RuntimeError), watcher.liveness.beat(owner):
+        raise RuntimeError
+    assert watcher.liveness.is_dead(owner)
+
+
+def test_two_owners_of_one_process_end_by_themselves(watcher: Watcher) -> None:
+    one, other = new_owner("run-1"), new_owner("run-2")
+    with watcher.liveness.beat(one):
+        with watcher.liveness.beat(other):
+            pass
+        assert watcher.liveness.is_dead(other)
+        assert not watcher.liveness.is_dead(one)
+
+
+BEATS = """
+import sys
+from pathlib import Path
+from dataclasses import asdict
+import json
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.liveness import LakeLiveness, new_owner
+owner = new_owner("other")
+with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: int(sys.argv[2])).beat(owner):
+    print(json.dumps(asdict(owner)), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def another_run(lake: LocalLake, clock: Clock) -> Iterator[tuple[subprocess.Popen[str], Owner]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", BEATS, str(lake.root), str(clock.now)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            yield process, Owner(**json.loads(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    with another_run(lake, clock) as (process, owner):
+        assert not watcher.liveness.is_dead(owner)
+        process.send_signal(signal.SIGKILL)
+        # It stays a zombie until its parent, we, asks for it.
+        until(lambda: watcher.liveness.is_dead(owner), "death seen while unburied")
+        process.wait()
+        assert watcher.liveness.is_dead(owner)
+    assert said(lake, owner), "its last beat is still there"
+    assert watcher.pauses == []
+
+
+def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(
+    lake: LocalLake, watcher: Watcher
+) -> None:
+    owner = replace(new_owner("run-1"), started=1)  # this pid, but not this process
+    with watcher.liveness.beat(owner):
+        assert watcher.liveness.is_dead(owner)
+
+
+def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
+    owner = new_owner("run-1")
+    elsewhere(lake, owner, clock.now - BOUND)
+    assert not watcher.liveness.is_dead(owner)
+    assert watcher.pauses == []
+
+
+@pytest.mark.parametrize("off", [-HOUR, HOUR], ids=["an hour slow", "an hour fast"])
+def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
+    lake: LocalLake, watcher: Watcher, clock: Clock, off: int
+) -> None:
+    owner = new_owner("run-1")
+    elsewhere(lake, owner, clock.now + off)
+
+    def beats_at_the_third_look() -> None:
+        if len(watcher.pauses) == 3:
+            elsewhere(lake, owner, clock.now + off, number=2)
+
+    watcher.meanwhile = beats_at_the_third_look
+    assert not watcher.liveness.is_dead(owner)
+    assert len(watcher.pauses) == 3
+
+
+@pytest.mark.parametrize("off", [-HOUR, HOUR, -BOUND - 1], ids=["an hour slow", "an hour fast", "just late"])
+def test_an_owner_that_does_not_beat_while_watched_for_the_bound_is_dead(
+    lake: LocalLake, watcher: Watcher, clock: Clock, off: int
+) -> None:
+    owner = new_owner("run-1")
+    elsewhere(lake, owner, clock.now + off)
+    watcher.meanwhile = lambda: setattr(clock, "now", clock.now - HOUR)  # our clock plays no part in it
+    assert watcher.liveness.is_dead(owner)
+    assert sum(watcher.pauses) * 1000 == BOUND
+
+
+def test_an_owner_that_ends_while_watched_is_dead_at_once(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    owner = new_owner("run-1")
+    elsewhere(lake, owner, clock.now - HOUR)
+    watcher.meanwhile = lambda: lake.remove(PATH.format(owner.token))
+    assert watcher.liveness.is_dead(owner)
+    assert len(watcher.pauses) == 1
+
+
+def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    with another_run(lake, clock) as (process, owner):
+        process.send_signal(signal.SIGSTOP)
+        clock.now += HOUR
+        assert watcher.liveness.is_dead(owner)
+        assert sum(watcher.pauses) * 1000 == BOUND
+
+
+@pytest.mark.parametrize("beat", [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b"\xff", b"[" * 100_000])
+def test_a_beat_that_cannot_be_read_is_watched_like_any_other(
+    lake: LocalLake, watcher: Watcher, beat: bytes
+) -> None:
+    owner = new_owner("run-1")
+    lake.put(PATH.format(owner.token), beat)
+    assert watcher.liveness.last_beat(owner) is None
+    watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), beat + b" ")
+    assert not watcher.liveness.is_dead(owner)
+    watcher.meanwhile = lambda: None
+    assert watcher.liveness.is_dead(owner)
+
+
+def test_a_lake_that_takes_no_beat_is_logged_and_stops_nothing(
+    lake: LocalLake,
+    watcher: Watcher,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LakeUnavailable("the lake is away")
+
+    monkeypatch.setattr(lake, "put", refuse)
+    monkeypatch.setattr(lake, "remove", refuse)
+    done = False
+    with LakeLiveness(lake, "orders", clock, BOUND, beat_ms=1).beat(new_owner("run-1")):
+        until(lambda: len(caplog.records) > 2, "more beats tried")
+        done = True
+    assert done
+    assert {r.levelname for r in caplog.records} == {"WARNING"}
+    assert "could not write the owner's beat in _sluice/orders/owners: the lake is away" in caplog.text
+    assert "could not remove" in caplog.text
