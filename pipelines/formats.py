@@ -1,8 +1,8 @@
 """What a feed makes of decoded records: the port `Format`, and `RawFormat`, which keeps them as they are.
 
-A format is given one chunk of a slice after the other, in offset order, and splits each into rows to land, rows to
-quarantine and records to drop; every record of a chunk ends in exactly one of the three. Whole columns at a time:
-no Python object is made for a record.
+A format is given one chunk of a slice after the other, in offset order, and splits each into rows to land,
+rows to quarantine and records to drop; every record of a chunk ends in exactly one of the three. Whole
+columns at a time: no Python object is made for a record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Formatted:
     @property
     def total(self) -> int:
         """Records accounted for."""
-        return self.landed.num_rows + (self.quarantined.num_rows if self.quarantined else 0) + self.dropped
+        quarantined = 0 if self.quarantined is None else self.quarantined.num_rows
+        return int(self.landed.num_rows + quarantined) + self.dropped
 
 
 class Format(Protocol):
@@ -69,11 +70,19 @@ class RawFormat:
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
             "topic": _constant_text(s.topic, chunk.num_rows),
-            "partition": pa.array(np.full(chunk.num_rows, s.partition, np.int32)),
+            "partition": _fixed(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
         arrays = [columns[name] for name in self.schema.names]
         return Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
 
 def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), pa.array([text]))
+    data = text.encode()
+    ends = np.array([0, len(data)], np.int32)
+    texts = pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
+    return pa.DictionaryArray.from_arrays(_fixed(pa.int8(), np.zeros(rows, np.int8)), texts)
+
+
+def _fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+    # Not pa.array(): its first call imports pandas, a second and 60 MB in each worker.
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)

@@ -1,9 +1,9 @@
 """The Parquet sink: the rows of one slice, in offset order, into staged files that can be proven.
 
 Promises: equal rows give equal bytes (row groups and files are cut by rows alone); offsets strictly increase
-(invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range, batch
-and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and SHA-256 are
-taken on the way out.
+(invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range,
+batch and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and
+SHA-256 are taken on the way out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import pyarrow.parquet as pq
 from sluice.pipelines import layout
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed import LandingSettings
-from sluice.pipelines.ports import Job, Lake
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
-ROW_GROUP_BYTES = 32 << 20
-"""A row group is closed at so many bytes in memory too, so that rows of any size need bounded memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +38,6 @@ class Target:
     attempt: str
     slice: Slice
     kind: PartKind = PartKind.LANDED
-
-    @classmethod
-    def of(cls, job: Job, plan_hash: str, attempt: str, s: Slice, kind: PartKind = PartKind.LANDED) -> Target:
-        return cls(job.plan.feed, job.batch, plan_hash, attempt, s, kind)
 
 
 def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
@@ -59,13 +53,18 @@ def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, 
 
 
 class PartWriter:
-    """Writes one slice's rows of one kind. End it with `close` or `abandon`; nothing is staged before `close`.
+    """Writes one slice's rows of one kind. End it with `close` or `abandon`.
 
-    `encode_ns` and `write_ns` are the wall time spent in Parquet and in hashing and writing its bytes.
+    A row group is full at `settings.row_group_rows` rows or at `row_group_bytes` in memory, a file at
+    `settings.target_file_bytes`; the last ones appear with `close`. `encode_ns` and `write_ns` are the wall
+    time spent in Parquet and in hashing and writing its bytes.
     """
 
-    def __init__(self, lake: Lake, target: Target, schema: pa.Schema, settings: LandingSettings) -> None:
+    def __init__(
+        self, lake: Lake, target: Target, schema: pa.Schema, settings: LandingSettings, row_group_bytes: int
+    ) -> None:
         self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
+        self._row_group_bytes = row_group_bytes
         self._offsets = schema.get_field_index(layout.offset_column(schema))
         self._last = target.slice.start - 1
         self._pending: list[pa.RecordBatch] = []
@@ -89,7 +88,7 @@ class PartWriter:
         self._last = self._checked(rows.column(self._offsets))
         self._pending.append(rows)
         held = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
-        if held[0] >= self._settings.row_group_rows or held[1] >= ROW_GROUP_BYTES:
+        if held[0] >= self._settings.row_group_rows or held[1] >= self._row_group_bytes:
             self._flush()
 
     def close(self) -> tuple[Part, ...]:
@@ -107,11 +106,11 @@ class PartWriter:
         self._file, self._pending, self._parts = None, [], []
 
     def _checked(self, column: pa.Array) -> int:
-        offsets = column.to_numpy(zero_copy_only=True)
+        offsets = _int64s(column)
         first, last, s = int(offsets[0]), int(offsets[-1]), self._target.slice
         if first <= self._last or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
             raise ProofFailed(
-                f"{s}: decoded offsets {first}..{last} do not strictly increase from {self._last} within the slice",
+                f"{s}: offsets {first}..{last} do not strictly increase from {self._last} within the slice",
                 remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
                 topic=s.topic,
                 partition=s.partition,
@@ -142,6 +141,11 @@ class PartWriter:
         self._ns += time.perf_counter_ns() - begun
 
 
+def _int64s(column: pa.Array) -> np.ndarray:
+    # Not to_numpy(): its first call imports pandas, a second and 60 MB in each worker.
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
 class _Abandoned(Exception):
     """Makes the lake throw a file away."""
 
@@ -155,13 +159,14 @@ class _File:
         s, folder = target.slice, layout.folder_of(target.slice.window)
         name = layout.part_name(s, target.batch, sequence)
         self._name, self._kind, self._rows = name, target.kind, 0
-        self._staged = layout.staged_path(target.feed, target.batch, target.attempt, target.kind, folder, name)
-        self._path = layout.part_path(target.feed, target.kind, folder, name)
+        feed, batch, kind = target.feed, target.batch, target.kind
+        self._staged = layout.staged_path(feed, batch, target.attempt, kind, folder, name)
+        self._path = layout.part_path(feed, kind, folder, name)
         self._block: AbstractContextManager[BinaryIO] = lake.create(self._staged)
         self.sink, self._open = _HashingSink(self._block.__enter__()), True
         with self._whole_or_nothing():
             self._writer = pq.ParquetWriter(self.sink, schema, **_options(schema, settings))
-            self._writer.add_key_value_metadata(file_metadata(target.feed, target.batch, target.plan_hash, s))
+            self._writer.add_key_value_metadata(file_metadata(feed, batch, target.plan_hash, s))
 
     def add(self, rows: pa.Table) -> None:
         with self._whole_or_nothing():
@@ -182,7 +187,7 @@ class _File:
 
     @contextmanager
     def _whole_or_nothing(self) -> Iterator[None]:
-        """Let the lake see what goes wrong: it throws the file away, and may have a better word for the error."""
+        """Let the lake see what goes wrong: it throws the file away, and may know a better word for it."""
         try:
             yield
         except BaseException as error:
@@ -193,14 +198,14 @@ class _File:
             raise
 
     def _mute(self) -> None:
-        # A Parquet writer ends its file when it is closed or collected, as if it were whole: let it write nowhere.
+        # A Parquet writer that is closed or collected ends its file as if it were whole: not this one.
         self.sink.muted = True
         with suppress(Exception):
             self._writer.close()
 
 
 class _HashingSink:
-    """What pyarrow writes to: a file that knows size and SHA-256 of what passed, and the time that took (`ns`)."""
+    """What pyarrow writes to: a file that knows size and SHA-256 of what passed; `ns`: the time it took."""
 
     closed = False
     muted = False
@@ -233,8 +238,8 @@ class _HashingSink:
 
 
 def _options(schema: pa.Schema, settings: LandingSettings) -> dict[str, Any]:
-    """Settings by column type, as measured: keys and values plain (a dictionary costs more than it saves before
-    compression), numbers and times as deltas with statistics, what the format calls low-cardinality as dictionary.
+    """Settings by column type, as measured: keys and values plain (a dictionary costs more than it saves
+    before compression), numbers and times as deltas with statistics, dictionaries where the format says so.
     """
     numbers = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_timestamp(f.type)]
     return {

@@ -9,9 +9,9 @@
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
 
-`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded by
-`encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to those after
-the first. `<folder>` is empty outside windows. Names are deterministic: the same plan gives the same paths.
+`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
+by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
+those after the first. `<folder>` is empty outside windows. The same plan gives the same names.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def window_path(feed: str, window: int) -> str:
 
 
 def window_name(window: int) -> str:
-    """`2026-11-20T14`, in UTC; with minutes, `2026-11-20T1415`, where the window does not begin with an hour."""
+    """`2026-11-20T14`, in UTC; where the window does not begin with an hour, `2026-11-20T1415`."""
     begin = _utc(window)
     return begin.strftime("%Y-%m-%dT%H%M" if begin.minute else "%Y-%m-%dT%H")
 
@@ -133,7 +133,7 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
 
 
 def folder_of(window: int | None) -> str:
-    """The folder of a window that begins at `window` (ms), by its day and hour in UTC; none outside windows."""
+    """The folder of a window that begins at `window` (ms): its day and hour in UTC; none outside windows."""
     return "" if window is None else _utc(window).strftime("date=%Y-%m-%d/hour=%H")
 
 
