@@ -1,0 +1,130 @@
+"""Kafka's codecs: compressed records → bytes in a given buffer, bounded by it.
+
+Promise: nothing is written past the end of the buffer, however much the data would expand, and damaged data raises
+`Undecodable` or `NoRoom`, never anything else. Formats: gzip; snappy in xerial's framing or raw; LZ4 frames, also
+those with the wrong header checksum that clients wrote before KIP-57; zstd (KIP-110). The checksums inside LZ4
+frames are not looked at: the batch's own covers all of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import cramjam
+
+NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+
+_XERIAL = b"\x82SNAPPY\0"
+_XERIAL_HEADER = 16
+_LZ4_MAGIC = 0x184D2204
+_LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE = 0x20, 0x10, 0x08
+_LZ4_STORED = 0x80000000
+
+_u32 = struct.Struct("<I").unpack_from
+_be32 = struct.Struct(">i").unpack_from
+
+
+class Undecodable(Exception):
+    """The data is damaged."""
+
+
+class NoRoom(Exception):
+    """The data is damaged, or needs a larger buffer: a codec does not always tell which."""
+
+
+def decompress(codec: int, data: memoryview, out: memoryview) -> int:
+    """Decompress `data` into the beginning of `out`; returns the bytes written. Raises Undecodable, NoRoom."""
+    try:
+        return _DECODERS[codec](data, out)
+    except struct.error:
+        raise Undecodable("cut short") from None
+
+
+def _stream(decode: Callable[[memoryview, memoryview], int]) -> Callable[[memoryview, memoryview], int]:
+    def run(data: memoryview, out: memoryview) -> int:
+        try:
+            return decode(data, out)
+        except cramjam.DecompressionError as e:
+            raise NoRoom(str(e)) from None
+
+    return run
+
+
+def _snappy(data: memoryview, out: memoryview) -> int:
+    if data[:8] != _XERIAL:
+        return _snappy_block(data, out)
+    # The two version numbers after the magic say nothing: some clients write them in the wrong byte order.
+    at, written = _XERIAL_HEADER, 0
+    while at < len(data):
+        (size,) = _be32(data, at)
+        at += 4
+        if size < 0 or size > len(data) - at:
+            raise Undecodable("a snappy block runs past the end")
+        written += _snappy_block(data[at : at + size], out[written:])
+        at += size
+    return written
+
+
+def _snappy_block(data: memoryview, out: memoryview) -> int:
+    try:
+        if cramjam.snappy.decompress_raw_len(data) > len(out):
+            raise NoRoom("snappy")
+        return cramjam.snappy.decompress_raw_into(data, out)
+    except cramjam.DecompressionError as e:
+        raise Undecodable(str(e)) from None
+
+
+def _lz4(data: memoryview, out: memoryview) -> int:
+    (magic,) = _u32(data, 0)
+    if magic != _LZ4_MAGIC or len(data) < 7:
+        raise Undecodable("not an LZ4 frame")
+    flags = data[4]
+    if not flags & _LZ4_INDEPENDENT:
+        return _lz4_frame(data, out)
+    most = 1 << (8 + 2 * (data[5] >> 4 & 7))
+    return _lz4_blocks(data, 15 if flags & _LZ4_CONTENT_SIZE else 7, 4 if flags & _LZ4_BLOCK_CHECKSUM else 0, most, out)
+
+
+def _lz4_blocks(data: memoryview, at: int, checksum: int, most: int, out: memoryview) -> int:
+    """The blocks of a frame from byte `at` on, each of at most `most` bytes. Faster than liblz4's own frame reader."""
+    written = 0
+    while True:
+        (size,) = _u32(data, at)
+        at += 4
+        if size == 0:
+            return written
+        stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
+        if size > len(data) - at or size > most:
+            raise Undecodable("an LZ4 block runs past the end")
+        block = data[at : at + size]
+        room = out[written : written + most]
+        if len(room) < (size if stored else 1):
+            raise NoRoom("lz4")
+        written += _lz4_stored(block, room) if stored else _lz4_block(block, room, most)
+        at += size + checksum
+
+
+def _lz4_stored(block: memoryview, out: memoryview) -> int:
+    out[: len(block)] = block
+    return len(block)
+
+
+def _lz4_block(block: memoryview, out: memoryview, most: int) -> int:
+    try:
+        return cramjam.lz4.decompress_block_into(block, out, output_len=len(out))
+    except cramjam.DecompressionError as e:
+        if len(out) < most:
+            raise NoRoom("lz4") from None
+        raise Undecodable(str(e)) from None
+
+
+_lz4_frame = _stream(cramjam.lz4.decompress_into)
+
+_DECODERS = {
+    GZIP: _stream(cramjam.gzip.decompress_into),
+    SNAPPY: _snappy,
+    LZ4: _lz4,
+    ZSTD: _stream(cramjam.zstd.decompress_into),
+}

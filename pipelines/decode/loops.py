@@ -1,0 +1,711 @@
+"""The compiled loops: record bytes → Arrow buffers, with every length checked against what is really there.
+
+Three entry points, compiled ahead (`nogil`, cached on disk): `scan` walks the headers of a fetch response into a
+table of frames, `decode` turns the frames' records into rows of preallocated buffers, `control_type` reads a
+control record. Promise: whatever the bytes, nothing is read or written outside the arrays, and what does not
+parse is named by an error code and a byte position. No Python object is made for a record.
+
+Formats: record batches v2 (KIP-98, headers KIP-82, delete horizon KIP-534) and message sets of magic 0 and 1
+(KIP-32, relative offsets KIP-31). Everything compiled stands in this one file, because numba's cache notices
+changes of the file that defines a function, not of those that it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# --- the table of frames: one row for each batch, wrapper message or run of plain messages -----------------------
+KIND = 0  # BATCH, WRAPPER or MESSAGES
+START = 1  # byte range of the frame in the response
+STOP = 2
+BASE = 3  # first and last offset; a wrapper does not tell its first: −1
+LAST = 4
+ATTRIBUTES = 5
+BASE_TIME = 6
+MAX_TIME = 7
+PRODUCER = 8
+COUNT = 9  # records claimed by the header; not to be trusted
+CRC = 10
+MAGIC = 11
+SOURCE = 12  # where the records are: RAW (the response) or SCRATCH (decompressed)
+FROM = 13  # byte range of the records in their source
+TO = 14
+MODE = 15  # what to do with the records: PASS, EMIT or HIDE
+FIELDS = 16
+
+BATCH, WRAPPER, MESSAGES = 2, 1, 0
+RAW, SCRATCH = 0, 1
+PASS, EMIT, HIDE = 0, 1, 2
+
+# --- bits of a batch's attributes ---------------------------------------------------------------------------------
+CODEC_BITS, LOG_APPEND, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+
+# --- what the decode loop remembers between calls -------------------------------------------------------------------
+ROWS = 0  # rows in the buffers, and bytes in each data buffer
+KEY_BYTES = 1
+VALUE_BYTES = 2
+HEADERS = 3
+HEADER_KEY_BYTES = 4
+HEADER_VALUE_BYTES = 5
+NULL_KEYS = 6
+NULL_VALUES = 7
+NULL_HEADERS = 8
+NULL_HEADER_VALUES = 9
+POSITION = 10  # next offset to read
+END = 11  # read offsets below this one
+MAX_ROWS = 12  # when a chunk is full
+MAX_BYTES = 13
+CHECK_CRC = 14
+FRAME = 15  # row of the table at work
+AT = 16  # next byte of its records; −1: not begun
+INDEX = 17  # records of it that are done
+PREVIOUS = 18  # offset of the last of these
+FIRST_ROW = 19  # where its rows begin in the buffers, and the position then: for going back
+FIRST_POSITION = 20
+HIDDEN = 21  # records of it that are in range and not emitted
+ALL_RECORDS = 22  # totals since the decoder began
+ALL_CONTROL = 23
+ALL_ABORTED = 24
+NEED_ROWS = 25  # capacities that the next record asks for
+NEED_KEY_BYTES = 26
+NEED_VALUE_BYTES = 27
+NEED_HEADERS = 28
+NEED_HEADER_KEY_BYTES = 29
+NEED_HEADER_VALUE_BYTES = 30
+ERROR_AT = 31  # byte, counted from the beginning of `FROM`
+SLOTS = 32
+
+# --- how a call ended; above FULL: an error -------------------------------------------------------------------------
+DONE, GROW, FULL = 0, 1, 2
+BAD_SIZE, BAD_MAGIC, BAD_OFFSETS, OUT_OF_ORDER = 10, 11, 12, 13
+BAD_VARINT, BAD_RECORD_LENGTH, BAD_OFFSET, BAD_KEY, BAD_VALUE = 20, 21, 22, 23, 24
+BAD_HEADER_COUNT, BAD_HEADER_KEY, BAD_HEADER_VALUE, BAD_RECORD_END, BAD_BATCH_END, BAD_COUNT = 25, 26, 27, 28, 29, 30
+BAD_MESSAGE, BAD_MESSAGE_CRC, NESTED, NO_MESSAGES = 40, 41, 42, 43
+
+BATCH_OVERHEAD = 61
+LOG_OVERHEAD = 12
+MESSAGE_OVERHEAD = (26, 34)
+
+
+class Columns(NamedTuple):
+    """The Arrow buffers of one chunk. Bitmaps begin as all ones (valid); offsets arrays have one item more."""
+
+    keys: np.ndarray
+    key_offsets: np.ndarray
+    key_valid: np.ndarray
+    values: np.ndarray
+    value_offsets: np.ndarray
+    value_valid: np.ndarray
+    offsets: np.ndarray
+    timestamps: np.ndarray
+    timestamp_types: np.ndarray
+    header_lists: np.ndarray
+    header_lists_valid: np.ndarray
+    header_keys: np.ndarray
+    header_key_offsets: np.ndarray
+    header_values: np.ndarray
+    header_value_offsets: np.ndarray
+    header_values_valid: np.ndarray
+
+
+_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+_U8 = types.Array(types.uint8, 1, "C")
+_I32 = types.Array(types.int32, 1, "C")
+_I64 = types.Array(types.int64, 1, "C")
+_TABLE = types.Array(types.int64, 2, "C")
+_COLUMNS = types.NamedTuple(
+    [_U8, _I32, _U8, _U8, _I32, _U8, _I64, _I64, _I32, _I32, _U8, _U8, _I32, _U8, _I32, _U8], Columns
+)
+
+
+def _compiled(signature: Any) -> Callable[[F], F]:
+    """Compiled when this module is imported, or loaded from numba's cache on disk."""
+    return njit(signature, cache=True, nogil=True, _nrt=False)  # type: ignore[no-any-return]
+
+
+def _inner(f: F) -> F:
+    """Compiled into the loops that call it."""
+    return njit(nogil=True, _nrt=False)(f)  # type: ignore[no-any-return]
+
+
+def _crc32_tables() -> np.ndarray:
+    """Slicing-by-8 tables of CRC-32 (zlib's), which magic 0 and 1 use for each message."""
+    tables = np.zeros((8, 256), np.uint32)
+    for i in range(256):
+        c = i
+        for _ in range(8):
+            c = (c >> 1) ^ (0xEDB88320 if c & 1 else 0)
+        tables[0, i] = c
+    for i in range(256):
+        c = int(tables[0, i])
+        for t in range(1, 8):
+            c = int(tables[0, c & 0xFF]) ^ (c >> 8)
+            tables[t, i] = c
+    return tables
+
+
+_CRC32 = _crc32_tables()
+
+
+@intrinsic
+def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        target = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        to = builder.gep(target.data, [args[1]])
+        fro = builder.gep(source.data, [args[3]])
+        cgutils.raw_memcpy(builder, to, fro, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64, types.int64), codegen
+
+
+@_inner
+def _copy(dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
+    # Callers have checked both ends; this stands between a mistake of theirs and memory.
+    if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:
+        raise IndexError("copy outside of a buffer")
+    _memcpy(dst, dst_at, src, src_at, size)
+
+
+@_inner
+def _int32(buf, at):  # type: ignore[no-untyped-def]
+    v = (np.int64(buf[at]) << 24) | (np.int64(buf[at + 1]) << 16) | (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
+    return np.int64(np.int32(v))
+
+
+@_inner
+def _uint32(buf, at):  # type: ignore[no-untyped-def]
+    return _int32(buf, at) & 0xFFFFFFFF
+
+
+@_inner
+def _int64(buf, at):  # type: ignore[no-untyped-def]
+    return (_int32(buf, at) << 32) | _uint32(buf, at + 4)
+
+
+@_inner
+def _clear(bitmap, bit):  # type: ignore[no-untyped-def]
+    bitmap[bit >> 3] &= np.uint8(0xFF ^ (1 << (bit & 7)))
+
+
+@_inner
+def _varint(buf, at, stop, most):  # type: ignore[no-untyped-def]
+    """A zigzag varint of at most `most` + 1 bytes that ends before `stop`: (value, next byte), −1 when it is bad."""
+    value = np.uint64(0)
+    for i in range(most + 1):
+        if at >= stop:
+            return np.int64(0), np.int64(-1)
+        b = buf[at]
+        at += 1
+        value |= np.uint64(b & 0x7F) << np.uint64(7 * i)
+        if b < 0x80:
+            if i == 9 and b > 1:
+                return np.int64(0), np.int64(-1)
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
+    return np.int64(0), np.int64(-1)
+
+
+@_inner
+def _varint32(buf, at, stop):  # type: ignore[no-untyped-def]
+    value, at = _varint(buf, at, stop, 4)
+    if value < -0x80000000 or value > 0x7FFFFFFF:
+        return np.int64(0), np.int64(-1)
+    return value, at
+
+
+@_inner
+def _frame_error(size, magic):  # type: ignore[no-untyped-def]
+    if magic < 0 or magic > 2:
+        return BAD_MAGIC
+    least = BATCH_OVERHEAD
+    if magic < 2:
+        least = MESSAGE_OVERHEAD[magic]
+    return BAD_SIZE if size < least else DONE
+
+
+@_compiled(types.UniTuple(types.int64, 3)(_BYTES, _TABLE))
+def scan(raw, table):  # type: ignore[no-untyped-def]
+    """Write the headers of the complete frames of `raw` into `table`.
+
+    Returns (rows, next byte, code): DONE (the end, or a truncated frame at `next byte`) or an error that names the
+    frame there; FULL when the table is too short. OUT_OF_ORDER also takes back the frame before, since nothing tells
+    which of the two is wrong (the base offset is not under the checksum). Plain messages in a row become one frame
+    of kind MESSAGES.
+    """
+    rows, at, after = 0, 0, -1
+    while raw.size - at >= 17:
+        size = LOG_OVERHEAD + _int32(raw, at + 8)
+        magic = np.int64(np.int8(raw[at + 16]))
+        # The smallest frame of any format comes first, so that a damaged size is not taken for truncation.
+        if size < MESSAGE_OVERHEAD[0]:
+            return rows, at, BAD_SIZE
+        error = _frame_error(size, magic)
+        if error != DONE:
+            return rows, at, error
+        if size > raw.size - at:
+            break
+        offset = _int64(raw, at)
+        last = offset
+        if magic == 2:
+            last = offset + _int32(raw, at + 23)
+        if offset < 0 or last < offset:
+            return rows, at, BAD_OFFSETS
+        if offset <= after:
+            return rows - 1, at, OUT_OF_ORDER
+        after = last
+        if magic < 2 and raw[at + 17] & CODEC_BITS == 0 and rows > 0:
+            row = table[rows - 1]
+            if row[KIND] == MESSAGES and row[MAGIC] == magic:
+                row[LAST] = last
+                row[STOP] = row[TO] = at + size
+                at += size
+                continue
+        if rows >= table.shape[0]:
+            return rows, at, FULL
+        row = table[rows]
+        row[START] = at
+        row[STOP] = row[TO] = at + size
+        row[BASE] = offset
+        row[LAST] = last
+        row[MAGIC] = magic
+        row[SOURCE] = RAW
+        row[MODE] = EMIT
+        if magic == 2:
+            row[KIND] = BATCH
+            row[CRC] = _uint32(raw, at + 17)
+            row[ATTRIBUTES] = (np.int64(raw[at + 21]) << 8) | np.int64(raw[at + 22])
+            row[BASE_TIME] = _int64(raw, at + 27)
+            row[MAX_TIME] = _int64(raw, at + 35)
+            row[PRODUCER] = _int64(raw, at + 43)
+            row[COUNT] = _int32(raw, at + 57)
+            row[FROM] = at + BATCH_OVERHEAD
+        else:
+            row[CRC] = _uint32(raw, at + 12)
+            row[ATTRIBUTES] = np.int64(raw[at + 17])
+            row[PRODUCER] = -1
+            row[COUNT] = -1
+            row[BASE_TIME] = row[MAX_TIME] = _int64(raw, at + 18) if magic == 1 else -1
+            row[KIND] = MESSAGES
+            row[FROM] = at
+            if row[ATTRIBUTES] & CODEC_BITS:
+                row[KIND] = WRAPPER
+                row[BASE] = -1
+                key = at + (18 if magic == 0 else 26)
+                value = key + 4 + max(_int32(raw, key), 0)
+                if value + 4 > at + size:
+                    return rows, at, BAD_MESSAGE
+                row[FROM] = value + 4
+                row[TO] = value + 4 + _int32(raw, value)
+                if row[TO] < row[FROM] or row[TO] > at + size:
+                    return rows, at, BAD_MESSAGE
+        rows += 1
+        at += size
+    return rows, at, DONE
+
+
+@_compiled(types.int64(_BYTES, types.int64, types.int64))
+def control_type(buf, at, stop):  # type: ignore[no-untyped-def]
+    """Type of the first record of a control batch (0 abort, 1 commit); −1 when it does not parse."""
+    length, at = _varint32(buf, at, stop)
+    if at < 0 or length < 0 or length > stop - at:
+        return -1
+    stop = at + length
+    _, at = _varint(buf, at + 1, stop, 9)
+    if at < 0:
+        return -1
+    _, at = _varint32(buf, at, stop)
+    if at < 0:
+        return -1
+    size, at = _varint32(buf, at, stop)
+    if at < 0 or size < 4 or size > stop - at or buf[at] >= 0x80:
+        return -1
+    return (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
+
+
+@_inner
+def _room(columns, state, key_size, value_size, headers, header_key_bytes, header_value_bytes):  # type: ignore[no-untyped-def]
+    """DONE when the record fits, FULL when it belongs to the next chunk, GROW (needs noted) when buffers are short."""
+    rows = state[ROWS]
+    key_bytes = state[KEY_BYTES] + max(key_size, 0)
+    value_bytes = state[VALUE_BYTES] + max(value_size, 0)
+    header_key_bytes += state[HEADER_KEY_BYTES]
+    header_value_bytes += state[HEADER_VALUE_BYTES]
+    headers += state[HEADERS]
+    if rows > 0:
+        if rows >= state[MAX_ROWS]:
+            return FULL
+        if key_bytes + value_bytes + header_key_bytes + header_value_bytes > state[MAX_BYTES]:
+            return FULL
+    if (
+        rows < columns.offsets.size
+        and key_bytes <= columns.keys.size
+        and value_bytes <= columns.values.size
+        and headers < columns.header_key_offsets.size
+        and header_key_bytes <= columns.header_keys.size
+        and header_value_bytes <= columns.header_values.size
+    ):
+        return DONE
+    state[NEED_ROWS] = rows + 1
+    state[NEED_KEY_BYTES] = key_bytes
+    state[NEED_VALUE_BYTES] = value_bytes
+    state[NEED_HEADERS] = headers
+    state[NEED_HEADER_KEY_BYTES] = header_key_bytes
+    state[NEED_HEADER_VALUE_BYTES] = header_value_bytes
+    return GROW
+
+
+@_inner
+def _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size):  # type: ignore[no-untyped-def]
+    """Write a row for which there is room, without its headers (null until `_append_headers`)."""
+    row = state[ROWS]
+    key_end = np.int64(columns.key_offsets[row])
+    if key_size < 0:
+        _clear(columns.key_valid, row)
+        state[NULL_KEYS] += 1
+    else:
+        _copy(columns.keys, key_end, buf, key_at, key_size)
+        key_end += key_size
+    columns.key_offsets[row + 1] = key_end
+    state[KEY_BYTES] = key_end
+    value_end = np.int64(columns.value_offsets[row])
+    if value_size < 0:
+        _clear(columns.value_valid, row)
+        state[NULL_VALUES] += 1
+    else:
+        _copy(columns.values, value_end, buf, value_at, value_size)
+        value_end += value_size
+    columns.value_offsets[row + 1] = value_end
+    state[VALUE_BYTES] = value_end
+    columns.offsets[row] = offset
+    columns.timestamps[row] = time
+    columns.timestamp_types[row] = time_type
+    columns.header_lists[row + 1] = state[HEADERS]
+    state[ROWS] = row + 1
+
+
+@_inner
+def _append_headers(columns, state, buf, at, stop, count):  # type: ignore[no-untyped-def]
+    """Give the last row its `count` headers, which `_measure` has checked."""
+    n = state[HEADERS]
+    key_end = state[HEADER_KEY_BYTES]
+    value_end = state[HEADER_VALUE_BYTES]
+    for _ in range(count):
+        size, at = _varint32(buf, at, stop)
+        _copy(columns.header_keys, key_end, buf, at, size)
+        at += size
+        key_end += size
+        size, at = _varint32(buf, at, stop)
+        if size < 0:
+            _clear(columns.header_values_valid, n)
+            state[NULL_HEADER_VALUES] += 1
+        else:
+            _copy(columns.header_values, value_end, buf, at, size)
+            at += size
+            value_end += size
+        n += 1
+        columns.header_key_offsets[n] = key_end
+        columns.header_value_offsets[n] = value_end
+    state[HEADERS] = n
+    state[HEADER_KEY_BYTES] = key_end
+    state[HEADER_VALUE_BYTES] = value_end
+    columns.header_lists[state[ROWS]] = n
+
+
+@_inner
+def _measure(buf, at, stop, count):  # type: ignore[no-untyped-def]
+    """Check `count` headers: (next byte, bytes of keys, bytes of values, code); when bad, next byte is where."""
+    keys = np.int64(0)
+    values = np.int64(0)
+    for _ in range(count):
+        size, after = _varint32(buf, at, stop)
+        if after < 0:
+            return at, keys, values, BAD_VARINT
+        if size < 0 or size > stop - after:
+            return at, keys, values, BAD_HEADER_KEY
+        keys += size
+        at = after + size
+        size, after = _varint32(buf, at, stop)
+        if after < 0:
+            return at, keys, values, BAD_VARINT
+        if size > stop - after:
+            return at, keys, values, BAD_HEADER_VALUE
+        values += max(size, 0)
+        at = after + max(size, 0)
+    return at, keys, values, DONE
+
+
+@_inner
+def _record_error(state, begin, at, code):  # type: ignore[no-untyped-def]
+    state[ERROR_AT] = at - begin
+    return code
+
+
+@_inner
+def _batch(buf, row, columns, state):  # type: ignore[no-untyped-def]
+    """Records of one batch of format v2, from where `state` stands."""
+    begin, end = row[FROM], row[TO]
+    base, last, count, base_time = row[BASE], row[LAST], row[COUNT], row[BASE_TIME]
+    emit = row[MODE] == EMIT
+    append_time = row[ATTRIBUTES] & LOG_APPEND != 0
+    time_type = 1 if append_time else 0
+    # A record takes 7 bytes at least and an offset of its own: a wild count ends here, not in a long loop.
+    if count < 0 or count > last - base + 1 or count > (end - begin) // 7:
+        return _record_error(state, begin, begin, BAD_COUNT)
+    at = state[AT]
+    while state[INDEX] < count:
+        length, p = _varint32(buf, at, end)
+        if p < 0:
+            return _record_error(state, begin, at, BAD_VARINT)
+        if length < 7 - 1 or length > end - p:
+            return _record_error(state, begin, at, BAD_RECORD_LENGTH)
+        stop = p + length
+        p += 1  # the record's attributes mean nothing yet
+        delta, q = _varint(buf, p, stop, 9)
+        if q < 0:
+            return _record_error(state, begin, p, BAD_VARINT)
+        time = row[MAX_TIME] if append_time else base_time + delta
+        delta, p = _varint32(buf, q, stop)
+        if p < 0:
+            return _record_error(state, begin, q, BAD_VARINT)
+        offset = base + delta
+        if delta < 0 or offset > last or offset <= state[PREVIOUS]:
+            return _record_error(state, begin, q, BAD_OFFSET)
+        key_size, key_at = _varint32(buf, p, stop)
+        if key_at < 0:
+            return _record_error(state, begin, p, BAD_VARINT)
+        if key_size > stop - key_at:
+            return _record_error(state, begin, p, BAD_KEY)
+        p = key_at + max(key_size, 0)
+        value_size, value_at = _varint32(buf, p, stop)
+        if value_at < 0:
+            return _record_error(state, begin, p, BAD_VARINT)
+        if value_size > stop - value_at:
+            return _record_error(state, begin, p, BAD_VALUE)
+        p = value_at + max(value_size, 0)
+        headers, headers_at = _varint32(buf, p, stop)
+        if headers_at < 0:
+            return _record_error(state, begin, p, BAD_VARINT)
+        if headers < 0 or headers > (stop - headers_at) // 2:
+            return _record_error(state, begin, p, BAD_HEADER_COUNT)
+        p, header_key_bytes, header_value_bytes, code = _measure(buf, headers_at, stop, headers)
+        if code != DONE:
+            return _record_error(state, begin, p, code)
+        if p != stop:
+            return _record_error(state, begin, p, BAD_RECORD_END)
+        if offset >= state[POSITION]:
+            if offset >= state[END]:
+                return DONE
+            if emit:
+                status = _room(columns, state, key_size, value_size, headers, header_key_bytes, header_value_bytes)
+                if status != DONE:
+                    state[AT] = at
+                    return status
+                _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size)
+                if headers > 0:
+                    _append_headers(columns, state, buf, headers_at, stop, headers)
+                else:
+                    _clear(columns.header_lists_valid, state[ROWS] - 1)
+                    state[NULL_HEADERS] += 1
+            else:
+                state[HIDDEN] += 1
+            state[POSITION] = offset + 1
+        state[PREVIOUS] = offset
+        state[INDEX] += 1
+        at = stop
+    if at != end:
+        return _record_error(state, begin, at, BAD_BATCH_END)
+    return DONE
+
+
+@_inner
+def _crc32(buf, at, stop):  # type: ignore[no-untyped-def]
+    crc = np.uint32(0xFFFFFFFF)
+    while stop - at >= 8:
+        a = crc ^ (
+            np.uint32(buf[at])
+            | (np.uint32(buf[at + 1]) << np.uint32(8))
+            | (np.uint32(buf[at + 2]) << np.uint32(16))
+            | (np.uint32(buf[at + 3]) << np.uint32(24))
+        )
+        crc = (
+            _CRC32[7, a & np.uint32(0xFF)]
+            ^ _CRC32[6, (a >> np.uint32(8)) & np.uint32(0xFF)]
+            ^ _CRC32[5, (a >> np.uint32(16)) & np.uint32(0xFF)]
+            ^ _CRC32[4, a >> np.uint32(24)]
+            ^ _CRC32[3, buf[at + 4]]
+            ^ _CRC32[2, buf[at + 5]]
+            ^ _CRC32[1, buf[at + 6]]
+            ^ _CRC32[0, buf[at + 7]]
+        )
+        at += 8
+    while at < stop:
+        crc = _CRC32[0, (crc ^ np.uint32(buf[at])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
+        at += 1
+    return np.int64(crc ^ np.uint32(0xFFFFFFFF))
+
+
+@_inner
+def _message_end(buf, at, end, magic):  # type: ignore[no-untyped-def]
+    """Where the message at `at` ends; −1 when it is cut, of another magic, too small or compressed."""
+    if end - at < MESSAGE_OVERHEAD[magic]:
+        return np.int64(-1)
+    size = LOG_OVERHEAD + _int32(buf, at + 8)
+    if size < MESSAGE_OVERHEAD[magic] or size > end - at or np.int64(buf[at + 16]) != magic:
+        return np.int64(-1)
+    return at + size
+
+
+@_inner
+def _last_inner_offset(buf, at, end, magic):  # type: ignore[no-untyped-def]
+    """Offset field of the last message of a set; −1 when the set does not parse."""
+    last = np.int64(-1)
+    while at < end:
+        stop = _message_end(buf, at, end, magic)
+        if stop < 0:
+            return np.int64(-1)
+        last = _int64(buf, at)
+        at = stop
+    return last
+
+
+@_inner
+def _messages(buf, row, columns, state):  # type: ignore[no-untyped-def]
+    """Messages of magic 0 or 1: a run of plain ones, or those inside of a wrapper, from where `state` stands."""
+    begin, end, last, magic = row[FROM], row[TO], row[LAST], row[MAGIC]
+    wrapped = row[KIND] == WRAPPER
+    shift = np.int64(0)
+    if wrapped:
+        inner = _last_inner_offset(buf, begin, end, magic)
+        if inner < 0:
+            return _record_error(state, begin, begin, NO_MESSAGES)
+        if inner > last or (magic == 0 and inner != last):
+            return _record_error(state, begin, begin, BAD_OFFSET)
+        # Magic 1 counts from the beginning of the set; only the wrapper knows the offset of the last (KIP-31).
+        shift = last - inner
+    at = state[AT]
+    while at < end:
+        stop = _message_end(buf, at, end, magic)
+        if stop < 0:
+            return _record_error(state, begin, at, BAD_MESSAGE)
+        if state[CHECK_CRC] != 0 and _crc32(buf, at + 16, stop) != _uint32(buf, at + 12):
+            return _record_error(state, begin, at, BAD_MESSAGE_CRC)
+        attributes = np.int64(buf[at + 17])
+        if attributes & CODEC_BITS:
+            return _record_error(state, begin, at, NESTED)
+        offset = _int64(buf, at) + shift
+        if offset <= state[PREVIOUS] or offset > last:
+            return _record_error(state, begin, at, BAD_OFFSET)
+        time = np.int64(-1)
+        time_type = -1
+        p = at + 18
+        if magic == 1:
+            # What the wrapper says of the clock goes for all that it wraps (KIP-32).
+            append_time = (row[ATTRIBUTES] if wrapped else attributes) & LOG_APPEND != 0
+            time = row[MAX_TIME] if wrapped and append_time else _int64(buf, p)
+            time_type = 1 if append_time else 0
+            p += 8
+        key_size = _int32(buf, p)
+        key_at = p + 4
+        if key_size > stop - key_at - 4:
+            return _record_error(state, begin, p, BAD_KEY)
+        p = key_at + max(key_size, 0)
+        value_size = _int32(buf, p)
+        value_at = p + 4
+        if value_size > stop - value_at:
+            return _record_error(state, begin, p, BAD_VALUE)
+        if value_at + max(value_size, 0) != stop:
+            return _record_error(state, begin, p, BAD_RECORD_END)
+        if offset >= state[POSITION]:
+            if offset >= state[END]:
+                return DONE
+            status = _room(columns, state, key_size, value_size, 0, 0, 0)
+            if status != DONE:
+                state[AT] = at
+                return status
+            _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size)
+            _clear(columns.header_lists_valid, state[ROWS] - 1)
+            state[NULL_HEADERS] += 1
+            state[POSITION] = offset + 1
+        state[PREVIOUS] = offset
+        at = stop
+    return DONE
+
+
+@_inner
+def _valid(bitmap, bit):  # type: ignore[no-untyped-def]
+    return (bitmap[bit >> 3] >> (bit & 7)) & 1 == 1
+
+
+@_inner
+def _restore(bitmap, first, stop):  # type: ignore[no-untyped-def]
+    """Set the bits [first, stop) again; how many were cleared."""
+    cleared = 0
+    for i in range(first, stop):
+        if not _valid(bitmap, i):
+            bitmap[i >> 3] |= np.uint8(1 << (i & 7))
+            cleared += 1
+    return cleared
+
+
+@_inner
+def _go_back(columns, state):  # type: ignore[no-untyped-def]
+    """Take back the rows of the frame at work that are still in the buffers."""
+    row, rows = state[FIRST_ROW], state[ROWS]
+    headers = np.int64(columns.header_lists[row])
+    state[NULL_KEYS] -= _restore(columns.key_valid, row, rows)
+    state[NULL_VALUES] -= _restore(columns.value_valid, row, rows)
+    state[NULL_HEADERS] -= _restore(columns.header_lists_valid, row, rows)
+    state[NULL_HEADER_VALUES] -= _restore(columns.header_values_valid, headers, state[HEADERS])
+    state[KEY_BYTES] = columns.key_offsets[row]
+    state[VALUE_BYTES] = columns.value_offsets[row]
+    state[HEADER_KEY_BYTES] = columns.header_key_offsets[headers]
+    state[HEADER_VALUE_BYTES] = columns.header_value_offsets[headers]
+    state[HEADERS] = headers
+    state[ROWS] = row
+    state[POSITION] = state[FIRST_POSITION]
+    state[AT] = -1
+
+
+@_compiled(types.int64(_BYTES, _BYTES, _TABLE, types.int64, _COLUMNS, _I64))
+def decode(raw, scratch, table, stop, columns, state):  # type: ignore[no-untyped-def]
+    """Records of the frames from `state[FRAME]` to `stop` → rows of `columns`, in order.
+
+    Returns DONE; FULL or GROW (make room, call again: it goes on at the same record); or an error, with `state` at
+    the frame at fault, ERROR_AT its byte, and the rows of that frame taken back, save those already handed out.
+    POSITION follows the last offset of each finished frame, whatever records are left in it.
+    """
+    while state[FRAME] < stop:
+        row = table[state[FRAME]]
+        if state[AT] < 0:
+            state[AT] = row[FROM]
+            state[INDEX] = 0
+            state[HIDDEN] = 0
+            state[PREVIOUS] = row[BASE] - 1
+            state[FIRST_ROW] = state[ROWS]
+            state[FIRST_POSITION] = state[POSITION]
+        if row[MODE] == PASS:
+            state[HIDDEN] = row[COUNT]
+        else:
+            buf = scratch if row[SOURCE] == SCRATCH else raw
+            status = _batch(buf, row, columns, state) if row[KIND] == BATCH else _messages(buf, row, columns, state)
+            if status != DONE:
+                if status > FULL:
+                    _go_back(columns, state)
+                return status
+        if row[ATTRIBUTES] & CONTROL and row[KIND] == BATCH:
+            state[ALL_CONTROL] += state[HIDDEN]
+        else:
+            state[ALL_ABORTED] += state[HIDDEN]
+        state[POSITION] = max(state[POSITION], row[LAST] + 1)
+        state[FRAME] += 1
+        state[AT] = -1
+    return DONE

@@ -1,0 +1,43 @@
+"""Which transactional batches of a fetch response were aborted (KIP-98), as Kafka's own consumer decides it.
+
+A response under read_committed lists the aborted transactions that touch it, as (producer id, first offset); a
+transaction is over at its producer's next control batch. Each response stands alone. Promise: the answer is right
+also when one response is given in pieces with the same list, and when reading begins amid an aborted transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Aborted:
+    """The aborted transactions of one partition, batch after batch in offset order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int]] = []
+        self._open: set[int] = set()
+        self._ended: dict[int, int] = {}
+
+    def begin(self, aborted: Iterable[tuple[int, int]]) -> None:
+        """A new response with its (producer id, first offset) pairs, in any order.
+
+        What a marker ended before stays ended: a pair is only news when it begins above that marker.
+        """
+        pairs = list(aborted)
+        self._ended = {producer: self._ended.get(producer, -1) for producer, _ in pairs}
+        news = ((first, producer) for producer, first in pairs if first > self._ended[producer])
+        self._waiting = sorted(news, reverse=True)
+        self._open.clear()
+
+    def covers(self, producer: int, last_offset: int) -> bool:
+        """Whether the transactional batch of `producer` that ends at `last_offset` belongs to an aborted one."""
+        while self._waiting and self._waiting[-1][0] <= last_offset:
+            self._open.add(self._waiting.pop()[1])
+        return producer in self._open
+
+    def end(self, producer: int, marker: int) -> None:
+        """The producer's transaction ended with a commit or abort marker at this offset."""
+        self.covers(producer, marker)
+        self._open.discard(producer)
+        if producer in self._ended:
+            self._ended[producer] = marker
