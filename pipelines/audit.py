@@ -7,6 +7,7 @@ ledger says, nothing else under `data/` (DESIGN §8, invariants of §12 by numbe
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
             by_key.setdefault(key, []).extend((r, name) for r in of_key)
     for key, held in sorted(by_key.items()):
         held.sort()
-        for (a, what), (b, other) in zip(held, held[1:], strict=False):
+        for (a, what), (b, other) in itertools.pairwise(held):
             if a.meets(b):
                 yield Problem(2, f"{key}: {what} {a} and {other} {b} overlap")
 

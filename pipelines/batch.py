@@ -1,4 +1,4 @@
-"""The stages in sequence: one request, from the feed's topics to visible Parquet. The only module that knows two stages.
+"""The stages in sequence: one request, from the feed's topics to visible Parquet. It alone knows two stages.
 
     survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
 
@@ -16,7 +16,7 @@ from threading import Event, Thread
 from sluice.pipelines import layout
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
-from sluice.pipelines.errors import BatchIncomplete, OffsetsLost, Refused, SluiceError
+from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError
 from sluice.pipelines.feed import Feed, OnLoss, PublishPolicy
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
@@ -25,7 +25,7 @@ from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liv
 from sluice.pipelines.positions import Committed, Refusal
 from sluice.pipelines.proof import prove
 from sluice.pipelines.publish import publish, roll_forward
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.ranges import subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
     Counts,
@@ -36,8 +36,8 @@ from sluice.pipelines.values import (
     Plan,
     Receipt,
     Request,
+    Slice,
     SliceFailure,
-    TopicPartition,
 )
 
 MAX_ROUNDS = 6
@@ -85,7 +85,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, None if unpublished."""
+    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any."""
 
     batch: int
     plan: Plan
@@ -244,17 +244,14 @@ def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
 
 
 def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
-    """Under `on_loss: accept`, what fell below the log start becomes a loss: only ranges neither landed nor reserved."""
+    """Under `on_loss: accept`, what fell below the log start, neither landed nor reserved, becomes a loss."""
     if feed.policies.on_loss is not OnLoss.ACCEPT:
         return ()
 
     def decide(state: State) -> LossEntry | None:
         owed, _ = planning.owed(request, state, found.partitions)
         gone = [
-            KeyRange(key=o.key, range=r)
-            for o in owed
-            for lost in o.lost
-            for r in subtract(lost, state.reserved(o.key))
+            KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
         return LossEntry(ranges=tuple(gone), reason="below the log start (on_loss: accept)") if gone else None
 
@@ -267,17 +264,17 @@ def _pinned(
 ) -> tuple[Batch | None, tuple[Refusal, ...]]:
     """The batch to carry out: one in the way whose run is dead (taken over), or a new plan in the ledger."""
     refusals: tuple[Refusal, ...] = ()
-    stale: Batch | None = None
+    in_the_way: tuple[Batch, Slice] | None = None
 
     def decide(state: State) -> PlanEntry | None:
-        nonlocal refusals, stale
+        nonlocal refusals, in_the_way
         owed, refused = planning.owed(request, state, found.partitions)
         losses = _losses_refused(feed, owed)
         refusals = found.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = [o for o in owed if o.key.tp not in lost]
-        stale = _in_the_way(state, free)
-        if stale is not None:
+        in_the_way = planning.overlap(state, free)
+        if in_the_way:
             return None
         plan = planning.build(feed.name, found.cluster_id, request, feed.isolation, free, sizing(feed, edges))
         return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
@@ -285,21 +282,13 @@ def _pinned(
     appended = ledger.append(decide)
     if appended is not None:
         return appended.state.batches[appended.number], refusals
-    return (stale and _take_over(edges, ledger, stale, owner)), refusals
+    return (_take_over(edges, ledger, *in_the_way, owner) if in_the_way else None), refusals
 
 
-def _in_the_way(state: State, owed: Sequence[Owed]) -> Batch | None:
-    for batch in state.live():
-        for s in batch.plan.slices:
-            if any(s.key == o.key and r.meets(s.range) for o in owed for r in (*o.ranges, *o.lost)):
-                return batch
-    return None
-
-
-def _take_over(edges: Edges, ledger: Ledger, batch: Batch, owner: Owner) -> Batch:
+def _take_over(edges: Edges, ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
     """Make the batch ours, if its run is known dead. Cleans nothing: finished slices are adopted."""
     if not edges.liveness.is_dead(batch.owner):
-        raise planning.busy(batch, batch.plan.slices[0])
+        raise planning.busy(batch, s)
 
     def decide(state: State) -> OwnEntry | None:
         held = state.batches[batch.id]
@@ -307,25 +296,30 @@ def _take_over(edges: Edges, ledger: Ledger, batch: Batch, owner: Owner) -> Batc
         return OwnEntry(batch=batch.id, owner=owner) if same else None
 
     if ledger.append(decide) is None:
-        raise planning.busy(ledger.read().batches[batch.id], batch.plan.slices[0])
+        raise planning.busy(ledger.read().batches[batch.id], s)
     return batch
 
 
-def _carry_out(
-    feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
-) -> BatchResult:
-    job = Job(batch.plan, batch.id, owner.token, edges.wiring)
-    with _watched(edges.lake, feed.name, batch, report):
-        outcomes = edges.engine.run(job, [t.index for t in batch.plan.tasks])
-    report(Progress("prove", batch.plan.span, batch.plan.span))
-    receipts, failures = prove(batch.plan, batch.id, _known(batch.plan, outcomes), edges.lake)
+def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter) -> BatchResult:
+    plan = _plan_of(ledger, batch)
+    with _watched(edges.lake, feed.name, batch.id, plan, report):
+        outcomes = edges.engine.run(Job(plan, batch.id, owner.token, edges.wiring), [t.index for t in plan.tasks])
+    report(Progress("prove", plan.span, plan.span))
+    receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
     if not receipts or (failures and feed.publish is PublishPolicy.ALL_OR_NOTHING):
-        return BatchResult(batch.id, batch.plan, tuple(receipts), tuple(failures), None)
-    report(Progress("publish", batch.plan.span, batch.plan.span))
+        return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
+    report(Progress("publish", plan.span, plan.span))
     publish(ledger, batch.id, owner, receipts, failures)
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
-    return BatchResult(batch.id, batch.plan, tuple(receipts), tuple(failures), number)
+    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number)
+
+
+def _plan_of(ledger: Ledger, batch: Batch) -> Plan:
+    entry = ledger.entry(batch.id)
+    if not isinstance(entry, PlanEntry):
+        raise LedgerCorrupt(f"entry {batch.id} is not the plan of batch {batch.id}")
+    return entry.plan
 
 
 def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -338,15 +332,15 @@ def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 @contextmanager
-def _watched(lake: Lake, feed: str, batch: Batch, report: Reporter) -> Iterator[None]:
+def _watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
     """Report progress from the receipts that tasks leave in staging, about once a second."""
-    spans = {layout.slice_name(s): s.span for s in batch.plan.slices}
+    spans = {layout.slice_name(s): s.span for s in plan.slices}
     total, stop = sum(spans.values()), Event()
 
     def look() -> None:
         report(Progress("land", 0, total))
         while not stop.wait(1.0):
-            report(Progress("land", _finished(lake, feed, batch.id, spans), total))
+            report(Progress("land", _finished(lake, feed, batch, spans), total))
 
     thread = Thread(target=look, name="sluice-progress", daemon=True)
     thread.start()
@@ -368,9 +362,7 @@ def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     return lost and feed.policies.on_loss is OnLoss.ACCEPT and result.number is not None
 
 
-def _incomplete(
-    failures: Sequence[SliceFailure], refusals: Sequence[Refusal], *, published: bool
-) -> BatchIncomplete:
+def _incomplete(failures: Sequence[SliceFailure], refusals: Sequence[Refusal], *, published: bool) -> BatchIncomplete:
     lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) + len(refusals) - len(lines)
     head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
@@ -387,5 +379,3 @@ def _refused(refusals: Sequence[Refusal]) -> Refused:
         f"{len(refusals)} partitions were refused, the others are landed:\n    {lines}",
         remedy=refusals[0].error.remedy,
     )
-
-

@@ -256,7 +256,8 @@ def _moved(state: State, moved: Sequence[Key], committed: Committed) -> GroupMov
     def line(key: Key) -> str:
         last = state.commits.get(key)
         expected = last if last is not None else state.origins[key].committed
-        return f"{key}: Kafka holds {_offset(committed.get(key.tp))}, the ledger expects {expected} (frontier {state.frontier(key)})"
+        held = _offset(committed.get(key.tp))
+        return f"{key}: Kafka holds {held}, the ledger expects {expected} (frontier {state.frontier(key)})"
 
     first = moved[0]
     return GroupMoved(

@@ -115,11 +115,10 @@ def _unlanded(state: State, key: Key, offset: int) -> Explanation:
             if r.start <= offset < r.end:
                 text = f"{kind}: in the range {r}, recorded in the ledger and never read"
                 return Explanation(key.tp, offset, kind, text)
-    for batch in state.live():
-        for s in batch.plan.slices:
-            if s.key == key and s.start <= offset < s.end:
-                text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
-                return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
+    for batch, s in state.live_slices():
+        if s.key == key and s.start <= offset < s.end:
+            text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
+            return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
     origin, frontier = state.origins[key].offset, state.frontier(key)
     if offset < origin:
         return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never asked for")

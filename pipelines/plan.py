@@ -92,9 +92,7 @@ def owed(
     return tuple(found), tuple(refused)
 
 
-def _asked(
-    request: Request, state: State, partitions: Mapping[Key, PartitionState]
-) -> Iterable[tuple[Key, Range]]:
+def _asked(request: Request, state: State, partitions: Mapping[Key, PartitionState]) -> Iterable[tuple[Key, Range]]:
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
         for r in request.ranges:
@@ -140,17 +138,23 @@ def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) 
 
 def check_free(state: State, found: Sequence[Owed]) -> None:
     """Raises PlanBusy when a live plan reserves any of the owed ranges."""
-    for batch in state.live():
-        for o in found:
-            for s in batch.plan.slices:
-                if s.key == o.key and any(r.meets(s.range) for r in (*o.ranges, *o.lost)):
-                    raise busy(batch, s)
+    if in_the_way := overlap(state, found):
+        raise busy(*in_the_way)
+
+
+def overlap(state: State, found: Sequence[Owed]) -> tuple[Batch, Slice] | None:
+    """The first live batch that reserves any of the owed ranges, with the slice that does."""
+    wanted = {o.key: (*o.ranges, *o.lost) for o in found}
+    for batch, s in state.live_slices():
+        if any(r.meets(s.range) for r in wanted.get(s.key, ())):
+            return batch, s
+    return None
 
 
 def busy(batch: Batch, s: Slice) -> PlanBusy:
     """The refusal to touch what another live batch reserves."""
     return PlanBusy(
-        f"batch {batch.id} ({batch.plan.request}, {batch.owner.describe()}) is at work on {s}",
+        f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is at work on {s}",
         remedy="wait for it to end; when that run is dead, the next run takes its batch over by itself",
         topic=s.topic,
         partition=s.partition,

@@ -74,7 +74,7 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Bounds of a stream: slices read at once, bytes asked for in one answer (all partitions / each), bytes held ahead."""
+    """Bounds of a stream: slices at once, bytes asked for in one answer (in all, of a partition), bytes held ahead."""
 
     active_slices: int = 16
     request_bytes: int = 16 << 20

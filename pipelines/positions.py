@@ -49,7 +49,7 @@ def check_cluster(state: State, cluster_id: str) -> None:
 
 
 def key_of(state: State, partition: PartitionState) -> Key:
-    """The key under which the ledger accounts for the partition now (its topic id, unless a truncation was accepted)."""
+    """The key under which the ledger accounts for the partition now."""
     current = state.current.get(partition.tp)
     if current is not None and current.topic_id == partition.topic_id:
         return current
@@ -57,7 +57,7 @@ def key_of(state: State, partition: PartitionState) -> Key:
 
 
 def changed(state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int]) -> Refusal | None:
-    """Why the partition is no longer the log that the ledger knows, if so: recreated, or truncated below what landed."""
+    """Why the partition is not the log that the ledger knows any more: recreated, or truncated below what landed."""
     known = state.current.get(partition.tp)
     if known is None:
         return None
@@ -69,7 +69,9 @@ def changed(state: State, partition: PartitionState, epoch_ends: Mapping[TopicPa
     if end and end > log_end:
         return _refuse(partition, f"landed up to {end}, but that part of the log now ends at {log_end}: truncated")
     if frontier > partition.high_watermark:
-        return _refuse(partition, f"read up to {frontier}, but the log now ends at {partition.high_watermark}: truncated")
+        return _refuse(
+            partition, f"read up to {frontier}, but the log now ends at {partition.high_watermark}: truncated"
+        )
     return None
 
 

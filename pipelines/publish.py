@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sluice.pipelines import layout
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
+from sluice.pipelines.ledger.entries import AbandonEntry, PlanEntry, PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Owner, Receipt, SliceFailure
 
@@ -77,13 +77,13 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     """
     state = ledger.read()
     staged = _staged_files(lake, feed)
-    published = [b for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
-    receipts = [r for b in published for r in _receipts(ledger, state.batches[b])]
+    published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
+    receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = [part for r in receipts for part in r.parts]
     for part in parts:
         if part.path in state.replaced:
             lake.remove(part.staged)
-    hidden = [path for b in published for path in state.batches[b].plan.replaces if lake.size(path) is not None]
+    hidden = [path for b in published for path in _replaced(ledger, b) if lake.size(path) is not None]
     for path in hidden:
         lake.remove(path)
     live = [p for p in parts if p.path not in state.replaced]
@@ -114,6 +114,11 @@ def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
     if not isinstance(entry, PublishEntry):
         raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
     return entry.receipts
+
+
+def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
+    entry = ledger.entry(batch.id)
+    return entry.plan.replaces if isinstance(entry, PlanEntry) else ()
 
 
 def _show(lake: Lake, staged: str, path: str) -> bool:

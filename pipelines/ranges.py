@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -70,7 +71,7 @@ def contiguous_end(start: int, ranges: Iterable[Range]) -> int:
 def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
     """`r` cut at the given offsets (those outside it are passed over)."""
     edges = [r.start, *sorted({x for x in at if r.start < x < r.end}), r.end]
-    return tuple(Range(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b)
+    return tuple(Range(a, b) for a, b in itertools.pairwise(edges) if a < b)
 
 
 def covers(ranges: Iterable[Range], wanted: Range) -> bool:

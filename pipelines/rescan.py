@@ -50,9 +50,7 @@ def rescan(
         done += r.slice.span
         progress(done, total)
     rest = sum(r.counts.landed for r in receipts) - sum(r.counts.landed for r in held)
-    return replace(
-        report, problems=report.problems + tuple(problems), compared=compared, not_comparable=max(rest, 0)
-    )
+    return replace(report, problems=report.problems + tuple(problems), compared=compared, not_comparable=max(rest, 0))
 
 
 def _held(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
@@ -133,7 +131,9 @@ def _difference(r: Receipt, chunk: pa.RecordBatch, rows: pa.Table | None) -> Pro
     for i, (a, b) in enumerate(zip(there, mine, strict=True)):
         if a != b:
             missing = a < b
-            return Problem(1 if missing else 3, f"{r.slice}: offset {min(a, b)} is {'not landed' if missing else 'not in the log'}")
+            return Problem(
+                1 if missing else 3, f"{r.slice}: offset {min(a, b)} is {'not landed' if missing else 'not in the log'}"
+            )
         if chunk.slice(i, 1).to_pylist() != rows.slice(i, 1).to_pylist():
             return Problem(3, f"{r.slice}: the record at offset {a} is not what landed")
     return Problem(3, f"{r.slice}: differs in type from what landed")

@@ -23,12 +23,16 @@ class _Model(BaseModel):
 
 
 class OriginItem(_Model):
-    """Where a feed begins in a partition; `committed` is the group's offset seen then (None: none)."""
+    """Where a feed begins in a partition; `committed` is the group's offset seen then (None: none).
+
+    `opens` is the window (its start, ms) that begins at the origin.
+    """
 
     key: Key
     offset: int
     committed: int | None
     why: str
+    opens: int | None = None
 
 
 class KeyOffset(_Model):
@@ -56,6 +60,22 @@ class OriginEntry(_Entry):
 
     kind: Literal["origin"] = "origin"
     items: tuple[OriginItem, ...]
+
+
+class BoundaryItem(_Model):
+    """`by_clock`: no record, or an absurdly stamped one, marked the boundary, so the high watermark served."""
+
+    key: Key
+    offset: int
+    by_clock: bool = False
+
+
+class BoundaryEntry(_Entry):
+    """The offsets that separate two windows at `boundary` (ms): first resolution wins."""
+
+    kind: Literal["boundary"] = "boundary"
+    boundary: int
+    items: tuple[BoundaryItem, ...]
 
 
 class PlanEntry(_Entry):
@@ -127,6 +147,7 @@ class AbandonEntry(_Entry):
 
 Entry = (
     OriginEntry
+    | BoundaryEntry
     | PlanEntry
     | OwnEntry
     | PublishEntry
@@ -165,7 +186,7 @@ def parse(data: bytes, path: str) -> Entry:
 
 def _refuse_newer(raw: dict[str, object], path: str) -> None:
     version, kind = raw.get("format"), raw.get("kind")
-    if isinstance(version, int) and version > FORMAT or isinstance(kind, str) and kind not in KINDS:
+    if (isinstance(version, int) and version > FORMAT) or (isinstance(kind, str) and kind not in KINDS):
         raise LedgerTooNew(
             f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
             f"this one reads format {FORMAT})",

@@ -6,13 +6,14 @@ of a live plan is void, whoever wrote it. Frontiers, accounted ranges and live r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
+    BoundaryEntry,
     CommitEntry,
     Entry,
     IntentEntry,
@@ -25,7 +26,7 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.ranges import Range, contiguous_end, union
-from sluice.pipelines.values import Key, Owner, Plan, TopicPartition
+from sluice.pipelines.values import Key, Owner, Plan, Slice, TopicPartition
 
 
 class BatchStatus(StrEnum):
@@ -36,10 +37,14 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One plan carried out. `published` is the number of its publish entry; `failed` counts its unproven slices."""
+    """One plan carried out. `published` is the number of its publish entry; `failed` counts its unproven slices.
+
+    `plan` is there while the batch is live; afterwards it is the ledger's entry `id` that holds it.
+    """
 
     id: int
-    plan: Plan
+    plan: Plan | None
+    request: str
     hash: str
     owner: Owner
     status: BatchStatus
@@ -47,6 +52,11 @@ class Batch:
     published: int | None = None
     failed: int = 0
     rows: int = 0
+
+    @property
+    def reserved_span(self) -> int:
+        """Offsets that the live plan holds."""
+        return self.plan.span if self.plan else 0
 
 
 Accounted = dict[Key, tuple[Range, ...]]
@@ -73,6 +83,13 @@ class State:
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
+    boundaries: dict[int, dict[Key, int]] = field(default_factory=dict)
+    """By boundary (ms): the offset that separates the windows before and after it, in each partition."""
+    floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """By key, (window, end) of what a catch-up landed in its open window: the floor of the boundaries after it."""
+    first_window: int | None = None
+    last_mark: int = -1
+    """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     void: tuple[int, ...] = ()
     """Numbers of publish entries that count for nothing."""
 
@@ -90,27 +107,38 @@ class State:
         """The batches that are planned and neither published nor abandoned, oldest first."""
         return tuple(b for b in self.batches.values() if b.status is BatchStatus.PLANNED)
 
+    def live_slices(self) -> Iterator[tuple[Batch, Slice]]:
+        """Everything that live plans reserve."""
+        return ((b, s) for b in self.live() if b.plan for s in b.plan.slices)
+
     def reserved(self, key: Key) -> tuple[Range, ...]:
         """Ranges of the key that live plans hold."""
-        return union(s.range for b in self.live() for s in b.plan.slices if s.key == key)
+        return union(s.range for _, s in self.live_slices() if s.key == key)
 
     def may_publish(self, entry: PublishEntry) -> bool:
         """Whether, just here, the entry counts: plan live, token current, everything that it replaces still live."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None
+            and batch.plan is not None
             and batch.status is BatchStatus.PLANNED
             and batch.owner.token == entry.token
             and not self.replaced.intersection(batch.plan.replaces)
         )
+
+    def uncommitted(self) -> tuple[Batch, ...]:
+        """Batches published since the newest commit."""
+        return tuple(b for b in self.batches.values() if b.published is not None and b.published > self.last_mark)
 
     # -- folding
 
     def extended(self, entries: Iterable[Entry]) -> State:
         """This state with further entries, numbered from `self.number` on."""
         out = copy(self)
-        for name in ("origins", "current", "batches", "landed", "lost", "skipped", "commits", "intents", "epochs"):
-            setattr(out, name, dict(getattr(self, name)))
+        for f in fields(out):
+            value = getattr(self, f.name)
+            if isinstance(value, dict):
+                setattr(out, f.name, dict(value))
         for entry in entries:
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster
@@ -120,12 +148,26 @@ class State:
 
     def _origin(self, entry: OriginEntry) -> None:
         for item in entry.items:
-            if self.current.setdefault(item.key.tp, item.key) == item.key:
-                self.origins.setdefault(item.key, item)
+            if self.current.setdefault(item.key.tp, item.key) != item.key or item.key in self.origins:
+                continue
+            self.origins[item.key] = item
+            if item.opens is not None:
+                self._pin(item.opens, item.key, item.offset)
+                self.first_window = item.opens if self.first_window is None else self.first_window
+
+    def _boundary(self, entry: BoundaryEntry) -> None:
+        for item in entry.items:
+            if self.current.get(item.key.tp) == item.key:
+                self._pin(entry.boundary, item.key, item.offset)
+
+    def _pin(self, boundary: int, key: Key, offset: int) -> None:
+        pinned = self.boundaries.get(boundary, {})
+        if key not in pinned:
+            self.boundaries[boundary] = {**pinned, key: offset}
 
     def _plan(self, entry: PlanEntry) -> None:
         self.batches[self.number] = Batch(
-            self.number, entry.plan, entry.hash, entry.owner, BatchStatus.PLANNED, entry.at
+            self.number, entry.plan, str(entry.plan.request), entry.hash, entry.owner, BatchStatus.PLANNED, entry.at
         )
 
     def _own(self, entry: OwnEntry) -> None:
@@ -138,9 +180,10 @@ class State:
             self.void += (self.number,)
             return
         batch = self.batches[entry.batch]
-        self.replaced |= frozenset(batch.plan.replaces)
+        self.replaced |= frozenset(batch.plan.replaces if batch.plan else ())
         self.batches[batch.id] = replace(
             batch,
+            plan=None,
             status=BatchStatus.PUBLISHED,
             published=self.number,
             failed=len(entry.failures),
@@ -150,12 +193,20 @@ class State:
         for r in entry.receipts:
             furthest = (r.slice.end, r.slice.leader_epoch)
             self.epochs[r.slice.key] = max(furthest, self.epochs.get(r.slice.key, furthest))
+            self._raise_floor(r.slice)
+
+    def _raise_floor(self, s: Slice) -> None:
+        last = max(self.boundaries, default=None)
+        if s.window is None or last is None or (last > s.window and s.key in self.boundaries[last]):
+            return
+        self.floors[s.key] = max((s.window, s.end), self.floors.get(s.key, (s.window, s.end)))
 
     def _intent(self, entry: IntentEntry) -> None:
         for item in entry.offsets:
             self.intents[item.key] = self.intents.get(item.key, frozenset()) | {item.offset}
 
     def _commit(self, entry: CommitEntry) -> None:
+        self.last_mark = max(self.last_mark, entry.mark)
         for item in entry.offsets:
             last = self.commits[item.key] = max(item.offset, self.commits.get(item.key, -1))
             self.intents[item.key] = frozenset(o for o in self.intents.get(item.key, ()) if o > last)
@@ -169,11 +220,12 @@ class State:
     def _abandon(self, entry: AbandonEntry) -> None:
         batch = self.batches.get(entry.batch)
         if batch and batch.status is BatchStatus.PLANNED:
-            self.batches[batch.id] = replace(batch, status=BatchStatus.ABANDONED)
+            self.batches[batch.id] = replace(batch, plan=None, status=BatchStatus.ABANDONED)
 
 
 _APPLY = {
     OriginEntry: State._origin,
+    BoundaryEntry: State._boundary,
     PlanEntry: State._plan,
     OwnEntry: State._own,
     PublishEntry: State._publish,

@@ -46,9 +46,7 @@ KEY = Key("orders", 0, "id-1")
 
 def a_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
     s = Slice("orders", 0, "id-1", start, end)
-    return Plan(
-        "orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces
-    )
+    return Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces)
 
 
 def a_receipt(start: int = 0, end: int = 10) -> Receipt:
@@ -200,7 +198,10 @@ def test_many_writers_give_each_number_one_creator() -> None:
         (b"\xff\xfe", LedgerCorrupt),
         (b"[" * 100_000, LedgerCorrupt),
         (b'{"format":1,"kind":"origin"}', LedgerCorrupt),
-        (b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":"x","committed":null,"why":""}]}', LedgerCorrupt),
+        (
+            b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":"x","committed":null,"why":""}]}',
+            LedgerCorrupt,
+        ),
         (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
         (b'{"format":1,"kind":"teleport"}', LedgerTooNew),
     ],
@@ -240,7 +241,10 @@ def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> N
     receipt = replace(a_receipt(start, start + span), timings={"decode": 5})
     for entry in (
         PublishEntry(batch=3, token="t", receipts=(receipt,)),
-        LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, start + span)),), reason=reason.encode("utf-8", "replace").decode()),
+        LossEntry(
+            ranges=(KeyRange(key=KEY, range=Range(start, start + span)),),
+            reason=reason.encode("utf-8", "replace").decode(),
+        ),
         PlanEntry(plan=a_plan(start, start + span), hash="h", owner=owner()),
     ):
         assert parse(dump(entry), "x") == entry

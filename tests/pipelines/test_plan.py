@@ -37,7 +37,9 @@ def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = No
     return State().extended([OriginEntry(items=items), LossEntry(ranges=lost, reason="")])
 
 
-def planned(s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING) -> Plan | None:
+def planned(
+    s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
+) -> Plan | None:
     found, refused = owed(request, s, parts)
     assert not refused
     return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing)
@@ -58,11 +60,15 @@ partitions = st.lists(
 
 @settings(max_examples=200)
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]))
-def test_a_plan_covers_exactly_what_is_owed(world: list[tuple[int, int, list[tuple[int, int]], int, int | None]], parallelism: int, size: int) -> None:
+def test_a_plan_covers_exactly_what_is_owed(
+    world: list[tuple[int, int, list[tuple[int, int]], int, int | None]], parallelism: int, size: int
+) -> None:
     accounted = {n: [Range(a, a + w) for a, w in w_[2]] for n, w_ in enumerate(world)}
     s = state({n: w[0] for n, w in enumerate(world)}, accounted)
     parts = {
-        key(n): partition(number=n, leader=w[3], log_bytes=w[4], stable_end=w[0] + w[1], high_watermark=max(w[0] + w[1], 200))
+        key(n): partition(
+            number=n, leader=w[3], log_bytes=w[4], stable_end=w[0] + w[1], high_watermark=max(w[0] + w[1], 200)
+        )
         for n, w in enumerate(world)
     }
     sizing = Sizing(size, parallelism, 64, min_slice_bytes=1)
@@ -144,4 +150,6 @@ def test_a_position_beyond_the_log_is_refused() -> None:
 def test_the_hash_depends_on_the_content() -> None:
     one = planned(state({0: 0}), {key(): partition()})
     other = planned(state({0: 1}), {key(): partition()})
-    assert one and other and one.hash != other.hash
+    assert one
+    assert other
+    assert one.hash != other.hash

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from sluice.pipelines import layout
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
@@ -36,13 +38,15 @@ class World:
 
     def plan(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> int:
         s = Slice("orders", 0, "id-1", start, end)
-        plan = Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces)
+        plan = Plan(
+            "orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces
+        )
         appended = self.ledger.append(lambda st: PlanEntry(plan=plan, hash=plan.hash, owner=owner()))
         assert appended is not None
         return appended.number
 
     def stage(self, batch: int, attempt: str = "a") -> Receipt:
-        s = self.ledger.read().batches[batch].plan.slices[0]
+        s = _slice(self.ledger, batch)
         name = layout.part_name(s, batch)
         staged = layout.staged_path("orders", batch, attempt, PartKind.LANDED, "", name)
         path = layout.part_path("orders", PartKind.LANDED, "", name)
@@ -108,6 +112,12 @@ def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> N
         assert world.staged == set()
 
 
+def _slice(ledger: Ledger, batch: int) -> Slice:
+    entry = ledger.entry(batch)
+    assert isinstance(entry, PlanEntry)
+    return entry.plan.slices[0]
+
+
 class _Died(Exception):
     pass
 
@@ -127,10 +137,8 @@ def _die_after(world: World, effects: int) -> None:
         return call
 
     world.lake.remove, world.lake.show = counted(remove), counted(show)  # type: ignore[method-assign]
-    try:
+    with contextlib.suppress(_Died):
         world.roll()
-    except _Died:
-        pass
     world.lake.remove, world.lake.show = remove, show  # type: ignore[method-assign]
 
 

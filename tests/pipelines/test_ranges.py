@@ -1,5 +1,7 @@
 """Range arithmetic against sets of integers."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ def offsets(rs: list[Range] | tuple[Range, ...]) -> set[int]:
 
 
 def tidy(rs: tuple[Range, ...]) -> bool:
-    return all(r.start < r.end for r in rs) and all(a.end < b.start for a, b in zip(rs, rs[1:], strict=False))
+    return all(r.start < r.end for r in rs) and all(a.end < b.start for a, b in itertools.pairwise(rs))
 
 
 @given(many)
@@ -47,5 +49,5 @@ def test_contiguous_end_is_the_first_offset_not_held(start: int, rs: list[Range]
 def test_cut_tiles(r: Range, at: list[int]) -> None:
     pieces = cut(r, at)
     assert offsets(pieces) == offsets([r])
-    assert all(a.end == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a.end == b.start for a, b in itertools.pairwise(pieces))
     assert {p.start for p in pieces[1:]} == {x for x in at if r.start < x < r.end}
