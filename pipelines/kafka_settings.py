@@ -9,10 +9,12 @@ import importlib
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, SecretStr, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.settings import LocalFile, Millis, Settings, Size, Text
+
+Secret = Annotated[SecretStr, Field(min_length=1)]
 
 KAFKA_OWNED = {
     "bootstrap_servers": "write kafka.bootstrap",
@@ -82,30 +84,28 @@ _PRODUCER_ONLY = {"transaction_timeout_ms", "delivery_timeout_ms", "max_block_ms
 class KafkaSettings(Settings):
     """How to reach Kafka: addresses, and kafka-python's security and time-out settings by its names."""
 
-    bootstrap: Annotated[
-        str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))
-    ]
+    bootstrap: Annotated[str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))]
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
     sasl_mechanism: (
         Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"] | None
     ) = None
     sasl_plain_username: Text | None = None
-    sasl_plain_password: SecretStr | None = None
+    sasl_plain_password: Secret | None = None
     sasl_kerberos_name: Text | None = None
     sasl_kerberos_service_name: Text | None = None
     sasl_kerberos_domain_name: Text | None = None
-    sasl_oauth_token_provider: (
-        Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None
-    ) = None
+    sasl_oauth_token_provider: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None = (
+        None
+    )
     """`package.module:Class`, called without arguments wherever a client is made."""
     ssl_cafile: LocalFile | None = None
     ssl_certfile: LocalFile | None = None
     ssl_keyfile: LocalFile | None = None
     ssl_crlfile: LocalFile | None = None
-    ssl_password: SecretStr | None = None
+    ssl_password: Secret | None = None
     ssl_check_hostname: bool | None = None
-    proxy_url: SecretStr | None = None
+    proxy_url: Secret | None = None
 
     client_id: Text | None = None
     client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] | None = None
@@ -132,9 +132,7 @@ class KafkaSettings(Settings):
         if self._given("sasl_") and protocol not in _SASL:
             raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
         if self._given("ssl_") and protocol not in _TLS:
-            raise ValueError(
-                "has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL"
-            )
+            raise ValueError("has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL")
         needed = _needed_by(self.sasl_mechanism) if protocol in _SASL else ()
         missing = [n for n in needed if getattr(self, n) is None]
         if missing:

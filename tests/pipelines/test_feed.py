@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from pydantic import BaseModel
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed import (
@@ -24,6 +26,7 @@ from sluice.pipelines.feed import (
     PublishPolicy,
     Start,
     StartKind,
+    TopicFilter,
     load_feed,
     load_feeds,
 )
@@ -209,6 +212,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"kafka": {**SASL, "sasl_mechanism": "OAUTHBEARER"}}, "needs sasl_oauth_token_provider"),
         ({"kafka": {**SASL, "sasl_mechanism": "AWS_MSK_IAM", "security_protocol": "SSL"}}, "which nothing"),
         ({"kafka": {"bootstrap": "a:1", **MSK, "security_protocol": "SASL_PLAINTEXT"}}, "SASL_SSL for AWS"),
+        ({"kafka": {**SASL, "sasl_plain_password": ""}}, "kafka.sasl_plain_password: "),
         ({"topics": ["orders", "a/b"]}, "topics.1: is not a topic name"),
         ({"topics": {"include": ["("]}}, "topics.include.0: is not a pattern"),
         ({"topics": {"includes": ["a"]}}, "topics.includes: is unknown\n  → did you mean `include`?"),
@@ -236,9 +240,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"window": "1h"}, "window: is unknown"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_by_file_key_and_remedy(
-    write: Write, changes: dict[str, Any], complaint: str
-) -> None:
+def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
     assert complaint in refused(write(**changes))
 
 
@@ -459,9 +461,7 @@ def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Pa
         load_feeds(tmp_path / "feeds", {})
     told = str(caught.value)
     assert [
-        n
-        for n in ("bad.yaml: start", "broken.yaml: is not", "NOPE", "other.yml: does not end")
-        if n not in told
+        n for n in ("bad.yaml: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in told
     ] == []
     assert "good" not in told
 
@@ -495,3 +495,27 @@ def test_no_folder_of_feeds(tmp_path: Path) -> None:
         load_feeds(tmp_path / "feeds", {})
     (tmp_path / "feeds").mkdir()
     assert load_feeds(tmp_path / "feeds", {}) == {}
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "feeds.md").read_text()
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    found = {f.alias or n for n, f in model.model_fields.items()}
+    for field in model.model_fields.values():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TopicFilter:
+            found |= keys_of(kind)
+    return found
+
+
+def test_the_docs_name_every_key() -> None:
+    assert [key for key in sorted(keys_of(Feed)) if not re.search(rf"\b{key}\b", DOCS)] == []
+
+
+def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:
+    least, full, *others = (
+        load_feed(write(text), {"KAFKA_PASSWORD": "x"}) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    )
+    assert full == least
+    assert len(others) == 3
