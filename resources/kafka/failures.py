@@ -119,9 +119,15 @@ def told(error: BaseException | type[BaseException]) -> str:
 def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], str]:
     match error:
         case kafka_errors.AuthorizationError():
-            return NotAuthorized, f"grant {_GRANTS.get(type(error), 'DESCRIBE on the cluster')} to this client's principal"
+            return (
+                NotAuthorized,
+                f"grant {_GRANTS.get(type(error), 'DESCRIBE on the cluster')} to this client's principal",
+            )
         case _ if isinstance(error, _NO_LOGIN):
-            return NotAuthorized, "check security_protocol, sasl_mechanism, user and password in the feed's `kafka:` section"
+            return (
+                NotAuthorized,
+                "check security_protocol, sasl_mechanism, user and password in the feed's `kafka:` section",
+            )
         case kafka_errors.UnsupportedVersionError():
             return BrokerTooOld, "Sluice needs brokers of Apache Kafka 2.8 or newer"
         case _ if isinstance(error, _UNKNOWN_TOPIC):

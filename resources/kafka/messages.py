@@ -189,7 +189,9 @@ def read_epoch_ends(response: Any) -> dict[TopicPartition, EpochEnd]:
 
 def ask_log_dirs(tps: Iterable[TopicPartition]) -> Any:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
-    topics = [topic(topic=name, partitions=[p for p, _ in partitions]) for name, partitions in _by_topic(dict.fromkeys(tps))]
+    topics = [
+        topic(topic=name, partitions=[p for p, _ in partitions]) for name, partitions in _by_topic(dict.fromkeys(tps))
+    ]
     return DescribeLogDirsRequest(topics=topics)
 
 

@@ -88,6 +88,11 @@ class Wire:
         """Start a coroutine (from any thread); the future is its outcome."""
         return self._loop().call_soon_with_future(function, *args)
 
+    def post(self, callback: Callable[[], Any]) -> None:
+        """Call it on the background thread, soon; nothing happens when that has ended."""
+        with contextlib.suppress(RuntimeError, KafkaUnavailable):
+            self._loop().call_soon_threadsafe(callback)
+
     @property
     def alive(self) -> bool:
         """Whether the background thread runs."""
@@ -339,7 +344,7 @@ class _Frame:
         if not 4 <= size <= self._limit:
             raise kafka_errors.InvalidReceiveError(f"what answers speaks no Kafka, or sends {size:,} bytes at once")
         # Not zeroed, unlike a bytearray: every byte is about to be written.
-        self._view, self._at, self._in_body = memoryview(np.empty(size, np.uint8)), 0, True
+        self._view, self._at, self._in_body = np.empty(size, np.uint8).data, 0, True
         return None
 
 

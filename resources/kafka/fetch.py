@@ -1,0 +1,146 @@
+"""The Fetcher port: record bytes of slices, raw, ahead of whoever decodes them.
+
+Promises: slices start in order, `active_slices` at once, those of one partition one after another; what is held ahead
+of the consumer stays within `ahead_bytes`, but for one answer when nothing else is held (a record batch comes whole,
+whatever its size). For each slice either one `last` or one FetchFailed comes. Closing ends thread and connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kafka.errors import KafkaError
+
+from sluice.pipelines.errors import KafkaUnavailable, SluiceError
+from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.values import Isolation, Slice, TopicPartition
+from sluice.resources.kafka.failures import explained
+from sluice.resources.kafka.lanes import Sources
+from sluice.resources.kafka.reader import Reader
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.wire import Wire
+
+_ANSWER_BYTES = 1 << 30
+"""The largest answer that is believed: a fetch of the request's size, or one record batch of any size in use."""
+_LIVELY = 5.0  # seconds between two looks at whether the background thread still lives
+
+
+class KafkaFetcher:
+    """Opens no connection before a stream is consumed.
+
+    `isolation` as the plan says; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`
+    is how many seconds a slice may go without progress before it fails with KafkaUnavailable.
+    """
+
+    def __init__(self, access: KafkaAccess, isolation: Isolation, *, rack: str = "", patience: float = 60.0) -> None:
+        self._access = access
+        self._isolation = isolation
+        self._rack = rack
+        self._patience = patience
+        self._streams: set[_Stream] = set()
+
+    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        """Bytes of the slices from their leaders, fetched ahead in a thread that starts with the first `next`.
+
+        `aborted` of each item is what the broker told under read_committed: transactions (producer id, first offset)
+        that were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
+        """
+        wire = Wire(self._access, _ANSWER_BYTES)
+        stream = _Stream(Sources(wire, self._isolation, limits, self._rack), slices, self._patience)
+        self._streams.add(stream)
+        try:
+            yield from stream.items()
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+
+    def close(self) -> None:
+        """End every stream; who waits for an item gets KafkaUnavailable."""
+        for stream in list(self._streams):
+            stream.close()
+
+
+class _End:
+    pass
+
+
+class _Stream:
+    """One thread's readers on one side, one consumer on the other, a queue between them."""
+
+    def __init__(self, sources: Sources, slices: Sequence[Slice], patience: float) -> None:
+        self._sources = sources
+        self._patience = patience
+        self._waiting = list(enumerate(slices))
+        self._active: set[TopicPartition] = set()
+        self._queue: queue.SimpleQueue[Fetched | FetchFailed | BaseException | _End] = queue.SimpleQueue()
+
+    def items(self) -> Iterator[Fetched | FetchFailed]:
+        """What the readers emit, until all have ended."""
+        self._sources.wire.post(self._admit)
+        while True:
+            asked = time.perf_counter_ns()
+            item = self._next()
+            match item:
+                case Fetched():
+                    self._sources.budget.release(len(item.records))
+                    yield replace(item, waited_ns=time.perf_counter_ns() - asked)
+                case FetchFailed():
+                    yield item
+                case _End():
+                    return
+                case error:
+                    raise error
+
+    def close(self) -> None:
+        self._sources.wire.close()
+        self._queue.put(
+            KafkaUnavailable("the stream was closed while it was being read", remedy="read the slices again")
+        )
+
+    def _next(self) -> Fetched | FetchFailed | BaseException | _End:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._queue.get(timeout=_LIVELY)
+            if not self._sources.wire.alive:
+                raise KafkaUnavailable("the thread that fetches has died", remedy="read the slices again")
+
+    # -- on the background thread
+
+    def _admit(self) -> None:
+        """Start what may start; say so when nothing is left."""
+        while len(self._active) < self._sources.limits.active_slices:
+            ready = (item for item in self._waiting if item[1].tp not in self._active)
+            if (item := next(ready, None)) is None:
+                break
+            self._waiting.remove(item)
+            self._active.add(item[1].tp)
+            # What no reader expects is a bug: the consumer shall see it, not wait for ever.
+            self._sources.wire.spawn(self._read, *item).add_errback(self._queue.put)
+        if not self._active:
+            self._queue.put(_End())
+
+    async def _read(self, index: int, piece: Slice) -> None:
+        reader = Reader(self._sources, index, piece, self._queue.put, self._patience)
+        try:
+            await reader.run()
+        except SluiceError as error:
+            self._queue.put(FetchFailed(index, error))
+        except (KafkaError, OSError, ValueError) as error:
+            self._queue.put(FetchFailed(index, self._explained(error, piece, reader.position)))
+        self._active.remove(piece.tp)
+        self._admit()
+
+    def _explained(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
+        return explained(
+            error,
+            self._sources.wire.bootstrap,
+            f"reading {piece.tp} at {position}",
+            topic=piece.topic,
+            partition=piece.partition,
+            start=position,
+            end=piece.end,
+        )

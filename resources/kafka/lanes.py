@@ -1,0 +1,221 @@
+"""What the readers of one stream share: requests to each broker, a budget of bytes, and what is known of leaders.
+
+Promises: one fetch under way to each broker, with every partition that waits for it, those longest without data
+first; the bytes asked for and not yet consumed stay within the budget, but for one answer when nothing else is held;
+questions asked at about the same time go out as one request.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from kafka.errors import KafkaError
+from kafka.future import Future
+
+from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.values import Isolation, TopicPartition
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.failures import AnswerLost
+from sluice.resources.kafka.messages import EARLIEST, LATEST, FetchAsk, FetchPart, Layout, Place
+from sluice.resources.kafka.wire import Wire
+
+WAIT_MS = 500
+"""How long a broker may hold a fetch that finds nothing: Kafka's own default, which tiered storage counts on."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Budget:
+    """Bytes reserved for answers under way, or received and not yet taken by the consumer."""
+
+    def __init__(self, wire: Wire, limit: int) -> None:
+        self._wire = wire
+        self._limit = limit
+        self._held = 0
+        self._waiting: list[Future] = []
+
+    async def reserve(self, want: int, least: int) -> int:
+        """As much of `want` as there is room for, at least `least`: waits for it unless nothing is held."""
+        while self._held and self._limit - self._held < least:
+            self._waiting.append(turn := Future())
+            await turn
+        granted = min(want, max(self._limit - self._held, least))
+        self._held += granted
+        return granted
+
+    def change(self, by: int) -> None:
+        """On the background thread: hold more, or less."""
+        self._held += by
+        if by < 0:
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:
+                turn.success(None)
+
+    def release(self, count: int) -> None:
+        """From the consumer's thread."""
+        self._wire.post(lambda: self.change(-count))
+
+
+class Lane:
+    """Fetches from one broker. `rack` is what we tell it of where we are; empty: nothing."""
+
+    def __init__(self, wire: Wire, node: int, rack: str, isolation: Isolation, limits: FetchLimits, budget: Budget):
+        self._wire = wire
+        self._node = node
+        self._rack = rack
+        self._isolation = isolation
+        self._limits = limits
+        self._budget = budget
+        self._waiting: list[tuple[int, FetchAsk, Future]] = []
+        self._serving = False
+
+    async def fetch(self, ask: FetchAsk, fed: int) -> tuple[FetchPart, bool]:
+        """The broker's answer, and whether the partition stood first: KIP-74 promises only the first a whole batch.
+
+        `fed` orders a request: the number of the last answer that brought this partition data.
+        """
+        answer = Future()
+        self._waiting.append((fed, ask, answer))
+        if not self._serving:
+            self._serving = True
+            self._wire.spawn(self._serve)
+        part, first = await answer
+        return part, first
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                await self._wire.sleep(0)  # whom the last answer woke asks again before the next request goes out
+                granted = await self._reserve()
+                await self._round(granted)
+        finally:
+            self._serving = False
+
+    async def _reserve(self) -> int:
+        most = sum(min(ask.max_bytes, self._limits.partition_bytes) for _, ask, _ in self._waiting)
+        want = min(self._limits.request_bytes, most)
+        return await self._budget.reserve(want, min(want, self._limits.partition_bytes))
+
+    async def _round(self, granted: int) -> None:
+        batch, self._waiting = sorted(self._waiting, key=lambda waiting: waiting[0]), []
+        asks = [ask for _, ask, _ in batch]
+        received = 0
+        try:
+            request = messages.ask_fetch(asks, self._isolation, granted, WAIT_MS, self._rack)
+            parts = _parts(await self._wire.send(self._node, request), asks)
+            received = sum(len(part.records) for part in parts)
+            for place, ((_, _, answer), part) in enumerate(zip(batch, parts, strict=True)):
+                answer.success((part, place == 0))
+        except KafkaError as error:
+            for _, _, answer in batch:
+                answer.failure(error)
+        finally:
+            self._budget.change(received - granted)
+
+
+def _parts(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[FetchPart]:
+    """The answer for each ask; a broker that throttles us leaves partitions out."""
+    if answer.error:
+        raise answer.error()
+    parts = []
+    for ask in asks:
+        tp = ask.place.tp
+        part = answer.parts.get((ask.place.topic_id, tp.partition)) or answer.parts.get(tp)
+        parts.append(part or FetchPart(AnswerLost, -1, -1, -1, (), memoryview(b"")))
+    return parts
+
+
+class Together(Generic[K, V]):
+    """Keys asked for in the same turn of the loop are asked for in one request, sent after the last of them."""
+
+    def __init__(self, wire: Wire, ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
+        self._wire = wire
+        self._ask = ask
+        self._waiting: dict[K, Future] = {}
+
+    async def of(self, key: K) -> V:
+        if not self._waiting:
+            self._wire.spawn(self._flush)
+        answer: V = await self._waiting.setdefault(key, Future())
+        return answer
+
+    async def _flush(self) -> None:
+        await self._wire.sleep(0)
+        waiting, self._waiting = self._waiting, {}
+        try:
+            found = await self._ask(list(waiting))
+        except KafkaError as error:
+            for answer in waiting.values():
+                answer.failure(error)
+        else:
+            for key, answer in waiting.items():
+                answer.success(found[key])
+
+
+class Sources:
+    """What is known of topics and leaders, and the lanes to them, for all readers of one stream."""
+
+    def __init__(self, wire: Wire, isolation: Isolation, limits: FetchLimits, rack: str) -> None:
+        self.wire = wire
+        self.isolation = isolation
+        self.limits = limits
+        self.rack = rack
+        self.budget = Budget(wire, limits.ahead_bytes)
+        self._answers = itertools.count(1)
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._known: dict[str, Layout] = {}
+        self._layouts: Together[str, Layout] = Together(wire, self._ask_layouts)
+        self._epochs: dict[int, Together[tuple[Place, int], int]] = {}
+
+    def lane(self, node: int, rack: str) -> Lane:
+        if (node, rack) not in self._lanes:
+            lane = Lane(self.wire, node, rack, self.isolation, self.limits, self.budget)
+            self._lanes[node, rack] = lane
+        return self._lanes[node, rack]
+
+    def next_answer(self) -> int:
+        """Numbers that grow: who was fed when."""
+        return next(self._answers)
+
+    async def place(self, tp: TopicPartition, *, fresh: bool) -> Place:
+        """Where the partition is led, asked anew if `fresh`. Raises kafka errors, also when nobody leads it."""
+        if fresh or tp.topic not in self._known:
+            self._known[tp.topic] = await self._layouts.of(tp.topic)
+        layout = self._known[tp.topic]
+        if tp.topic in layout.errors:
+            raise layout.errors[tp.topic]()
+        place = layout.places.get(tp)
+        if place is None or place.leader < 0:
+            raise messages.missing(place)
+        return place
+
+    async def epoch_end(self, place: Place, epoch: int) -> int:
+        """Where `epoch` ended in the leader's log, −1 when it does not know."""
+        if place.leader not in self._epochs:
+            self._epochs[place.leader] = Together(self.wire, self._ask_epochs)
+        return await self._epochs[place.leader].of((place, epoch))
+
+    async def bounds(self, place: Place) -> tuple[int, int]:
+        """Log start and high watermark."""
+        offsets = []
+        for time in (EARLIEST, LATEST):
+            request = messages.ask_offsets([(place, time)], Isolation.READ_UNCOMMITTED)
+            listed = messages.read_offsets(await self.wire.send(place.leader, request))[place.tp]
+            if listed.error:
+                raise listed.error()
+            offsets.append(listed.offset)
+        return offsets[0], offsets[1]
+
+    async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, Layout]:
+        return dict.fromkeys(topics, await self.wire.layout(topics))
+
+    async def _ask_epochs(self, asked: Sequence[tuple[Place, int]]) -> Mapping[tuple[Place, int], int]:
+        leader = asked[0][0].leader
+        response: Any = await self.wire.send(leader, messages.ask_epoch_ends(asked))
+        ends = messages.read_epoch_ends(response)
+        if failed := [end.error for place, _ in asked if (end := ends[place.tp]).error]:
+            raise failed[0]()
+        return {(place, epoch): ends[place.tp].end for place, epoch in asked}

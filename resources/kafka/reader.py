@@ -1,0 +1,206 @@
+"""Reads one slice: from its start until its position has reached its end, wherever its partition is led meanwhile.
+
+Promises: bytes come in order and without gap; the position moves past what is invisible only on the leader's word;
+each leader epoch is checked against the slice before it is read from (KIP-320), the topic id before the first and
+after the last fetch. It ends in one of `sluice.pipelines.errors`, or having read all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kafka.errors import (
+    KafkaError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
+
+from sluice.pipelines.decode import next_position
+from sluice.pipelines.errors import IncarnationChanged, OffsetsLost, SluiceError
+from sluice.pipelines.ports import Fetched
+from sluice.pipelines.values import Isolation, Slice
+from sluice.resources.kafka.lanes import Sources
+from sluice.resources.kafka.messages import FetchAsk, FetchPart, Place
+from sluice.resources.kafka.wire import Patience
+
+_EMPTY_FOR_A_GAP = 2
+_UNKNOWN_TOPIC_TRIES = 4
+_LEAST_BYTES = 64 << 10
+
+E = TypeVar("E", bound=SluiceError)
+
+
+class Reader:
+    """`index` is the slice's place in its stream, `emit` where its bytes go, `patience` in seconds without progress."""
+
+    def __init__(
+        self, sources: Sources, index: int, piece: Slice, emit: Callable[[Fetched], None], patience: float
+    ) -> None:
+        self._sources = sources
+        self._index = index
+        self._slice = piece
+        self._emit = emit
+        self._patience = Patience(sources.wire, patience)
+        self._position = piece.start
+        self._fed = 0
+        self._seen_bytes = 0
+        self._validated_epoch: int | None = None
+        self._must_ask_again = False
+        self._maybe_out_of_range = False
+        self._empty_answers = 0
+        self._unknown_answers = 0
+        self._replica: int | None = None
+        self._leader_only = not sources.rack
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    async def run(self) -> None:
+        """Emit all bytes, then one `last` without any. Raises SluiceError, or the kafka error that did not pass."""
+        place: Place | None = None
+        while True:
+            try:
+                if place is None:
+                    place = await self._settle()
+                if self._position >= self._slice.end:
+                    await self._confirm()
+                    self._emit(Fetched(self._index, b"", (), self._position, last=True))
+                    return
+                await self._step(place)
+            except KafkaError as error:
+                place = None
+                await self._trouble(error)
+
+    # -- where to read from
+
+    async def _settle(self) -> Place:
+        place = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
+        self._must_ask_again = False
+        self._same_topic(place)
+        if place.leader_epoch != self._validated_epoch:
+            await self._not_truncated(place)
+            self._validated_epoch = place.leader_epoch
+        if self._maybe_out_of_range:
+            await self._in_range(place)
+            self._maybe_out_of_range = False
+        return place
+
+    async def _confirm(self) -> None:
+        """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts if the id is the same."""
+        self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
+
+    def _same_topic(self, place: Place) -> None:
+        if place.topic_id != self._slice.key.topic_id:
+            raise self._refused(
+                IncarnationChanged,
+                f"topic {self._slice.topic} was deleted and created again: planned under id"
+                f" {self._slice.key.topic_id}, now {place.topic_id}",
+                self._slice.start,
+                self._slice.end,
+                remedy="accept the new incarnation (`sluice accept`), or restore the topic; the next plan goes on",
+            )
+
+    async def _not_truncated(self, place: Place) -> None:
+        """Today's log must still hold what the plan saw: its leader epoch must not end before the slice does."""
+        epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else place.leader_epoch
+        end = await self._sources.epoch_end(place, epoch)
+        if 0 <= end < self._slice.end:
+            raise self._truncated(f"leader epoch {epoch} ends at {end}", end)
+
+    async def _in_range(self, place: Place) -> None:
+        log_start, high_watermark = await self._sources.bounds(place)
+        if self._position < log_start:
+            raise self._refused(
+                OffsetsLost,
+                f"{self._slice.tp}: offsets [{self._position}, {log_start}) are gone from Kafka,"
+                f" its log starts at {log_start}; {self._slice} was to be read",
+                self._position,
+                log_start,
+                remedy="accept the loss (`sluice accept`), or lengthen the topic's retention before the next time",
+            )
+        if self._position > high_watermark:
+            raise self._truncated(f"the log ends at {high_watermark}, {self._position} was next", high_watermark)
+
+    # -- reading
+
+    async def _step(self, place: Place) -> None:
+        node = place.leader if self._replica is None else self._replica
+        lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
+        part, first = await lane.fetch(FetchAsk(place, self._position, self._appetite()), self._fed)
+        if part.error:
+            raise part.error()
+        position = next_position(part.records, self._position, self._slice.topic, self._slice.partition)
+        if position > self._position:
+            self._advance(part, position)
+        else:
+            self._sources.budget.change(-len(part.records))
+            self._nothing_new(part, first)
+
+    def _advance(self, part: FetchPart, position: int) -> None:
+        self._emit(Fetched(self._index, part.records, part.aborted, position, last=False))
+        self._position = position
+        self._seen_bytes += len(part.records)
+        self._fed = self._sources.next_answer()
+        self._empty_answers = self._unknown_answers = 0
+        self._patience.progress()
+
+    def _appetite(self) -> int:
+        """About what the rest of the slice takes: what is fetched beyond its end is fetched in vain."""
+        seen = self._position - self._slice.start
+        size, span = (self._seen_bytes, seen) if seen else (self._slice.estimated_bytes, self._slice.span)
+        most = self._sources.limits.partition_bytes
+        if not size or not span:
+            return most
+        rest = (self._slice.end - self._position) * size // span
+        return min(most, rest + rest // 16 + _LEAST_BYTES)
+
+    def _nothing_new(self, part: FetchPart, first: bool) -> None:
+        """No batch: another broker is better placed, or the leader has none up to the slice's end, or has it not yet."""
+        if part.replica >= 0 and not self._leader_only:
+            self._replica = part.replica
+            return
+        committed = self._sources.isolation is Isolation.READ_COMMITTED
+        if self._replica is not None or (part.stable_end if committed else part.high_watermark) < self._slice.end:
+            raise OffsetNotAvailableError("it does not have these offsets yet")
+        # A partition that stands first gets a batch if there is one below the stable end (KIP-74). So an empty answer
+        # means that compaction left none: a broker sends whole batches, and none covers the end of such a gap. Asked
+        # twice, because a broker that just started may not know yet how far it may read.
+        self._empty_answers += first
+        if self._empty_answers >= _EMPTY_FOR_A_GAP:
+            self._position = self._slice.end
+
+    # -- when it does not go on
+
+    async def _trouble(self, error: KafkaError) -> None:
+        self._must_ask_again = True
+        self._empty_answers = 0
+        if self._replica is not None:
+            self._replica, self._leader_only = None, True
+            return
+        self._maybe_out_of_range = self._maybe_out_of_range or isinstance(error, OffsetOutOfRangeError)
+        self._unknown_answers += isinstance(error, UnknownTopicOrPartitionError)
+        if self._unknown_answers >= _UNKNOWN_TOPIC_TRIES:
+            raise error
+        await self._patience.trouble(OffsetNotAvailableError() if self._maybe_out_of_range else error)
+
+    def _truncated(self, how: str, end: int) -> IncarnationChanged:
+        return self._refused(
+            IncarnationChanged,
+            f"{self._slice.tp}: the log was truncated ({how}), {self._slice} was to be read",
+            end,
+            self._slice.end,
+            remedy="accept the truncation (`sluice accept`): records that were read above it may come again, changed",
+        )
+
+    def _refused(self, kind: type[E], message: str, start: int, end: int, remedy: str) -> E:
+        return kind(
+            message,
+            remedy=remedy,
+            topic=self._slice.topic,
+            partition=self._slice.partition,
+            start=start,
+            end=end,
+        )
