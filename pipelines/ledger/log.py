@@ -15,9 +15,13 @@ from typing import NamedTuple
 
 from sluice.pipelines import layout
 from sluice.pipelines.errors import LedgerCorrupt, Unknown
+from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import Entry, dump, parse
 from sluice.pipelines.ledger.fold import State
 from sluice.pipelines.ports import Clock, Lake
+
+CHECKPOINT_EVERY = 200
+"""Entries that a reader folds before it leaves a checkpoint behind for the next one."""
 
 
 class Appended(NamedTuple):
@@ -38,10 +42,24 @@ class Ledger:
 
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt."""
+        if self._state.number == 0:
+            self._state = self._checkpoint() or self._state
         fresh = [entry for _, entry in self.entries(self._state.number)]
         if fresh:
             self._state = self._state.extended(fresh)
+        if len(fresh) >= CHECKPOINT_EVERY:
+            self._lake.put_if_absent(
+                layout.checkpoint_path(self._feed, self._state.number), checkpoint.dump(self._state)
+            )
         return self._state
+
+    def _checkpoint(self) -> State | None:
+        """The newest fold that stands as a checkpoint and can be read."""
+        for path in reversed(list(self._lake.list(layout.checkpoint_folder(self._feed)))):
+            state = checkpoint.load(self._lake.get(path) or b"")
+            if state is not None and state.number == layout.checkpoint_number(path):
+                return state
+        return None
 
     def entries(self, first: int = 0) -> Iterator[tuple[int, Entry]]:
         """(number, entry) from `first` on. A missing number is LedgerCorrupt: entries are never removed."""

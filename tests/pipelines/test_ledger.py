@@ -254,3 +254,31 @@ def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> N
 def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
     with pytest.raises((LedgerCorrupt, LedgerTooNew)):
         parse(data, "x")
+
+
+def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for i in range(checkpoint_every := 300):
+        batch = planned(ledger, a_plan(i * 10, i * 10 + 10))
+        if i % 3:
+            publish(ledger, batch, owner(), [a_receipt(i * 10, i * 10 + 10)], [])
+    first = Ledger(lake, "orders", lambda: 0).read()
+    stand = [p for p in lake.files if "/checkpoints/" in p]
+    assert len(stand) == 1 < checkpoint_every
+    for damage in (lake.files[stand[0]], b"", b"{}", b"null", b'{"format":9}', lake.files[stand[0]][:-50]):
+        lake.files[stand[0]] = damage
+        assert Ledger(lake, "orders", lambda: 0).read() == first
+
+
+def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for i in range(300):
+        planned(ledger, a_plan(i * 10, i * 10 + 10))
+    expected = Ledger(lake, "orders", lambda: 0).read()
+    reads: list[str] = []
+    get = lake.get
+    lake.get = lambda path: (reads.append(path), get(path))[1]  # type: ignore[method-assign, func-returns-value]
+    assert Ledger(lake, "orders", lambda: 0).read() == expected
+    assert len(reads) == 1

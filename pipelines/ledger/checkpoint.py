@@ -1,0 +1,108 @@
+"""A fold of the ledger up to a number, as one file: it keeps reading cheap and is never needed for truth.
+
+Partitions are named once, in a table, and everything else refers to them by index. A checkpoint that does not parse
+is passed over: an older one, or the log itself, serves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from sluice.pipelines.ledger.entries import OriginItem
+from sluice.pipelines.ledger.fold import Batch, State
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.values import Key
+
+FORMAT = 1
+
+_BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
+_ACCOUNTED = ("landed", "lost", "skipped")
+
+
+def dump(state: State) -> bytes:
+    """The state as JSON; `load` gives an equal one."""
+    keys = sorted(state.origins)
+    index = {key: i for i, key in enumerate(keys)}
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "number": state.number,
+            "ledger_id": state.ledger_id,
+            "cluster": state.cluster,
+            "first_window": state.first_window,
+            "last_mark": state.last_mark,
+            "void": state.void,
+            "replaced": sorted(state.replaced),
+            "keys": keys,
+            "current": [index[k] for k in state.current.values() if k in index],
+            "origins": [_origin(state.origins[k]) for k in keys],
+            "batches": _BATCHES.dump_python(list(state.batches.values()), mode="json"),
+            **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
+            "commits": _by_index(state.commits, index),
+            "intents": _by_index(state.intents, index, sorted),
+            "epochs": _by_index(state.epochs, index),
+            "floors": _by_index(state.floors, index),
+            "boundaries": {str(t): _columns(at, index) for t, at in state.boundaries.items()},
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def load(data: bytes) -> State | None:
+    """The state in a checkpoint; None for anything that is not one of this format."""
+    try:
+        raw = json.loads(data)
+        return _state(raw) if raw["format"] == FORMAT else None
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+
+
+def _state(raw: dict[str, Any]) -> State:
+    keys = [Key(*k) for k in raw["keys"]]
+    origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
+    return State(
+        number=raw["number"],
+        ledger_id=raw["ledger_id"],
+        cluster=raw["cluster"],
+        first_window=raw["first_window"],
+        last_mark=raw["last_mark"],
+        void=tuple(raw["void"]),
+        replaced=frozenset(raw["replaced"]),
+        origins=origins,
+        current={keys[i].tp: keys[i] for i in raw["current"]},
+        batches={b.id: b for b in _BATCHES.validate_python(raw["batches"])},
+        **{name: _by_key(raw[name], keys, _ranges) for name in _ACCOUNTED},
+        commits=_by_key(raw["commits"], keys, int),
+        intents=_by_key(raw["intents"], keys, frozenset),
+        epochs=_by_key(raw["epochs"], keys, tuple),
+        floors=_by_key(raw["floors"], keys, tuple),
+        boundaries={
+            int(t): dict(zip(map(keys.__getitem__, at[0]), at[1], strict=True)) for t, at in raw["boundaries"].items()
+        },
+    )
+
+
+def _origin(item: OriginItem) -> dict[str, Any]:
+    return item.model_dump(exclude={"key"})
+
+
+def _by_index(
+    values: Mapping[Key, Any], index: Mapping[Key, int], shape: Callable[[Any], Any] = lambda v: v
+) -> list[list[Any]]:
+    return [[index[k], shape(v)] for k, v in values.items() if k in index]
+
+
+def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]) -> dict[Key, Any]:
+    return {keys[i]: shape(v) for i, v in pairs}
+
+
+def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
+    return tuple(Range(*r) for r in raw)
+
+
+def _columns(at: Mapping[Key, int], index: Mapping[Key, int]) -> list[list[int]]:
+    return [[index[k] for k in at], list(at.values())]
