@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafka.errors import (
+    GroupIdNotFoundError,
     KafkaError,
     KafkaProtocolError,
     LeaderNotAvailableError,
@@ -42,6 +43,7 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
+from sluice.pipelines.ports import Member
 from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
@@ -83,7 +85,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a broker knows of the cluster. `topics` is name → id, without internal ones; `errors` those that it refused."""
+    """What a broker knows. `topics` is name → id, without internal ones; `errors` are those that it refused."""
 
     cluster_id: str
     topics: Mapping[str, str]
@@ -435,9 +437,34 @@ def ask_group(group: str) -> Any:
     return DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
+
+    error: Code
+    known: bool
+    members: tuple[Member, ...]
+
+
+def read_group(response: Any) -> Described:
+    group = response.groups[0]
+    error = error_of(group.error_code)
+    absent = error is GroupIdNotFoundError or group.group_state == "Dead"  # the error from version 6 on
+    members = (
+        Member(m.member_id, m.client_id, m.client_host.removeprefix("/"), m.group_instance_id or None)
+        for m in group.members
+    )
+    return Described(None if absent else error, not absent, tuple(members))
+
+
 def ask_groups() -> Any:
     """The groups that a coordinator holds; version 5 (Kafka 3.8) tells their type."""
     return ListGroupsRequest(states_filter=[], types_filter=[])
+
+
+def read_groups(response: Any) -> dict[str, tuple[str, str]]:
+    """Name → (type, state) in lower case; the type empty where the broker does not tell."""
+    return {g.group_id: ((g.group_type or "").lower(), (g.group_state or "").lower()) for g in response.groups}
 
 
 def ask_join(group: str, member_id: str, topics: Sequence[str], session_ms: int, rebalance_ms: int) -> Any:
@@ -454,11 +481,10 @@ def ask_join(group: str, member_id: str, topics: Sequence[str], session_ms: int,
     )
 
 
-def ask_sync(seat: Seat, tps: Iterable[TopicPartition]) -> Any:
-    """SyncGroup of the only member: everything is ours."""
-    topic = ConsumerProtocolAssignment.TopicPartition
-    parts = [topic(topic=name, partitions=[p for p, _ in ps]) for name, ps in _by_topic(dict.fromkeys(tps))]
-    assignment = ConsumerProtocolAssignment(version=0, assigned_partitions=parts, user_data=b"")
+def ask_sync(seat: Seat) -> Any:
+    """SyncGroup of the only member. It takes no partitions: it reads none, it only commits."""
+    assignment = ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=b"")
+    entry = SyncGroupRequest.SyncGroupRequestAssignment
     return SyncGroupRequest(
         group_id=seat.group,
         generation_id=seat.generation,
@@ -466,11 +492,7 @@ def ask_sync(seat: Seat, tps: Iterable[TopicPartition]) -> Any:
         group_instance_id=None,
         protocol_type="consumer",
         protocol_name=_NAME,
-        assignments=[
-            SyncGroupRequest.SyncGroupRequestAssignment(
-                member_id=seat.member_id, assignment=assignment.encode(header=True)
-            )
-        ],
+        assignments=[entry(member_id=seat.member_id, assignment=assignment.encode(header=True))],
     )
 
 

@@ -89,7 +89,7 @@ class Reader:
         return place
 
     async def _confirm(self) -> None:
-        """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts if the id is the same."""
+        """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts under one id only."""
         self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
 
     def _same_topic(self, place: Place) -> None:
@@ -158,7 +158,7 @@ class Reader:
         return min(most, rest + rest // 16 + _LEAST_BYTES)
 
     def _nothing_new(self, part: FetchPart, first: bool) -> None:
-        """No batch: another broker is better placed, or the leader has none up to the slice's end, or has it not yet."""
+        """No batch: another broker is better placed, or this one has none up to the slice's end, or none yet."""
         if part.replica >= 0 and not self._leader_only:
             self._replica = part.replica
             return

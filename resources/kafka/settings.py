@@ -30,7 +30,7 @@ class KafkaAccess(Protocol):
 
 @dataclass(frozen=True)
 class KafkaAddress:
-    """An address and kafka-python's client settings, without a feed. Pickles whole; its repr masks what may be secret."""
+    """An address and kafka-python's client settings, without a feed. Pickles whole; its repr masks secrets."""
 
     bootstrap: str
     client: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,376 @@
+"""The Group and Membership ports: who holds a consumer group, and moving its committed offsets as its only member.
+
+Promises: nobody is disturbed (we look before we join) and nobody is overtaken: every commit carries the member id and
+generation of one join, never refreshed, so that the coordinator refuses us once anybody else has come in (KIP-447).
+Three outcomes: done; refused or not done, by an error that says so; `Unknown`, when an answer was lost. Every wait
+has an end. We are a dynamic member and leave when the block ends; a crash of ours holds the group for `session`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError
+
+from sluice.pipelines.errors import FeedError, GroupHeld, ProofFailed, SluiceError, Unknown, UsageError
+from sluice.pipelines.ports import Member
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.failures import AnswerLost, told
+from sluice.resources.kafka.messages import GROUP, TRANSACTION, Producer, Seat
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.wire import Patience, Wire
+
+_MAYBE_DONE = (
+    AnswerLost,
+    kafka_errors.RequestTimedOutError,
+    kafka_errors.CoordinatorNotAvailableError,  # what brokers say, too, when replicas were slow to follow
+    kafka_errors.UnknownError,
+)
+_TAKEN = (
+    kafka_errors.InconsistentGroupProtocolError,
+    kafka_errors.GroupMaxSizeReachedError,
+    kafka_errors.RebalanceInProgressError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.UnknownMemberIdError,
+)
+_ABORT_SECONDS = 3.0
+_LOOK_SECONDS = 0.5
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
+Errors = Callable[[Any], set[type[KafkaError]]]
+
+
+class KafkaGroup:
+    """Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it
+    aborts what we leave open; `patience` with a coordinator that is away, longer than `transaction` so that a read
+    of committed offsets outlasts it. Opens no connection before the first question.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        group: str,
+        *,
+        session: float = 10.0,
+        transaction: float = 20.0,
+        patience: float = 45.0,
+    ) -> None:
+        self._wire = Wire(access)
+        self._coordinators = _Coordinators(self._wire, patience)
+        self._group = group
+        self._session = session
+        self._transaction = transaction
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open.
+
+        None where the group has none. Raises NotAuthorized, KafkaUnavailable.
+        """
+        wanted = sorted(set(partitions))
+        doing = f"reading the committed offsets of group {self._group}"
+        found = self._wire.run(doing, self._committed, wanted) if wanted else {}
+        return {tp: found.get(tp) for tp in wanted}
+
+    def members(self) -> tuple[Member, ...]:
+        """Who is a member now. Raises GroupHeld for a group of a newer protocol (KIP-848): we cannot list those."""
+        return self._wire.run(f"describing group {self._group}", self._members)
+
+    @contextlib.contextmanager
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:
+        """Join as the only member; leaves on exit. Raises GroupHeld when anybody else is or comes in.
+
+        A member with our own client id is waited for as long as a session lasts: a crashed run of ours, or one that is
+        about to finish.
+        """
+        doing = f"joining group {self._group}"
+        seat = self._wire.run(doing, self._sit_down, sorted(set(topics)))
+        beating = _Heart(self._wire, self._coordinators, seat, self._session / 3)
+        try:
+            yield KafkaMembership(self, self._coordinators, seat, transactional_id, self._transaction)
+        finally:
+            beating.stop()
+            with contextlib.suppress(SluiceError):
+                self._wire.run(doing, self._leave, seat.member_id)
+
+    # -- on the background thread
+
+    async def _committed(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, CommittedOffset | None]:
+        response = await self._coordinators.ask(
+            GROUP,
+            self._group,
+            lambda: messages.ask_committed(self._group, tps),
+            lambda answer: messages.read_committed(answer)[0],
+        )
+        return messages.read_committed(response)[1]
+
+    async def _members(self) -> tuple[Member, ...]:
+        response = await self._coordinators.ask(
+            GROUP,
+            self._group,
+            lambda: messages.ask_group(self._group),
+            lambda answer: {e for e in [messages.read_group(answer).error] if e},
+        )
+        described = messages.read_group(response)
+        if not described.known:
+            await self._not_of_a_newer_protocol()
+        return described.members
+
+    async def _not_of_a_newer_protocol(self) -> None:
+        response = await self._coordinators.ask(GROUP, self._group, messages.ask_groups, messages.top_error)
+        kind, state = messages.read_groups(response).get(self._group, ("", ""))
+        if kind not in ("", "classic") and state not in ("empty", "dead"):
+            raise GroupHeld(
+                f"group {self._group} has members of the newer '{kind}' group protocol (it is {state})",
+                remedy="stop its consumers, or let the feed commit under a group of its own",
+            )
+
+    async def _sit_down(self, topics: Sequence[str]) -> Seat:
+        await self._nobody_else()
+        try:
+            joined = await self._join(topics)
+        except kafka_errors.InvalidSessionTimeoutError:
+            raise FeedError(
+                f"the brokers do not allow a session of {self._session:g} s for group {self._group}",
+                remedy="choose a session within group.min.session.timeout.ms and group.max.session.timeout.ms",
+            ) from None
+        except _TAKEN as error:
+            raise self._held(told(error)) from None
+        seat = Seat(self._group, joined.member_id, joined.generation_id)
+        try:
+            if [m.member_id for m in joined.members] != [seat.member_id]:
+                raise self._held("somebody joined at the same moment")
+            await self._coordinators.ask(GROUP, self._group, lambda: messages.ask_sync(seat), messages.top_error)
+        except _TAKEN as error:
+            await self._leave(seat.member_id)
+            raise self._held(told(error)) from None
+        except (SluiceError, KafkaError):
+            await self._leave(seat.member_id)
+            raise
+        return seat
+
+    async def _nobody_else(self) -> None:
+        until = time.monotonic() + self._session + 1
+        while members := await self._members():
+            strangers = [m for m in members if m.client_id != self._wire.client_id]
+            if strangers or time.monotonic() > until:
+                raise self._held(", ".join(f"{m.client_id} at {m.host}" for m in strangers or members))
+            await self._wire.sleep(_LOOK_SECONDS)
+
+    async def _join(self, topics: Sequence[str]) -> Any:
+        """The first attempt is told a member id, the second joins under it (KIP-394)."""
+        member_id, times = "", int(self._session * 1000)
+        while True:
+            response = await self._coordinators.ask(
+                GROUP,
+                self._group,
+                lambda member_id=member_id: messages.ask_join(self._group, member_id, topics, times, times),
+                lambda answer: messages.top_error(answer) - {kafka_errors.MemberIdRequiredError},
+                self._session + 15,  # an empty group is held open for a moment, for others to come in
+            )
+            if response.error_code == 0:
+                return response
+            member_id = response.member_id
+
+    async def _leave(self, member_id: str) -> None:
+        with contextlib.suppress(KafkaError):
+            node = await self._wire.coordinator(GROUP, self._group)
+            await self._wire.send(node, messages.ask_leave(self._group, member_id))
+
+    def _held(self, by: str) -> GroupHeld:
+        return GroupHeld(
+            f"group {self._group} is not ours alone: {by}",
+            remedy="stop its other consumers, or let the feed commit under a group of its own; what is landed stays",
+        )
+
+
+class KafkaMembership:
+    """Our place in the group: the member id and generation of one join, never refreshed."""
+
+    def __init__(
+        self, group: KafkaGroup, coordinators: _Coordinators, seat: Seat, transactional_id: str | None, timeout: float
+    ) -> None:
+        self._group = group
+        self._coordinators = coordinators
+        self._seat = seat
+        self._transactional_id = transactional_id
+        self._timeout = timeout
+        self._producer: Producer | None = None
+
+    def init_transactions(self) -> None:
+        """Fence older committers of the same transactional id (KIP-98); ends what they left open.
+
+        Raises NotAuthorized, KafkaUnavailable; UsageError when the group was joined without a transactional id.
+        """
+        if self._transactional_id is None:
+            raise UsageError("no transactional id", remedy="join with one, or commit without a transaction")
+        key, milliseconds = self._transactional_id, int(self._timeout * 1000)
+        response = self._coordinators.run(
+            f"starting transactions as {key}",
+            TRANSACTION,
+            key,
+            lambda: messages.ask_producer(key, milliseconds),
+            messages.top_error,
+        )
+        self._producer = Producer(key, response.producer_id, response.producer_epoch)
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
+        return self._group.committed(partitions)
+
+    def commit_transaction(self, offsets: Offsets) -> None:
+        """All offsets in one transaction under our member id and generation.
+
+        Raises CommitFenced (nothing was committed), Unknown (the answer to its end was lost), NotAuthorized,
+        KafkaUnavailable (nothing was committed), ProofFailed for an offset that is none.
+        """
+        if self._producer is None:
+            raise UsageError("transactions were not started", remedy="call init_transactions first")
+        _refuse_invalid(offsets)
+        if offsets:
+            doing = f"committing the offsets of group {self._seat.group}"
+            self._coordinators.wire.run(doing, self._in_one_transaction, self._producer, offsets)
+
+    def commit_plain(self, offsets: Offsets) -> None:
+        """The same by an ordinary OffsetCommit; where it is refused, some partitions may have been committed."""
+        _refuse_invalid(offsets)
+        if offsets:
+            self._coordinators.run(
+                f"committing the offsets of group {self._seat.group}",
+                GROUP,
+                self._seat.group,
+                lambda: messages.ask_commit(self._seat, offsets),
+                messages.partition_errors,
+                final=True,
+            )
+
+    async def _in_one_transaction(self, producer: Producer, offsets: Offsets) -> None:
+        key, group, ask = producer.transactional_id, self._seat.group, self._coordinators.ask
+        try:
+            await ask(TRANSACTION, key, lambda: messages.ask_add_offsets(producer, group), messages.top_error)
+            request = lambda: messages.ask_commit_in(producer, self._seat, offsets)  # noqa: E731
+            await ask(GROUP, group, request, messages.partition_errors)
+        except KafkaError:
+            await self._abort(producer)
+            raise
+        end = lambda: messages.ask_end(producer, commit=True)  # noqa: E731
+        await ask(TRANSACTION, key, end, messages.top_error, final=True)
+
+    async def _abort(self, producer: Producer) -> None:
+        """Otherwise readers of the committed offsets wait until the transaction times out."""
+        with contextlib.suppress(KafkaError):
+            node = await self._coordinators.wire.coordinator(TRANSACTION, producer.transactional_id)
+            await self._coordinators.wire.send(node, messages.ask_end(producer, commit=False), _ABORT_SECONDS)
+
+
+class _Coordinators:
+    """Asks the coordinator of a group or a transactional id, wherever it moves."""
+
+    def __init__(self, wire: Wire, patience: float) -> None:
+        self.wire = wire
+        self._patience = patience
+
+    def run(
+        self, doing: str, kind: int, key: str, request: Callable[[], Any], errors: Errors, *, final: bool = False
+    ) -> Any:
+        """As `ask`, from outside the background thread."""
+
+        async def ask() -> Any:
+            return await self.ask(kind, key, request, errors, final=final)
+
+        return self.wire.run(doing, ask)
+
+    async def ask(
+        self,
+        kind: int,
+        key: str,
+        request: Callable[[], Any],
+        errors: Errors,
+        seconds: float | None = None,
+        *,
+        final: bool = False,
+    ) -> Any:
+        """The response; asked again while the coordinator moves, loads, or has a transaction to finish first.
+
+        All requests here may be repeated: a coordinator that carried one out carries it out again to the same effect.
+        But after a lost answer a refusal of the repetition says nothing of the first: a `final` request ends in
+        Unknown then.
+        """
+        patience, maybe_done = Patience(self.wire, self._patience), False
+        while True:
+            try:
+                return await self._once(kind, key, request, errors, seconds)
+            except KafkaError as error:
+                self.wire.forget_coordinator(kind, key)
+                maybe_done = maybe_done or isinstance(error, _MAYBE_DONE)
+                try:
+                    await self._bear(patience, error)
+                except KafkaError as last:
+                    if final and maybe_done:
+                        raise _unknown(key, last) from None
+                    raise
+
+    async def _once(
+        self, kind: int, key: str, request: Callable[[], Any], errors: Errors, seconds: float | None
+    ) -> Any:
+        node = await self.wire.coordinator(kind, key)
+        response = await self.wire.send(node, request(), seconds)
+        for error in errors(response):
+            raise error()
+        return response
+
+    @staticmethod
+    async def _bear(patience: Patience, error: KafkaError) -> None:
+        if isinstance(error, kafka_errors.UnknownTopicOrPartitionError):
+            raise error  # offsets of a deleted topic: no waiting brings it back
+        await patience.trouble(error)
+
+
+class _Heart:
+    """Heartbeats on the background thread until stopped. What the coordinator thinks of us shows when we commit."""
+
+    def __init__(self, wire: Wire, coordinators: _Coordinators, seat: Seat, seconds: float) -> None:
+        self._wire = wire
+        self._coordinators = coordinators
+        self._seat = seat
+        self._seconds = seconds
+        self._beating = True
+        wire.spawn(self._beat)
+
+    def stop(self) -> None:
+        self._beating = False
+
+    async def _beat(self) -> None:
+        while self._beating:
+            with contextlib.suppress(KafkaError):
+                node = await self._wire.coordinator(GROUP, self._seat.group)
+                response = await self._wire.send(node, messages.ask_heartbeat(self._seat), self._seconds)
+                if kafka_errors.NotCoordinatorError in messages.top_error(response):
+                    self._wire.forget_coordinator(GROUP, self._seat.group)
+            await self._wire.sleep(self._seconds)
+
+
+def _unknown(key: str, error: KafkaError) -> Unknown:
+    return Unknown(
+        f"the answer to a commit was lost, of {key}: {told(error)}",
+        remedy="read the committed offsets back; the next run does",
+    )
+
+
+def _refuse_invalid(offsets: Offsets) -> None:
+    """A transaction would pass over them in silence."""
+    for tp, committed in offsets.items():
+        if committed.offset < 0:
+            raise ProofFailed(
+                f"{tp}: {committed.offset} is no offset to commit",
+                remedy="this is a bug; nothing was committed",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
