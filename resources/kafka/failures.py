@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 from kafka import errors as kafka_errors
 from kafka.errors import BrokerResponseError, KafkaError, RetriableError
@@ -58,11 +59,11 @@ _GRANTS = {
 }
 
 
-class AnswerLost(RetriableError):
+class AnswerLost(RetriableError):  # type: ignore[misc]
     """The request was sent and no answer came: done or not done."""
 
 
-class NoAddress(RetriableError):
+class NoAddress(RetriableError):  # type: ignore[misc]
     """Nobody answered at any bootstrap address."""
 
 
@@ -103,7 +104,7 @@ def explained(
 
 def told(error: BaseException | type[BaseException]) -> str:
     """The error in a few words: the broker's name for it and description, or what the connection said."""
-    kind = error if isinstance(error, type) else type(error)
+    kind: Any = error if isinstance(error, type) else type(error)
     if issubclass(kind, BrokerResponseError) and kind.description:
         return f"{kind.message}: {kind.description.rstrip('.')}"
     if isinstance(error, ValueError):
@@ -113,7 +114,7 @@ def told(error: BaseException | type[BaseException]) -> str:
     said = ", ".join(str(arg) for arg in error.args) if isinstance(error, BaseException) else ""
     if found := re.fullmatch(r"(\d+) E[A-Z]+", said):  # how kafka-python reports a failed connect
         return os.strerror(int(found[1])).lower()
-    return said or kind.__name__.removesuffix("Error")
+    return said or str(kind.__name__).removesuffix("Error")
 
 
 def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kafka import errors as kafka_errors
@@ -106,17 +107,17 @@ class KafkaGroup:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            lambda: messages.ask_committed(self._group, tps),
-            lambda answer: messages.read_committed(answer)[0],
+            partial(messages.ask_committed, self._group, tps),
+            messages.committed_errors,
         )
-        return messages.read_committed(response)[1]
+        return messages.read_committed(response)
 
     async def _members(self) -> tuple[Member, ...]:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            lambda: messages.ask_group(self._group),
-            lambda answer: {e for e in [messages.read_group(answer).error] if e},
+            partial(messages.ask_group, self._group),
+            messages.group_errors,
         )
         described = messages.read_group(response)
         if not described.known:
@@ -147,7 +148,7 @@ class KafkaGroup:
         try:
             if [m.member_id for m in joined.members] != [seat.member_id]:
                 raise self._held("somebody joined at the same moment")
-            await self._coordinators.ask(GROUP, self._group, lambda: messages.ask_sync(seat), messages.top_error)
+            await self._coordinators.ask(GROUP, self._group, partial(messages.ask_sync, seat), messages.top_error)
         except _TAKEN as error:
             await self._leave(seat.member_id)
             raise self._held(told(error)) from None
@@ -171,7 +172,7 @@ class KafkaGroup:
             response = await self._coordinators.ask(
                 GROUP,
                 self._group,
-                lambda member_id=member_id: messages.ask_join(self._group, member_id, topics, times, times),
+                partial(messages.ask_join, self._group, member_id, topics, times, times),
                 lambda answer: messages.top_error(answer) - {kafka_errors.MemberIdRequiredError},
                 self._session + 15,  # an empty group is held open for a moment, for others to come in
             )
@@ -216,7 +217,7 @@ class KafkaMembership:
             f"starting transactions as {key}",
             TRANSACTION,
             key,
-            lambda: messages.ask_producer(key, milliseconds),
+            partial(messages.ask_producer, key, milliseconds),
             messages.top_error,
         )
         self._producer = Producer(key, response.producer_id, response.producer_epoch)
@@ -246,22 +247,23 @@ class KafkaMembership:
                 f"committing the offsets of group {self._seat.group}",
                 GROUP,
                 self._seat.group,
-                lambda: messages.ask_commit(self._seat, offsets),
+                partial(messages.ask_commit, self._seat, offsets),
                 messages.partition_errors,
                 final=True,
             )
 
     async def _in_one_transaction(self, producer: Producer, offsets: Offsets) -> None:
-        key, group, ask = producer.transactional_id, self._seat.group, self._coordinators.ask
+        key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
+        adding = partial(messages.ask_add_offsets, producer, seat.group)
+        sending = partial(messages.ask_commit_in, producer, seat, offsets)
+        ending = partial(messages.ask_end, producer, commit=True)
         try:
-            await ask(TRANSACTION, key, lambda: messages.ask_add_offsets(producer, group), messages.top_error)
-            request = lambda: messages.ask_commit_in(producer, self._seat, offsets)  # noqa: E731
-            await ask(GROUP, group, request, messages.partition_errors)
+            await ask(TRANSACTION, key, adding, messages.top_error)
+            await ask(GROUP, seat.group, sending, messages.partition_errors)
         except KafkaError:
             await self._abort(producer)
             raise
-        end = lambda: messages.ask_end(producer, commit=True)  # noqa: E731
-        await ask(TRANSACTION, key, end, messages.top_error, final=True)
+        await ask(TRANSACTION, key, ending, messages.top_error, final=True)
 
     async def _abort(self, producer: Producer) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""

@@ -420,17 +420,26 @@ def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
     )
 
 
-def read_committed(response: Any) -> tuple[set[type[KafkaError]], dict[TopicPartition, CommittedOffset | None]]:
-    """The errors that were told, and the offsets; None where the group has none."""
-    answer = response.groups[0] if response.groups else response  # several groups from version 8 on
-    errors = {e for e in [error_of(answer.error_code)] if e}
-    offsets: dict[TopicPartition, CommittedOffset | None] = {}
-    for topic in answer.topics:
-        for p in topic.partitions:
-            errors |= {e for e in [error_of(p.error_code)] if e}
-            found = CommittedOffset(p.committed_offset, p.committed_leader_epoch, p.metadata or "")
-            offsets[TopicPartition(topic.name, p.partition_index)] = found if p.committed_offset >= 0 else None
-    return errors, offsets
+def read_committed(response: Any) -> dict[TopicPartition, CommittedOffset | None]:
+    """What the group has committed; None where it has nothing."""
+    return {
+        TopicPartition(topic.name, p.partition_index): CommittedOffset(
+            p.committed_offset, p.committed_leader_epoch, p.metadata or ""
+        )
+        if p.committed_offset >= 0
+        else None
+        for topic in _of_group(response).topics
+        for p in topic.partitions
+    }
+
+
+def committed_errors(response: Any) -> set[type[KafkaError]]:
+    answer = _of_group(response)
+    return top_error(answer) | partition_errors(answer)
+
+
+def _of_group(response: Any) -> Any:
+    return response.groups[0] if response.groups else response  # several groups from version 8 on
 
 
 def ask_group(group: str) -> Any:
@@ -441,20 +450,23 @@ def ask_group(group: str) -> Any:
 class Described:
     """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
 
-    error: Code
     known: bool
     members: tuple[Member, ...]
 
 
 def read_group(response: Any) -> Described:
     group = response.groups[0]
-    error = error_of(group.error_code)
-    absent = error is GroupIdNotFoundError or group.group_state == "Dead"  # the error from version 6 on
     members = (
         Member(m.member_id, m.client_id, m.client_host.removeprefix("/"), m.group_instance_id or None)
         for m in group.members
     )
-    return Described(None if absent else error, not absent, tuple(members))
+    absent = error_of(group.error_code) is GroupIdNotFoundError or group.group_state == "Dead"
+    return Described(not absent, tuple(members))
+
+
+def group_errors(response: Any) -> set[type[KafkaError]]:
+    """That the group does not exist is none (an error from version 6 on)."""
+    return top_error(response.groups[0]) - {GroupIdNotFoundError}
 
 
 def ask_groups() -> Any:
