@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sluice.pipelines.batch import Edges
@@ -27,11 +27,10 @@ def now() -> int:
 def open_edges(feed: Feed) -> Iterator[Edges]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
     lake = LocalLake(Path(feed.lake))
-    cluster = KafkaCluster(feed.kafka)
-    try:
+    with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
         yield Edges(
             cluster=cluster,
-            group=KafkaGroup(feed.kafka, feed.group),
+            group=group,
             lake=lake,
             engine=SparkEngine(feed.spark),
             liveness=LakeLiveness(lake, feed.name, now),
@@ -39,5 +38,3 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
             wiring=Wiring.of(feed),
             parallelism=os.cpu_count() or 1,
         )
-    finally:
-        cluster.close()
