@@ -1,5 +1,6 @@
 #!/bin/sh
-# Lint, format, types and import rules: what must hold before any test is run. Every check runs; any failure fails.
+# Lint, format, types, import rules, definitions that load: what must hold before any test is run.
+# Every check runs; any failure fails.
 set -u
 cd "$(dirname "$0")/.."
 root=$(pwd)
@@ -8,7 +9,7 @@ status=0
 .venv/bin/ruff check . || status=1
 .venv/bin/ruff format --check . || status=1
 
-# mypy and import-linter do not follow the mapping of root folders into one package: a tree of links shows it to them.
+# mypy and import-linter do not follow the mapping of root folders into one package: a tree of links shows it.
 tree=.venv/typing
 rm -rf "$tree"
 mkdir -p "$tree/sluice"
@@ -24,4 +25,5 @@ done
     cd "$tree" || exit 1
     "$root/.venv/bin/lint-imports" --config "$root/pyproject.toml" --cache-dir "$root/.import_linter_cache"
 ) || status=1
+.venv/bin/dg check defs || status=1
 exit $status

@@ -39,7 +39,7 @@ _PLACES = (
     "~/.sdkman/candidates/java/*",
 )
 # The lines in which Ivy says what went wrong.
-_TELLING = re.compile(r"UNRESOLVED|FAILED|ERROR|xception")
+_TELLING = re.compile(r":: \S+#.*not found|FAILED|failed|Server access|xception")
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,10 @@ def _dependency(artifact: Artifact) -> str:
 def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
         Path(scratch, "ivy.xml").write_text(request)
+        # Once more after a failure: what arrived is kept, and a public server may fail one request in a hundred.
         said = _ivy(scratch)
+        if said.returncode:
+            said = _ivy(scratch)
         missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
         if said.returncode or missing:
             raise SetupError(

@@ -27,13 +27,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
-
-from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
 from sluice.pipelines.errors import SetupError
 from sluice.resources import java
@@ -88,6 +85,10 @@ class ClusterStatus:
     bootstrap: str
     answering: bool
     brokers: tuple[BrokerStatus, ...]
+
+    @property
+    def running(self) -> bool:
+        return all(broker.running for broker in self.brokers)
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,19 @@ class LocalKafka:
                 raise
         return self
 
+    @property
+    def running(self) -> bool:
+        """Whether every broker's process lives; opens no socket."""
+        return all(node.running for node in self._nodes())
+
     def stop(self) -> None:
         """End this folder's brokers, and only those; a cluster that is not kept is removed with its data."""
-        with contextlib.suppress(FileNotFoundError), self._locked():
-            if _read_cluster(self._root):
-                _end(self._nodes(), STOP_SECONDS if self._keep else 0)
-            if not self._keep:
-                self._throw_away()
+        if (self._root / "cluster.json").exists():
+            with self._locked():
+                # By what the folders say, not by cluster.json: that one may be damaged.
+                _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if self._keep else 0)
+                if not self._keep:
+                    self._throw_away()
         self._dismiss_guard()
 
     def status(self) -> ClusterStatus:
@@ -178,9 +185,7 @@ class LocalKafka:
             cluster_id=cluster.cluster_id,
             bootstrap=self.bootstrap,
             answering=all(node.running and node.sees(len(nodes)) for node in nodes),
-            brokers=tuple(
-                BrokerStatus(n.id, n.address, n.process.pid if n.process else None, n.log) for n in nodes
-            ),
+            brokers=tuple(BrokerStatus(node.id, node.address, node.pid, node.log) for node in nodes),
         )
 
     def kill_broker(self, broker: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -224,9 +229,7 @@ class LocalKafka:
         return found
 
     def _nodes(self) -> list[_Node]:
-        return [
-            _Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)
-        ]
+        return [_Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
 
     def _node(self, broker: int) -> _Node:
         for node in self._nodes():
@@ -266,13 +269,11 @@ class LocalKafka:
             node.launch()
 
     def _undo(self, launched: list[_Node], fresh: bool) -> None:
-        _end(launched, 0)
-        if not self._keep:
+        _end([node.folder for node in launched], 0)
+        if not self._keep or fresh:
+            # Nothing was written to a fresh cluster; the next start may choose other ports for it.
             self._throw_away()
-            self._dismiss_guard()
-        elif fresh:
-            # The next start may choose other ports; data of another cluster id would be in its way.
-            self._throw_away()
+        self._dismiss_guard()
 
     def _throw_away(self) -> None:
         """Remove what we put into the folder, and the folder when nothing else is in it."""
@@ -319,12 +320,11 @@ class _Node:
 
     @property
     def process(self) -> Process | None:
-        """The process that runs this node now."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads((self.folder / "process.json").read_text())
-            process = Process(int(kept["pid"]), str(kept["born"]))
-            return process if process.pid > 0 and process.alive else None
-        return None
+        return _process_in(self.folder)
+
+    @property
+    def pid(self) -> int | None:
+        return process.pid if (process := self.process) else None
 
     @property
     def running(self) -> bool:
@@ -350,6 +350,10 @@ class _Node:
 
     def sees(self, brokers: int) -> bool:
         """Whether this broker answers now and knows of so many that serve."""
+        # Late, since definitions and the CLI only ask for addresses: the client takes 0.3 s to import.
+        from kafka import KafkaAdminClient
+        from kafka.errors import KafkaError
+
         try:
             with socket.create_connection((_HOST, self.port), timeout=1):
                 pass
@@ -363,13 +367,11 @@ class _Node:
 
     def failure(self, what: str) -> SetupError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        worst = [
-            line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")
-        ]
+        worst = [line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")]
         shown = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
         return SetupError(
             "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in shown)]),
-            remedy=f"read {self.log}; when its data is damaged, remove {self.root} and start again",
+            remedy=f"mend what it names; when its data is damaged, remove {self.root} and start again",
         )
 
 
@@ -445,15 +447,22 @@ def _await_answers(nodes: list[_Node], brokers: int | None = None) -> None:
             time.sleep(_POLL)
 
 
-def _end(nodes: list[_Node], grace: float) -> None:
-    """End the nodes that run, all at the same time."""
-    running = [process for node in nodes if (process := node.process)]
+def _process_in(folder: Path) -> Process | None:
+    """The process that runs the node of this folder now."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((folder / "process.json").read_text())
+        process = Process(int(kept["pid"]), str(kept["born"]))
+        return process if process.pid > 0 and process.alive else None
+    return None
+
+
+def _end(folders: Iterable[Path], grace: float) -> None:
+    """End the nodes of these folders, all at the same time."""
+    running = [process for folder in folders if (process := _process_in(folder))]
     for process in running:
         process.send(signal.SIGTERM if grace else signal.SIGKILL)
     for process in running:
         process.end(grace)
-    for node in nodes:
-        (node.folder / "process.json").unlink(missing_ok=True)
 
 
 def _java_command(root: Path, heap: str, *main: str, level: str = "WARN") -> list[str]:
@@ -511,13 +520,13 @@ def _read_cluster(root: Path) -> _Cluster | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SetupError(
-            f"{path} cannot be read: {error!r}", remedy=f"remove {root} and start again"
-        ) from error
+        raise SetupError(f"{path} cannot be read: {error!r}", remedy=f"remove {root} and start again") from error
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
+    # Settings may hold passwords of a secured listener.
+    partial.touch(mode=0o600)
     partial.write_text(json.dumps(value, indent=1))
     os.replace(partial, path)
 

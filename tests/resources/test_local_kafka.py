@@ -59,9 +59,7 @@ def process_of(cluster: LocalKafka, broker: int = 1) -> int:
     return pid
 
 
-def test_what_is_produced_is_read_by_kafkas_own_consumer(
-    kafka: LocalKafka, fresh_topic: Callable[..., str]
-) -> None:
+def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic()
     produce(kafka, topic, b"one", b"two", "drei ü".encode())
     said = kafka.tool(
@@ -133,9 +131,7 @@ def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_pa
         "import os, signal; from pathlib import Path; from sluice.resources.local_kafka import LocalKafka\n"
         f"LocalKafka(Path({str(tmp_path)!r}), keep=False).start(); print('up', flush=True); input()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as starter:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"up\n"
         process = _process(tmp_path)
@@ -185,6 +181,14 @@ def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> N
 def test_a_stopped_process_is_ended_too(own: LocalKafka) -> None:
     process = _process(own.start().status().root)
     own.kill_broker(1, signal.SIGSTOP)
+    own.stop()
+    assert not process.alive
+
+
+def test_brokers_are_ended_though_the_record_of_the_cluster_is_damaged(own: LocalKafka) -> None:
+    root = own.start().status().root
+    process = _process(root)
+    (root / "cluster.json").write_text("?")
     own.stop()
     assert not process.alive
 
