@@ -1,0 +1,99 @@
+"""A run from the command line: the feed's Dagster job, executed in this process on the project's instance.
+
+Promises: what Dagster records is what it would record for the same job started from its UI; the result comes back as
+values, an error of ours as itself; an interrupt cancels the Spark job and the run, then goes on its way.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import dagster as dg
+
+from sluice.assets.factory import FEED_TAG, feed_definitions, job_name, run_config
+from sluice.assets.feeds import topics_of
+from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.session import OpenEdges, Session, Witness, open_real_edges
+from sluice.pipelines.batch import Landed
+from sluice.pipelines.commit import CommitResult
+from sluice.pipelines.errors import Failed, SluiceError
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ports import Reporter
+from sluice.pipelines.values import Request
+from sluice.resources.project import Project
+
+_SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+"""The event log keeps every line; the terminal belongs to whoever started the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What became of a run. After an error, `landed` and `committed` are what was reached before it."""
+
+    run_id: str
+    landed: Landed | None
+    committed: CommitResult | None
+    error: SluiceError | None
+
+    @property
+    def exit_code(self) -> int:
+        return self.error.exit_code if self.error else 0
+
+
+def run_feed(
+    project: Project,
+    feed_name: str,
+    request: Request,
+    report: Reporter,
+    open_edges: OpenEdges = open_real_edges,
+) -> RunOutcome:
+    """Land and commit the request by the feed's job. Raises FeedError, KeyboardInterrupt, and what is no error of ours.
+
+    Meanwhile descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs a
+    duplicate of its own, taken before.
+    """
+    witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
+    feed = Session(project).feed(feed_name)
+    with open_instance(project) as instance, holding(home, run_id):
+        bury_dead_runs(instance, home)
+
+        def cancel(run: str) -> None:
+            if (standing := instance.get_run_by_id(run)) is not None:
+                instance.report_run_canceling(standing)
+
+        session = Session(project, open_edges, report, cancel, witness)
+        result = _job(project, feed, session).execute_in_process(
+            run_config=run_config(feed.name, request) | _SILENT,
+            instance=instance,
+            raise_on_error=False,
+            run_id=run_id,
+            tags={FEED_TAG: feed.name},
+        )
+    return _outcome(run_id, witness, result)
+
+
+def _job(project: Project, feed: Feed, session: Session) -> dg.JobDefinition:
+    """The job as the code location has it, with this run's session."""
+    own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
+    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}), own)
+    return made.resolve_job_def(job_name(feed.name))
+
+
+def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:
+    if witness.interrupted:
+        raise KeyboardInterrupt
+    error = witness.error
+    if error is not None and not isinstance(error, SluiceError):
+        raise error
+    if error is None and not result.success:
+        error = _unexplained(run_id, result)
+    return RunOutcome(run_id, witness.landed, witness.committed, error)
+
+
+def _unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
+    said = [e.message for e in result.all_events if e.is_failure and e.message]
+    return Failed(
+        f"Dagster run {run_id} failed outside its steps: {said[-1] if said else 'it does not say why'}",
+        remedy="the run's page in `sluice ui` shows its events; what was published stays published",
+    )

@@ -1,0 +1,100 @@
+"""The project's feed files for Dagster: each by itself, so that a broken one does not take the others down.
+
+Reading opens no socket. The topics of a feed with patterns are those that a run saw last, kept in
+`.sluice/topics/<feed>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed import Feed, load_feed
+from sluice.pipelines.topics import is_topic_name
+from sluice.resources.project import BOOTSTRAP, Project
+
+NOWHERE = "127.0.0.1:9"
+"""What stands for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFiles:
+    """What the folder holds: feeds by name, and what is wrong with the other files."""
+
+    feeds: Mapping[str, Feed]
+    broken: Mapping[Path, FeedError]
+
+    def feed(self, name: str) -> Feed:
+        """One feed. Raises FeedError: its file's own, or that there is none of that name."""
+        if name in self.feeds:
+            return self.feeds[name]
+        for path, error in self.broken.items():
+            if path.stem == name:
+                raise error
+        raise FeedError(f"no feed `{name}`", remedy=f"feeds here: {', '.join(sorted(self.feeds)) or 'none'}")
+
+
+def read_feeds(project: Project, environ: Mapping[str, str]) -> FeedFiles:
+    """Every feed file of the project, sound or broken. Two files that clash: the later one is broken."""
+    feeds: dict[str, Feed] = {}
+    broken: dict[Path, FeedError] = {}
+    for path in sorted(project.feeds_folder.iterdir()):
+        if path.suffix not in (".yaml", ".yml") or path.name.startswith("."):
+            continue
+        try:
+            feed = load_feed(path, environ)
+            _check_alone(path, feed, feeds.values())
+            feeds[feed.name] = feed
+        except FeedError as error:
+            broken[path] = error
+    return FeedFiles(feeds, broken)
+
+
+def _check_alone(path: Path, feed: Feed, others: Iterable[Feed]) -> None:
+    for other in others:
+        if other.name == feed.name:
+            raise FeedError(f"{path}: another file describes feed `{feed.name}` too", remedy="rename one of them")
+        if other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
+            raise FeedError(
+                f"{path}: group: is shared with feed `{other.name}`",
+                remedy="each feed commits for a group of its own",
+            )
+
+
+def offline_environ() -> dict[str, str]:
+    """The environment for loading definitions: nobody is asked where Kafka is."""
+    return {BOOTSTRAP: NOWHERE, **os.environ}
+
+
+def topics_of(project: Project, feed: Feed) -> tuple[str, ...]:
+    """The feed's topics as far as known without asking Kafka, sorted."""
+    return tuple(sorted(set(feed.topics.names))) or _remembered(_memory(project, feed.name))
+
+
+def remember_topics(project: Project, feed: Feed, topics: Iterable[str]) -> None:
+    """Keep the topics that the feed's patterns matched, for the next time definitions load."""
+    found, path = tuple(sorted(set(topics))), _memory(project, feed.name)
+    if feed.topics.names or found == _remembered(path):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    fresh.write_text(json.dumps(found))
+    fresh.replace(path)
+
+
+def _memory(project: Project, feed: str) -> Path:
+    return project.state / "topics" / f"{feed}.json"
+
+
+def _remembered(path: Path) -> tuple[str, ...]:
+    """None for a file that is missing or not ours to trust: the next run writes it again."""
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return ()
+    names = said if isinstance(said, list) else []
+    return tuple(n for n in names if isinstance(n, str) and is_topic_name(n))

@@ -1,0 +1,98 @@
+"""What a run of an asset works with, handed to it as Dagster's resource `session`.
+
+One run, one session: progress and results go to whoever made it, never through a global. A run that Dagster launched
+reports to its own log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from logging import Logger
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError
+
+from sluice.assets.feeds import read_feeds
+from sluice.pipelines.batch import Edges, Landed
+from sluice.pipelines.commit import CommitResult
+from sluice.pipelines.errors import Retryable, SluiceError
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ports import Progress, Reporter
+from sluice.resources.project import Project
+
+OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
+
+
+def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
+    """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
+    from sluice.resources.edges import open_edges
+
+    return open_edges(feed)
+
+
+@dataclass
+class Witness:
+    """What became of one run, as its steps saw it."""
+
+    landed: Landed | None = None
+    committed: CommitResult | None = None
+    error: Exception | None = None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a run finds its feed, opens its edges, and says how far it is.
+
+    `on_interrupt` gets the run's id: only whoever started the run knows whether an interrupt is somebody's wish.
+    """
+
+    project: Project
+    open_edges: OpenEdges = open_real_edges
+    report: Reporter | None = None
+    on_interrupt: Callable[[str], None] = lambda run: None
+    witness: Witness = field(default_factory=Witness)
+
+    def feed(self, name: str) -> Feed:
+        """The feed as its file says now, with the run's environment. Raises FeedError."""
+        return read_feeds(self.project, self.project.environ()).feed(name)
+
+    def reporter(self, log: Logger) -> Reporter:
+        """Where progress goes: to whoever started the run, else a line in its log for each stage."""
+        return self.report or _stages(log)
+
+    @contextmanager
+    def step(self, context: dg.AssetExecutionContext) -> Iterator[None]:
+        """A step's body: its error is kept for the witness and told to Dagster with the remedy."""
+        try:
+            yield
+        except SluiceError as error:
+            self.witness.error = error
+            raise as_failure(error) from error
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            self.witness.interrupted = True
+            self.on_interrupt(context.run.run_id)
+            raise
+        except Exception as error:
+            self.witness.error = error
+            raise
+
+
+def as_failure(error: SluiceError) -> dg.Failure:
+    """The error as Dagster shows it: message, remedy and coordinates."""
+    fields = {k: v for k, v in error.fields().items() if k != "message"}
+    return dg.Failure(error.message, metadata=fields, allow_retries=isinstance(error, Retryable))
+
+
+def _stages(log: Logger) -> Reporter:
+    last = ""
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        if progress.stage != last:
+            last = progress.stage
+            log.info(f"{progress.stage} {progress.note}".strip())
+
+    return report

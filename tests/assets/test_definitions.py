@@ -1,0 +1,120 @@
+"""What the code location shows, and that loading it asks nobody anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sluice.assets.definitions import build
+from sluice.assets.feeds import remember_topics
+from sluice.assets.session import Session
+from sluice.pipelines.errors import FeedError, UsageError
+from sluice.resources.project import Project
+from tests.assets.world import FEED, SECRET
+
+
+def project(root: Path, **feeds: str) -> Project:
+    (root / "feeds").mkdir()
+    for name, text in feeds.items():
+        (root / "feeds" / f"{name}.yaml").write_text(text)
+    return Project(root)
+
+
+def keys(defs: dg.Definitions) -> set[str]:
+    return {k.to_user_string() for k in defs.resolve_asset_graph().get_all_asset_keys()}
+
+
+def described(defs: dg.Definitions, key: str) -> str:
+    return defs.resolve_asset_graph().get(dg.AssetKey(key.split("/"))).description or ""
+
+
+def test_twenty_feeds_load_without_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("a socket was asked for")
+
+    monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
+    text = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: [%s]\nstart: earliest\n"
+    made = project(tmp_path, **{f"feed{i}": text % f"topic-{i}.v1, shared" for i in range(20)})
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+    defs = build(made)
+
+    dg.Definitions.validate_loadable(defs)
+    assert len(keys(defs)) == 20 * 3 + 1
+    assert {"feed0/landed", "feed0/committed", "kafka/topic-0.v1", "kafka/shared"} <= keys(defs)
+    assert len(defs.resolve_all_job_defs()) > 20
+
+
+def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
+    graph = build(project(tmp_path, orders=FEED)).resolve_asset_graph()
+    landed, committed = dg.AssetKey(["orders", "landed"]), dg.AssetKey(["orders", "committed"])
+    assert graph.get(landed).parent_keys == {dg.AssetKey(["kafka", "orders"])}
+    assert graph.get(committed).parent_keys == {landed}
+    assert graph.get(dg.AssetKey(["kafka", "orders"])).is_observable
+
+
+def test_the_job_runs_in_one_process_and_its_schedule_is_off(tmp_path: Path) -> None:
+    defs = build(project(tmp_path, orders=FEED))
+    assert defs.resolve_job_def("land_orders").executor_def is dg.in_process_executor
+    schedule = defs.resolve_schedule_def("land_orders_hourly")
+    assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
+    assert schedule.job_name == "land_orders"
+
+
+def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
+    defs = build(project(tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("earliest", "sometimes")))
+    assert {"orders/landed", "clicks/landed", "refunds/landed"} <= keys(defs)
+    assert "clicks.yaml" in described(defs, "clicks/landed")
+    assert "start" in described(defs, "refunds/landed")
+    assert not defs.resolve_asset_graph().get(dg.AssetKey(["clicks", "landed"])).is_executable
+    assert not any(j.name == "land_clicks" for j in defs.resolve_all_job_defs())
+
+
+def test_two_files_for_one_feed_or_one_group_show_on_the_later(tmp_path: Path) -> None:
+    same_group = FEED + "group: sluice-orders\n"
+    defs = build(project(tmp_path, orders=FEED, rivals=same_group, zorders="feed: orders\n" + FEED))
+    assert "shared with feed `orders`" in described(defs, "rivals/landed")
+    assert "another file" in described(defs, "zorders/landed")
+
+
+def test_nothing_that_loads_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(FeedError, match=r"(?s)a\.yaml.*b\.yaml"):
+        build(project(tmp_path, a="topics: [\n", b="start: never\n"))
+
+
+def test_no_feeds_yet_is_no_error(tmp_path: Path) -> None:
+    assert keys(build(project(tmp_path))) == set()
+
+
+def test_no_project_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder `feeds/`"):
+        Project.find(tmp_path)
+
+
+def test_patterns_show_the_topics_seen_last(tmp_path: Path) -> None:
+    made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
+    assert keys(build(made)) == {"orders/landed", "orders/committed"}
+    remember_topics(made, Session(made).feed("orders"), ["orders.eu", "orders.us"])
+    assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(made))
+
+
+@pytest.mark.parametrize("text", ["", "[", '{"a": 1}', '["../../x", 3, "ok"]', "[" * 100_000])
+def test_a_damaged_memory_of_topics_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+    made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['.*']}"))
+    path = made.state / "topics" / "orders.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert keys(build(made)) - {"kafka/ok"} == {"orders/landed", "orders/committed"}
+
+
+def test_definitions_hold_no_secret(tmp_path: Path) -> None:
+    graph = build(project(tmp_path, orders=FEED)).resolve_asset_graph()
+    nodes = [graph.get(k) for k in graph.get_all_asset_keys()]
+    shown = repr([(n.description, n.metadata, n.tags) for n in nodes])
+    assert SECRET not in shown
+    assert "reader" not in shown

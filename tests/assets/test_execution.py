@@ -1,0 +1,393 @@
+"""The feed's job over made-up edges: what lands, what Dagster records of it, and what may be committed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sluice.assets import evidence
+from sluice.assets.definitions import build
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.steps import topic_key
+from sluice.pipelines.commit import CommitStatus
+from sluice.pipelines.errors import BatchIncomplete, Failed, GroupHeld, KafkaUnavailable, UsageError
+from sluice.pipelines.ports import Member
+from sluice.pipelines.values import AskedRange, Key, Request, RequestKind, TopicPartition
+from tests.assets.world import FEED, SECRET, World
+from tests.fakes import partition
+
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+
+
+@pytest.fixture(scope="module")
+def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An instance without events: making its databases takes seconds, copying them does not."""
+    world = World(tmp_path_factory.mktemp("template"))
+    with open_instance(world.project) as instance:
+        instance.get_runs()
+        instance.get_asset_keys()
+    return prepare_home(world.project)
+
+
+@pytest.fixture
+def root(tmp_path: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for a project, with an instance that holds nothing yet."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    shutil.copytree(fresh_home, tmp_path / ".sluice" / "dagster")
+    return tmp_path
+
+
+@pytest.fixture
+def world(root: Path) -> World:
+    return World(root)
+
+
+@pytest.fixture
+def instance(world: World) -> Iterator[dg.DagsterInstance]:
+    with open_instance(world.project) as opened:
+        yield opened
+
+
+def stored(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
+    """The metadata of the asset's materializations, oldest first."""
+    records = instance.fetch_materializations(key, limit=100, ascending=True).records
+    return [{k: v.value for k, v in r.asset_materialization.metadata.items()} for r in records if r.asset_materialization]
+
+
+def checks(instance: dg.DagsterInstance, run: str) -> list[dg.AssetCheckEvaluation]:
+    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
+    return [r.event_log_entry.dagster_event.asset_check_evaluation_data for r in found if r.event_log_entry.dagster_event]
+
+
+def cells(table: Any) -> list[dict[str, Any]]:
+    return [dict(r.data) for r in table.records]
+
+
+# -- a whole run
+
+
+def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInstance) -> None:
+    outcome = world.run()
+
+    assert (outcome.exit_code, outcome.error) == (0, None)
+    assert outcome.landed is not None
+    assert outcome.landed.batches[0].counts.landed == 200
+    assert outcome.committed is not None
+    assert outcome.committed.status is CommitStatus.COMMITTED
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
+
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert (run.status, run.job_name) == (dg.DagsterRunStatus.SUCCESS, "land_orders")
+    (said,) = stored(instance, LANDED)
+    batch = outcome.landed.batches[0]
+    assert said["dagster/row_count"] == 200
+    assert said["dagster/uri"] == "memory://data/orders"
+    assert (said["batch"], said["plan"], said["publish_entry"]) == (batch.batch, batch.plan.hash, batch.number)
+    assert said["bytes"] == batch.bytes
+    assert said["rows_per_second"] == pytest.approx(200 / said["seconds"])
+    assert cells(said["ranges"]) == [
+        {"partition": f"orders:{p}", "start": 0, "end": 100, "landed": 100, "quarantined": 0, "invisible": 0, "files": 1}
+        for p in (0, 1)
+    ]
+    (moved,) = stored(instance, COMMITTED)
+    assert (moved["status"], moved["committed_offsets"], moved["group"]) == ("committed", 200, "sluice-orders")
+    assert [c.passed for c in checks(instance, outcome.run_id)] == [True]
+
+
+def test_what_was_read_is_observed(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    (seen,) = instance.fetch_observations(topic_key("orders"), limit=10).records
+    assert seen.asset_observation is not None
+    said = {k: v.value for k, v in seen.asset_observation.metadata.items()}
+    assert (said["partitions"], said["offsets"], said["lag_orders"]) == (2, 200, 0)
+
+
+def test_the_next_run_lands_only_what_is_new(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    world.grow(1, 130)
+    world.run()
+    assert [s["dagster/row_count"] for s in stored(instance, LANDED)] == [200, 30]
+    assert cells(stored(instance, LANDED)[1]["ranges"])[0]["start"] == 100
+
+
+def test_nothing_owed_materializes_the_same_version(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    outcome = world.run()
+    assert outcome.exit_code == 0
+    assert outcome.committed is not None
+    assert outcome.committed.status is CommitStatus.UNCHANGED
+    assert stored(instance, LANDED)[1]["dagster/row_count"] == 0
+    tags = instance.get_event_tags_for_asset(LANDED)
+    assert tags[0]["dagster/data_version"] == tags[1]["dagster/data_version"]
+
+
+def test_explicit_offsets_are_the_run_s_configuration(world: World, instance: dg.DagsterInstance) -> None:
+    asked = Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 40, 60),))
+    outcome = world.run(asked)
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    config = run.run_config["ops"]["orders__landed"]["config"]
+    assert config["offsets"] == [{"topic": "orders", "partition": 0, "start": 40, "end": 60}]
+    assert stored(instance, LANDED)[0]["dagster/row_count"] == 20
+    # Landed above the frontier: a hole below it, named and not an error.
+    (check,) = checks(instance, outcome.run_id)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert cells(check.metadata["account"].value)[0]["holes"] == "[0, 40)"
+    assert outcome.exit_code == 0
+
+
+def test_only_some_partitions(world: World) -> None:
+    outcome = world.run(Request(RequestKind.CATCH_UP, only=(P1,)))
+    assert outcome.landed is not None
+    assert {s.tp for b in outcome.landed.batches for s in b.plan.slices} == {P1}
+
+
+def test_progress_goes_to_whoever_asked(world: World) -> None:
+    world.run()
+    first = [p.stage for p in world.progress]
+    assert {"plan", "land", "prove", "publish"} <= set(first)
+    world.progress = []
+    world.run()
+    assert "publish" not in [p.stage for p in world.progress]
+
+
+# -- what does not go well
+
+
+def test_a_partial_batch_fails_the_run_and_is_committed_by_the_next(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.engine.failing = {P1}
+    outcome = world.run()
+
+    assert isinstance(outcome.error, BatchIncomplete)
+    assert outcome.exit_code == 1
+    assert outcome.committed is None
+    assert world.group.offsets == {}
+    assert stored(instance, LANDED) == []
+    (check,) = checks(instance, outcome.run_id)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-100"
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert run.status == dg.DagsterRunStatus.FAILURE
+
+    world.engine.failing = set()
+    outcome = world.run()
+
+    assert outcome.exit_code == 0
+    assert [s["dagster/row_count"] for s in stored(instance, LANDED)] == [100, 100]
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
+
+
+def test_a_batch_that_a_dead_run_left_is_recorded_before_it_is_committed(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    left = world.land_unrecorded()
+    assert stored(instance, LANDED) == []
+
+    outcome = world.run()
+
+    assert outcome.landed is not None
+    assert outcome.landed.batches == ()
+    rolled, idle = stored(instance, LANDED)
+    assert (rolled["batch"], rolled["plan"]) == (left.batches[0].batch, left.batches[0].plan.hash)
+    assert rolled["dagster/row_count"] == 200
+    assert rolled["run"] == "dead-run"
+    assert idle["dagster/row_count"] == 0
+    assert world.group.offsets[P0].offset == 100
+    world.run()
+    assert len(stored(instance, LANDED)) == 3
+
+
+def test_rolled_forward_metadata_is_what_the_run_would_have_said(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    world.grow(0, 150)
+    world.land_unrecorded()
+    world.run()
+    own, rolled, _ = stored(instance, LANDED)
+    assert own.keys() == rolled.keys()
+
+
+def test_no_commit_without_the_evidence(world: World, instance: dg.DagsterInstance) -> None:
+    world.land_unrecorded()
+    with pytest.raises(Failed, match="no materialization of orders/landed for batch"):
+        evidence.demand(instance, "orders", world.state())
+    evidence.roll_forward(instance, "orders", world.ledger(), world.state(), world.lake)
+    evidence.demand(instance, "orders", world.state())
+
+
+def test_evidence_of_another_ledger_does_not_count(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    world.lake.files.clear()
+    world.group.offsets.clear()
+    world.land_unrecorded()
+    assert evidence.missing(instance, "orders", world.state()) != []
+
+
+def test_a_held_group_fails_the_commit_only(world: World, instance: dg.DagsterInstance) -> None:
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    outcome = world.run()
+    assert isinstance(outcome.error, GroupHeld)
+    assert outcome.exit_code == 3
+    assert outcome.landed is not None
+    assert len(stored(instance, LANDED)) == 1
+    assert stored(instance, COMMITTED) == []
+
+    world.group.others = []
+    assert world.run().exit_code == 0
+    assert len(stored(instance, COMMITTED)) == 1
+    assert world.group.offsets[P0].offset == 100
+
+
+def test_an_error_keeps_its_remedy_and_exit_code(world: World, instance: dg.DagsterInstance) -> None:
+    outcome = world.run(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 90, 900),)))
+    assert isinstance(outcome.error, UsageError)
+    assert outcome.exit_code == 2
+    (failure,) = instance.get_records_for_run(outcome.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
+    said = failure.event_log_entry.dagster_event.step_failure_data.user_failure_data
+    assert said.description == outcome.error.message
+    assert said.metadata["remedy"].value == outcome.error.remedy
+    assert said.metadata["error"].value == "UsageError"
+
+
+def test_a_bug_is_raised_as_it_is_and_the_run_failed(world: World, instance: dg.DagsterInstance) -> None:
+    world.engine.raising = ZeroDivisionError("planted")
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        world.run()
+    (run,) = instance.get_runs()
+    assert run.status == dg.DagsterRunStatus.FAILURE
+
+
+def test_an_interrupt_cancels_the_engine_and_the_run(world: World, instance: dg.DagsterInstance) -> None:
+    world.engine.raising = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        world.run()
+    (run,) = instance.get_runs()
+    assert run.status == dg.DagsterRunStatus.CANCELED
+    assert world.engine.canceled == 1
+
+    world.engine.raising = None
+    world.liveness.dead = {b.owner.token for b in world.state().live()}
+    assert world.run().exit_code == 0
+    assert world.group.offsets[P1].offset == 100
+
+
+def test_observing_after_landing_is_a_comfort_only(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> dict[str, str]:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(world.engine, "cancel", lambda: None)
+    run = world.engine.run
+
+    def then_kafka_goes(job: Any, tasks: Any) -> Any:
+        monkeypatch.setattr(world.cluster, "topics", gone)
+        return run(job, tasks)
+
+    monkeypatch.setattr(world.engine, "run", then_kafka_goes)
+    outcome = world.run()
+    assert outcome.exit_code == 0
+    assert instance.fetch_observations(topic_key("orders"), limit=1).records == []
+
+
+def test_nothing_stored_holds_a_secret(world: World) -> None:
+    world.engine.failing = {P1}
+    world.run()
+    kept = [p for p in world.project.state.rglob("*") if p.is_file()]
+    assert kept
+    assert not [p for p in kept if SECRET.encode() in p.read_bytes()]
+
+
+def test_patterns_remember_the_topics_they_met(root: Path) -> None:
+    text = FEED.replace("topics: orders", "topics: {include: ['ord.*']}")
+    world = World(root, {"orders": text})
+    world.run()
+    graph = build(world.project).resolve_asset_graph()
+    assert topic_key("orders") in graph.get_all_asset_keys()
+
+
+# -- observing by itself
+
+
+def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
+    world = World(root, {"orders": FEED, "audit": FEED})
+    world.run(feed="orders")
+    world.grow(0, 120)
+    said = _observe(world, topic_key("orders"))
+    assert (said["lag_orders"], said["lag_audit"], said["offsets"]) == (20, 220, 220)
+    assert cells(said["log"])[0] == {
+        "partition": 0, "leader": 1, "start": 0, "end": 120, "lag of audit": 120, "lag of orders": 20,
+    }  # fmt: skip
+
+
+def test_observing_names_the_topics_that_are_not_there(root: Path) -> None:
+    world = World(root, {"orders": FEED.replace("topics: orders", "topics: [orders, refunds]")})
+    with pytest.raises(dg.Failure, match="no topic refunds"):
+        _observe(world, topic_key("orders"), topic_key("refunds"))
+
+
+def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
+    job = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets(list(keys))
+    assert job is not None
+    with dg.DagsterInstance.ephemeral() as instance:
+        job.execute_in_process(instance=instance, asset_selection=list(keys))
+        (seen,) = instance.fetch_observations(keys[0], limit=10).records
+    assert seen.asset_observation is not None
+    return {k: v.value for k, v in seen.asset_observation.metadata.items()}
+
+
+# -- the instance
+
+
+def test_the_project_s_instance_is_made_once_and_kept(world: World) -> None:
+    home = prepare_home(world.project)
+    assert (home / "dagster.yaml").read_text() == DAGSTER_YAML
+    with open_instance(world.project) as instance:
+        assert not instance.telemetry_enabled
+        assert instance.run_coordinator is not None
+    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    prepare_home(world.project)
+    assert (home / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+
+
+def test_somebody_s_own_instance_is_left_as_it_is(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "own"))
+    assert list(prepare_home(world.project).iterdir()) == []
+
+
+def test_a_run_whose_process_is_gone_is_buried(world: World, instance: dg.DagsterInstance) -> None:
+    home = prepare_home(world.project)
+    job = build(world.project).resolve_job_def("land_orders")
+    dead = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    alive = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    (home / "attended").mkdir(exist_ok=True)
+    (home / "attended" / dead.run_id).touch()
+    with holding(home, alive.run_id):
+        assert bury_dead_runs(instance, home) == [dead.run_id]
+        statuses = {r.run_id: r.status for r in instance.get_runs()}
+        assert statuses == {dead.run_id: dg.DagsterRunStatus.FAILURE, alive.run_id: dg.DagsterRunStatus.STARTED}
+    assert bury_dead_runs(instance, home) == []
+
+
+def test_tables_are_bounded(root: Path) -> None:
+    world = World(root)
+    states = [partition(number=i) for i in range(500)]
+    world.cluster.states = {s.tp: s for s in states}
+    world.run()
+    with open_instance(world.project) as instance:
+        (said,) = stored(instance, LANDED)
+    assert len(said["ranges"].records) == 201
+    assert said["ranges"].records[-1].data["partition"] == "… and 300 more"
+    assert world.state().frontier(Key("orders", 499, "id-1")) == 100
