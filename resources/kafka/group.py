@@ -20,9 +20,10 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import FeedError, GroupHeld, ProofFailed, SluiceError, Unknown, UsageError
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import CommittedOffset, TopicPartition
-from sluice.resources.kafka import messages
+from sluice.resources.kafka import group_messages
 from sluice.resources.kafka.failures import AnswerLost, told
-from sluice.resources.kafka.messages import GROUP, TRANSACTION, Producer, Seat
+from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, Producer, Seat
+from sluice.resources.kafka.messages import partition_errors, top_error
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Patience, Wire
 
@@ -107,26 +108,26 @@ class KafkaGroup:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            partial(messages.ask_committed, self._group, tps),
-            messages.committed_errors,
+            partial(group_messages.ask_committed, self._group, tps),
+            group_messages.committed_errors,
         )
-        return messages.read_committed(response)
+        return group_messages.read_committed(response)
 
     async def _members(self) -> tuple[Member, ...]:
         response = await self._coordinators.ask(
             GROUP,
             self._group,
-            partial(messages.ask_group, self._group),
-            messages.group_errors,
+            partial(group_messages.ask_group, self._group),
+            group_messages.group_errors,
         )
-        described = messages.read_group(response)
+        described = group_messages.read_group(response)
         if not described.known:
             await self._not_of_a_newer_protocol()
         return described.members
 
     async def _not_of_a_newer_protocol(self) -> None:
-        response = await self._coordinators.ask(GROUP, self._group, messages.ask_groups, messages.top_error)
-        kind, state = messages.read_groups(response).get(self._group, ("", ""))
+        response = await self._coordinators.ask(GROUP, self._group, group_messages.ask_groups, top_error)
+        kind, state = group_messages.read_groups(response).get(self._group, ("", ""))
         if kind not in ("", "classic") and state not in ("empty", "dead"):
             raise GroupHeld(
                 f"group {self._group} has members of the newer '{kind}' group protocol (it is {state})",
@@ -148,7 +149,7 @@ class KafkaGroup:
         try:
             if [m.member_id for m in joined.members] != [seat.member_id]:
                 raise self._held("somebody joined at the same moment")
-            await self._coordinators.ask(GROUP, self._group, partial(messages.ask_sync, seat), messages.top_error)
+            await self._coordinators.ask(GROUP, self._group, partial(group_messages.ask_sync, seat), top_error)
         except _TAKEN as error:
             await self._leave(seat.member_id)
             raise self._held(told(error)) from None
@@ -172,8 +173,8 @@ class KafkaGroup:
             response = await self._coordinators.ask(
                 GROUP,
                 self._group,
-                partial(messages.ask_join, self._group, member_id, topics, times, times),
-                lambda answer: messages.top_error(answer) - {kafka_errors.MemberIdRequiredError},
+                partial(group_messages.ask_join, self._group, member_id, topics, times, times),
+                lambda answer: top_error(answer) - {kafka_errors.MemberIdRequiredError},
                 self._session + 15,  # an empty group is held open for a moment, for others to come in
             )
             if response.error_code == 0:
@@ -183,7 +184,7 @@ class KafkaGroup:
     async def _leave(self, member_id: str) -> None:
         with contextlib.suppress(KafkaError):
             node = await self._wire.coordinator(GROUP, self._group)
-            await self._wire.send(node, messages.ask_leave(self._group, member_id))
+            await self._wire.send(node, group_messages.ask_leave(self._group, member_id))
 
     def _held(self, by: str) -> GroupHeld:
         return GroupHeld(
@@ -217,8 +218,8 @@ class KafkaMembership:
             f"starting transactions as {key}",
             TRANSACTION,
             key,
-            partial(messages.ask_producer, key, milliseconds),
-            messages.top_error,
+            partial(group_messages.ask_producer, key, milliseconds),
+            top_error,
         )
         self._producer = Producer(key, response.producer_id, response.producer_epoch)
 
@@ -247,29 +248,29 @@ class KafkaMembership:
                 f"committing the offsets of group {self._seat.group}",
                 GROUP,
                 self._seat.group,
-                partial(messages.ask_commit, self._seat, offsets),
-                messages.partition_errors,
+                partial(group_messages.ask_commit, self._seat, offsets),
+                partition_errors,
                 final=True,
             )
 
     async def _in_one_transaction(self, producer: Producer, offsets: Offsets) -> None:
         key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
-        adding = partial(messages.ask_add_offsets, producer, seat.group)
-        sending = partial(messages.ask_commit_in, producer, seat, offsets)
-        ending = partial(messages.ask_end, producer, commit=True)
+        adding = partial(group_messages.ask_add_offsets, producer, seat.group)
+        sending = partial(group_messages.ask_commit_in, producer, seat, offsets)
+        ending = partial(group_messages.ask_end, producer, commit=True)
         try:
-            await ask(TRANSACTION, key, adding, messages.top_error)
-            await ask(GROUP, seat.group, sending, messages.partition_errors)
+            await ask(TRANSACTION, key, adding, top_error)
+            await ask(GROUP, seat.group, sending, partition_errors)
         except KafkaError:
             await self._abort(producer)
             raise
-        await ask(TRANSACTION, key, ending, messages.top_error, final=True)
+        await ask(TRANSACTION, key, ending, top_error, final=True)
 
     async def _abort(self, producer: Producer) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""
         with contextlib.suppress(KafkaError):
             node = await self._coordinators.wire.coordinator(TRANSACTION, producer.transactional_id)
-            await self._coordinators.wire.send(node, messages.ask_end(producer, commit=False), _ABORT_SECONDS)
+            await self._coordinators.wire.send(node, group_messages.ask_end(producer, commit=False), _ABORT_SECONDS)
 
 
 class _Coordinators:
@@ -353,8 +354,8 @@ class _Heart:
         while self._beating:
             with contextlib.suppress(KafkaError):
                 node = await self._wire.coordinator(GROUP, self._seat.group)
-                response = await self._wire.send(node, messages.ask_heartbeat(self._seat), self._seconds)
-                if kafka_errors.NotCoordinatorError in messages.top_error(response):
+                response = await self._wire.send(node, group_messages.ask_heartbeat(self._seat))
+                if kafka_errors.NotCoordinatorError in top_error(response):
                     self._wire.forget_coordinator(GROUP, self._seat.group)
             await self._wire.sleep(self._seconds)
 

@@ -1,8 +1,7 @@
 """Kafka's protocol as far as Sluice speaks it: values in, kafka-python's requests out; responses in, values out.
 
-With `wire` the only module that touches kafka-python's internal API. Promises: isolation level, epochs and versions
-are set explicitly in every request; a topic is never created by asking for it; the answer to a fetch is read without
-copying record bytes, every length checked against the bytes that are there.
+Promises: isolation level, epochs and versions are set explicitly in every request; a topic is never created by asking
+for it; the answer to a fetch is read without copying record bytes, every length checked against what is there.
 """
 
 from __future__ import annotations
@@ -16,43 +15,21 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafka.errors import (
-    GroupIdNotFoundError,
     KafkaError,
     KafkaProtocolError,
     LeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from kafka.protocol.admin import DescribeGroupsRequest, DescribeLogDirsRequest, ListGroupsRequest
-from kafka.protocol.consumer import (
-    FetchRequest,
-    HeartbeatRequest,
-    JoinGroupRequest,
-    LeaveGroupRequest,
-    ListOffsetsRequest,
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    OffsetForLeaderEpochRequest,
-    SyncGroupRequest,
-)
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
-from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer import (
-    AddOffsetsToTxnRequest,
-    EndTxnRequest,
-    InitProducerIdRequest,
-    TxnOffsetCommitRequest,
-)
+from kafka.protocol.admin import DescribeLogDirsRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import MetadataRequest
 
-from sluice.pipelines.ports import Member
-from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.values import Isolation, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
 FETCH_API = 1
 LATEST, EARLIEST = -1, -2
 """Times that ask ListOffsets for the end (stable under read_committed) and the start of a log."""
-GROUP, TRANSACTION = 0, 1
-"""Kinds of coordinator."""
-_NAME = "range"
 _LEVELS = {Isolation.READ_UNCOMMITTED: 0, Isolation.READ_COMMITTED: 1}
 
 Code = type[KafkaError] | None
@@ -141,7 +118,7 @@ def ask_offsets(places: Iterable[tuple[Place, int]], isolation: Isolation) -> An
                 for p, (epoch, time) in partitions
             ],
         )
-        for name, partitions in _by_topic(wanted)
+        for name, partitions in by_topic(wanted)
     ]
     return ListOffsetsRequest(
         replica_id=-1, isolation_level=_LEVELS[isolation], topics=topics, min_version=4, max_version=7
@@ -176,7 +153,7 @@ def ask_epoch_ends(places: Iterable[tuple[Place, int]]) -> Any:
                 for p, (current, epoch) in partitions
             ],
         )
-        for name, partitions in _by_topic(wanted)
+        for name, partitions in by_topic(wanted)
     ]
     return OffsetForLeaderEpochRequest(replica_id=-1, topics=topics)
 
@@ -192,7 +169,7 @@ def read_epoch_ends(response: Any) -> dict[TopicPartition, EpochEnd]:
 def ask_log_dirs(tps: Iterable[TopicPartition]) -> Any:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = [
-        topic(topic=name, partitions=[p for p, _ in partitions]) for name, partitions in _by_topic(dict.fromkeys(tps))
+        topic(topic=name, partitions=[p for p, _ in partitions]) for name, partitions in by_topic(dict.fromkeys(tps))
     ]
     return DescribeLogDirsRequest(topics=topics)
 
@@ -367,249 +344,6 @@ def _skip_tags(data: memoryview, at: int) -> int:
     return at
 
 
-# -- groups and transactions --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A place in a group: one join."""
-
-    group: str
-    member_id: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Producer:
-    """A transactional producer as its coordinator numbered it."""
-
-    transactional_id: str
-    id: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Coordinator:
-    error: Code
-    node: int
-    host: str
-    port: int
-
-
-def ask_coordinator(kind: int, key: str) -> Any:
-    return FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], max_version=5)
-
-
-def read_coordinator(response: Any) -> Coordinator:
-    found = response.coordinators[0] if response.coordinators else response  # several keys from version 4 on
-    return Coordinator(error_of(found.error_code), found.node_id, found.host, found.port)
-
-
-def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
-    """OffsetFetch with require_stable (KIP-447, version 7)."""
-    topics = [(name, [p for p, _ in partitions]) for name, partitions in _by_topic(dict.fromkeys(tps))]
-    one, entry = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
-    many = entry.OffsetFetchRequestTopics
-    return OffsetFetchRequest(
-        group_id=group,
-        topics=[one(name=name, partition_indexes=numbers) for name, numbers in topics],
-        groups=[entry(group_id=group, topics=[many(name=n, partition_indexes=p) for n, p in topics])],
-        require_stable=True,
-        min_version=7,
-        max_version=8,
-    )
-
-
-def read_committed(response: Any) -> dict[TopicPartition, CommittedOffset | None]:
-    """What the group has committed; None where it has nothing."""
-    return {
-        TopicPartition(topic.name, p.partition_index): CommittedOffset(
-            p.committed_offset, p.committed_leader_epoch, p.metadata or ""
-        )
-        if p.committed_offset >= 0
-        else None
-        for topic in _of_group(response).topics
-        for p in topic.partitions
-    }
-
-
-def committed_errors(response: Any) -> set[type[KafkaError]]:
-    answer = _of_group(response)
-    return top_error(answer) | partition_errors(answer)
-
-
-def _of_group(response: Any) -> Any:
-    return response.groups[0] if response.groups else response  # several groups from version 8 on
-
-
-def ask_group(group: str) -> Any:
-    return DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
-
-    known: bool
-    members: tuple[Member, ...]
-
-
-def read_group(response: Any) -> Described:
-    group = response.groups[0]
-    members = (
-        Member(m.member_id, m.client_id, m.client_host.removeprefix("/"), m.group_instance_id or None)
-        for m in group.members
-    )
-    absent = error_of(group.error_code) is GroupIdNotFoundError or group.group_state == "Dead"
-    return Described(not absent, tuple(members))
-
-
-def group_errors(response: Any) -> set[type[KafkaError]]:
-    """That the group does not exist is none (an error from version 6 on)."""
-    return top_error(response.groups[0]) - {GroupIdNotFoundError}
-
-
-def ask_groups() -> Any:
-    """The groups that a coordinator holds; version 5 (Kafka 3.8) tells their type."""
-    return ListGroupsRequest(states_filter=[], types_filter=[])
-
-
-def read_groups(response: Any) -> dict[str, tuple[str, str]]:
-    """Name → (type, state) in lower case; the type empty where the broker does not tell."""
-    return {g.group_id: ((g.group_type or "").lower(), (g.group_state or "").lower()) for g in response.groups}
-
-
-def ask_join(group: str, member_id: str, topics: Sequence[str], session_ms: int, rebalance_ms: int) -> Any:
-    subscription = ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"")
-    return JoinGroupRequest(
-        group_id=group,
-        session_timeout_ms=session_ms,
-        rebalance_timeout_ms=rebalance_ms,
-        member_id=member_id,
-        group_instance_id=None,
-        protocol_type="consumer",
-        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=_NAME, metadata=subscription.encode(header=True))],
-        reason="Sluice commits",
-    )
-
-
-def ask_sync(seat: Seat) -> Any:
-    """SyncGroup of the only member. It takes no partitions: it reads none, it only commits."""
-    assignment = ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=b"")
-    entry = SyncGroupRequest.SyncGroupRequestAssignment
-    return SyncGroupRequest(
-        group_id=seat.group,
-        generation_id=seat.generation,
-        member_id=seat.member_id,
-        group_instance_id=None,
-        protocol_type="consumer",
-        protocol_name=_NAME,
-        assignments=[entry(member_id=seat.member_id, assignment=assignment.encode(header=True))],
-    )
-
-
-def ask_heartbeat(seat: Seat) -> Any:
-    return HeartbeatRequest(
-        group_id=seat.group, generation_id=seat.generation, member_id=seat.member_id, group_instance_id=None
-    )
-
-
-def ask_leave(group: str, member_id: str) -> Any:
-    identity = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=None, reason="done")
-    return LeaveGroupRequest(group_id=group, member_id=member_id, members=[identity])
-
-
-def ask_commit(seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
-    """OffsetCommit under the seat's member id and generation."""
-    topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    topics = [
-        topic(
-            name=name,
-            partitions=[
-                topic.OffsetCommitRequestPartition(
-                    partition_index=p,
-                    committed_offset=o.offset,
-                    committed_leader_epoch=o.leader_epoch,
-                    committed_metadata=o.metadata,
-                )
-                for p, o in partitions
-            ],
-        )
-        for name, partitions in _by_topic(offsets)
-    ]
-    return OffsetCommitRequest(
-        group_id=seat.group,
-        generation_id_or_member_epoch=seat.generation,
-        member_id=seat.member_id,
-        group_instance_id=None,
-        topics=topics,
-        min_version=6,
-        max_version=8,
-    )
-
-
-def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
-    return InitProducerIdRequest(
-        transactional_id=transactional_id,
-        transaction_timeout_ms=timeout_ms,
-        producer_id=-1,
-        producer_epoch=-1,
-        max_version=4,
-    )
-
-
-def ask_add_offsets(producer: Producer, group: str) -> Any:
-    return AddOffsetsToTxnRequest(
-        transactional_id=producer.transactional_id,
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
-        group_id=group,
-        max_version=3,
-    )
-
-
-def ask_commit_in(producer: Producer, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
-    """TxnOffsetCommit under the seat's member id and generation (KIP-447, version 3)."""
-    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    topics = [
-        topic(
-            name=name,
-            partitions=[
-                topic.TxnOffsetCommitRequestPartition(
-                    partition_index=p,
-                    committed_offset=o.offset,
-                    committed_leader_epoch=o.leader_epoch,
-                    committed_metadata=o.metadata,
-                )
-                for p, o in partitions
-            ],
-        )
-        for name, partitions in _by_topic(offsets)
-    ]
-    return TxnOffsetCommitRequest(
-        transactional_id=producer.transactional_id,
-        group_id=seat.group,
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
-        generation_id=seat.generation,
-        member_id=seat.member_id,
-        group_instance_id=None,
-        topics=topics,
-        min_version=3,
-        max_version=3,
-    )
-
-
-def ask_end(producer: Producer, *, commit: bool) -> Any:
-    return EndTxnRequest(
-        transactional_id=producer.transactional_id,
-        producer_id=producer.id,
-        producer_epoch=producer.epoch,
-        committed=commit,
-        max_version=3,
-    )
-
-
 def partition_errors(response: Any) -> set[type[KafkaError]]:
     """The errors in a response that lists topics, partitions and a code for each."""
     return {e for t in response.topics for p in t.partitions if (e := error_of(p.error_code))}
@@ -620,7 +354,7 @@ def top_error(response: Any) -> set[type[KafkaError]]:
     return {e for e in [error_of(response.error_code)] if e}
 
 
-def _by_topic(wanted: Mapping[TopicPartition, T]) -> list[tuple[str, list[tuple[int, T]]]]:
+def by_topic(wanted: Mapping[TopicPartition, T]) -> list[tuple[str, list[tuple[int, T]]]]:
     grouped: dict[str, list[tuple[int, T]]] = {}
     for tp, value in wanted.items():
         grouped.setdefault(tp.topic, []).append((tp.partition, value))

@@ -1,43 +1,37 @@
 """Connections to the brokers of one cluster, driven by one background thread.
 
-With `messages` the only module that touches kafka-python's internal API (`kafka.net`): kafka-python connects, logs in
-(SASL, TLS) and negotiates versions; who is asked what, and when to give up, is decided here.
+kafka-python connects, logs in (SASL, TLS) and negotiates versions; who is asked what, and when to give up, is decided
+here. Of this package only `wire`, `receiving`, `messages` and `group_messages` touch kafka-python's internal API.
 
-Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; an answer is
-received in place, without kafka-python's five copies; `close` ends thread and sockets at once. Coroutines run on the
-background thread, one at a time, so that what they share needs no locks.
+Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; `close` ends
+thread and sockets at once. Coroutines run on the background thread, one at a time: what they share needs no locks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import random
-import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-import numpy as np
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 from kafka.future import Future
-from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from sluice.pipelines.errors import KafkaUnavailable
-from sluice.resources.kafka import messages
+from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.failures import AnswerLost, NoAddress, explained, is_hopeless, is_passing, told
+from sluice.resources.kafka.receiving import Manager
 from sluice.resources.kafka.settings import Connecting, KafkaAccess, connecting
 
 ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
 _REFUSED_SECONDS = 3.0  # how long addresses that refuse at once are tried again: a broker may be starting
 _PAUSE = 0.1
-_HEADER_BYTES = 64  # more than any response header holds
 
 _LOST = (
     kafka_errors.KafkaConnectionError,
@@ -117,7 +111,7 @@ class Wire:
             if self._net is None:
                 # A step may wait for the interpreter lock; that is no reason for a warning.
                 self._net = NetworkSelector(client_id=self.client_id, slow_task_threshold_secs=0)
-                self._manager = _Manager(self._net, **self._settings.options)
+                self._manager = Manager(self._net, **self._settings.options)
                 self._net.start()
             return self._net
 
@@ -164,8 +158,8 @@ class Wire:
     async def coordinator(self, kind: int, key: str) -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
         if (kind, key) not in self._coordinators:
-            response = await self.send(None, messages.ask_coordinator(kind, key))
-            found = messages.read_coordinator(response)
+            response = await self.send(None, group_messages.ask_coordinator(kind, key))
+            found = group_messages.read_coordinator(response)
             if found.error:
                 raise found.error()
             self._coordinators[kind, key] = self._dedicated(found)
@@ -174,7 +168,7 @@ class Wire:
     def forget_coordinator(self, kind: int, key: str) -> None:
         self._coordinators.pop((kind, key), None)
 
-    def _dedicated(self, found: messages.Coordinator) -> str:
+    def _dedicated(self, found: group_messages.Coordinator) -> str:
         """A connection of its own: a join that waits would hold up what is sent after it."""
         node = f"coordinator-{found.node}"
         broker = type(self._manager.cluster.bootstrap_brokers()[0])
@@ -255,120 +249,3 @@ class Patience:
             raise error
         await self._wire.sleep(self._pause * random.uniform(0.8, 1.2))
         self._pause = min(self._pause * 2, 1.0)
-
-
-class _Manager(KafkaConnectionManager):  # type: ignore[misc]
-    """kafka-python's connections, with our way of receiving."""
-
-    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        transport = await super()._build_transport(node, timeout_at=timeout_at)
-        transport.__class__ = _TLSTransport if isinstance(transport, KafkaSSLTransport) else _Transport
-        return transport
-
-
-class _Receiving:
-    """Mixed into kafka-python's transports: bytes go from the socket into the frame that they belong to, once.
-
-    kafka-python reads 4 KiB at a time and copies each byte five times before the caller sees it; at the rates of a
-    fetch that costs more than decoding.
-    """
-
-    _net: Any
-    _sock: Any
-    _protocol: Any
-    _read: bool
-    _closed: bool
-
-    async def _read_from_sock(self) -> None:
-        connection = self._protocol
-        connection.parser.receive_bytes = _Parser(connection.parser)
-        frame = _Frame(connection.config["receive_message_max_bytes"])
-        while self._read and not self._closed:
-            await self._net.wait_read(self._sock)
-            try:
-                self._drain(connection, frame)
-            except KafkaError as error:
-                self.abort(error=error)  # type: ignore[attr-defined]
-            except OSError as error:
-                self.abort(error=kafka_errors.KafkaConnectionError(str(error)))  # type: ignore[attr-defined]
-
-    def _drain(self, connection: Any, frame: _Frame) -> None:
-        """Take what the socket holds; hand over each frame that is complete."""
-        while not self._closed:
-            try:
-                received = self._sock.recv_into(frame.room)
-            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
-            if not received:
-                raise kafka_errors.KafkaConnectionError("the broker closed the connection")
-            self.last_read = time.monotonic()
-            if (whole := frame.filled(received)) is not None:
-                connection.data_received(whole)
-
-
-class _Transport(_Receiving, KafkaTCPTransport):  # type: ignore[misc]
-    pass
-
-
-class _TLSTransport(_Receiving, KafkaSSLTransport):  # type: ignore[misc]
-    pass
-
-
-class _Frame:
-    """A response under way: four bytes of length, then as many as they say."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._start()
-
-    def _start(self) -> None:
-        self._head = bytearray(4)
-        self._view = memoryview(self._head)
-        self._at = 0
-        self._in_body = False
-
-    @property
-    def room(self) -> memoryview:
-        return self._view[self._at :]
-
-    def filled(self, count: int) -> memoryview | None:
-        """`count` bytes were written into `room`; the frame when that was its end."""
-        self._at += count
-        if self._at < len(self._view):
-            return None
-        if self._in_body:
-            whole = self._view
-            self._start()
-            return whole
-        size = int.from_bytes(self._head, "big", signed=True)
-        if not 4 <= size <= self._limit:
-            raise kafka_errors.InvalidReceiveError(f"what answers speaks no Kafka, or sends {size:,} bytes at once")
-        # Not zeroed, unlike a bytearray: every byte is about to be written.
-        self._view, self._at, self._in_body = np.empty(size, np.uint8).data, 0, True
-        return None
-
-
-class _Parser:
-    """In place of kafka-python's `receive_bytes`: a whole frame in, (correlation id, response) out."""
-
-    def __init__(self, parser: Any) -> None:
-        self._requests = parser.in_flight_requests
-
-    def __call__(self, frame: memoryview) -> list[tuple[int, Any]]:
-        if not self._requests:
-            raise kafka_errors.CorrelationIdError("an answer that nobody asked for")
-        asked = self._requests.popleft()
-        response = asked.get_response_class()
-        head = io.BytesIO(frame[:_HEADER_BYTES])
-        correlation_id = response.parse_header(head).correlation_id
-        if correlation_id != asked.correlation_id:
-            raise kafka_errors.CorrelationIdError("answers out of order")
-        return [(correlation_id, self._body(asked, response, frame, head.tell()))]
-
-    def _body(self, asked: Any, response: Any, frame: memoryview, at: int) -> Any:
-        if asked.request_api_key == messages.FETCH_API:
-            return messages.read_fetch(frame, at, asked.request_api_version)
-        try:
-            return response.decode(frame[at:])
-        except Exception as error:  # generated code: struct.error, IndexError, UnicodeDecodeError, …
-            raise kafka_errors.KafkaProtocolError("an answer that cannot be read") from error

@@ -1,0 +1,279 @@
+"""The protocol of groups and transactions: values in, kafka-python's requests out; responses in, values out.
+
+Promises: versions are pinned to those that carry what we rely on: require_stable, member id and generation, leader
+epochs. Every request may be sent twice: the second has no effect beyond the first's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.errors import GroupIdNotFoundError, KafkaError
+from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.consumer import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    SyncGroupRequest,
+)
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    TxnOffsetCommitRequest,
+)
+
+from sluice.pipelines.ports import Member
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka.failures import error_of
+from sluice.resources.kafka.messages import Code, by_topic, partition_errors, top_error
+
+GROUP, TRANSACTION = 0, 1
+"""Kinds of coordinator."""
+_NAME = "range"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in a group: one join."""
+
+    group: str
+    member_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A transactional producer as its coordinator numbered it."""
+
+    transactional_id: str
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    error: Code
+    node: int
+    host: str
+    port: int
+
+
+def ask_coordinator(kind: int, key: str) -> Any:
+    return FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=[key], max_version=5)
+
+
+def read_coordinator(response: Any) -> Coordinator:
+    found = response.coordinators[0] if response.coordinators else response  # several keys from version 4 on
+    return Coordinator(error_of(found.error_code), found.node_id, found.host, found.port)
+
+
+def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
+    """OffsetFetch with require_stable (KIP-447, version 7)."""
+    topics = [(name, [p for p, _ in partitions]) for name, partitions in by_topic(dict.fromkeys(tps))]
+    one, entry = OffsetFetchRequest.OffsetFetchRequestTopic, OffsetFetchRequest.OffsetFetchRequestGroup
+    many = entry.OffsetFetchRequestTopics
+    return OffsetFetchRequest(
+        group_id=group,
+        topics=[one(name=name, partition_indexes=numbers) for name, numbers in topics],
+        groups=[entry(group_id=group, topics=[many(name=n, partition_indexes=p) for n, p in topics])],
+        require_stable=True,
+        min_version=7,
+        max_version=8,
+    )
+
+
+def read_committed(response: Any) -> dict[TopicPartition, CommittedOffset | None]:
+    """What the group has committed; None where it has nothing."""
+    return {
+        TopicPartition(topic.name, p.partition_index): CommittedOffset(
+            p.committed_offset, p.committed_leader_epoch, p.metadata or ""
+        )
+        if p.committed_offset >= 0
+        else None
+        for topic in _of_group(response).topics
+        for p in topic.partitions
+    }
+
+
+def committed_errors(response: Any) -> set[type[KafkaError]]:
+    answer = _of_group(response)
+    return top_error(answer) | partition_errors(answer)
+
+
+def _of_group(response: Any) -> Any:
+    return response.groups[0] if response.groups else response  # several groups from version 8 on
+
+
+def ask_group(group: str) -> Any:
+    return DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
+
+    known: bool
+    members: tuple[Member, ...]
+
+
+def read_group(response: Any) -> Described:
+    group = response.groups[0]
+    members = (
+        Member(m.member_id, m.client_id, m.client_host.removeprefix("/"), m.group_instance_id or None)
+        for m in group.members
+    )
+    absent = error_of(group.error_code) is GroupIdNotFoundError or group.group_state == "Dead"
+    return Described(not absent, tuple(members))
+
+
+def group_errors(response: Any) -> set[type[KafkaError]]:
+    """That the group does not exist is none (an error from version 6 on)."""
+    return top_error(response.groups[0]) - {GroupIdNotFoundError}
+
+
+def ask_groups() -> Any:
+    """The groups that a coordinator holds; version 5 (Kafka 3.8) tells their type."""
+    return ListGroupsRequest(states_filter=[], types_filter=[])
+
+
+def read_groups(response: Any) -> dict[str, tuple[str, str]]:
+    """Name → (type, state) in lower case; the type empty where the broker does not tell."""
+    return {g.group_id: ((g.group_type or "").lower(), (g.group_state or "").lower()) for g in response.groups}
+
+
+def ask_join(group: str, member_id: str, topics: Sequence[str], session_ms: int, rebalance_ms: int) -> Any:
+    subscription = ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"")
+    return JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=session_ms,
+        rebalance_timeout_ms=rebalance_ms,
+        member_id=member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name=_NAME, metadata=subscription.encode(header=True))],
+        reason="Sluice commits",
+    )
+
+
+def ask_sync(seat: Seat) -> Any:
+    """SyncGroup of the only member. It takes no partitions: it reads none, it only commits."""
+    assignment = ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=b"")
+    entry = SyncGroupRequest.SyncGroupRequestAssignment
+    return SyncGroupRequest(
+        group_id=seat.group,
+        generation_id=seat.generation,
+        member_id=seat.member_id,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocol_name=_NAME,
+        assignments=[entry(member_id=seat.member_id, assignment=assignment.encode(header=True))],
+    )
+
+
+def ask_heartbeat(seat: Seat) -> Any:
+    return HeartbeatRequest(
+        group_id=seat.group, generation_id=seat.generation, member_id=seat.member_id, group_instance_id=None
+    )
+
+
+def ask_leave(group: str, member_id: str) -> Any:
+    identity = LeaveGroupRequest.MemberIdentity(member_id=member_id, group_instance_id=None, reason="done")
+    return LeaveGroupRequest(group_id=group, member_id=member_id, members=[identity])
+
+
+def ask_commit(seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
+    """OffsetCommit under the seat's member id and generation."""
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    topics = [
+        topic(
+            name=name,
+            partitions=[
+                topic.OffsetCommitRequestPartition(
+                    partition_index=p,
+                    committed_offset=o.offset,
+                    committed_leader_epoch=o.leader_epoch,
+                    committed_metadata=o.metadata,
+                )
+                for p, o in partitions
+            ],
+        )
+        for name, partitions in by_topic(offsets)
+    ]
+    return OffsetCommitRequest(
+        group_id=seat.group,
+        generation_id_or_member_epoch=seat.generation,
+        member_id=seat.member_id,
+        group_instance_id=None,
+        topics=topics,
+        min_version=6,
+        max_version=8,
+    )
+
+
+def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
+    return InitProducerIdRequest(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=timeout_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        max_version=4,
+    )
+
+
+def ask_add_offsets(producer: Producer, group: str) -> Any:
+    return AddOffsetsToTxnRequest(
+        transactional_id=producer.transactional_id,
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        group_id=group,
+        max_version=3,
+    )
+
+
+def ask_commit_in(producer: Producer, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
+    """TxnOffsetCommit under the seat's member id and generation (KIP-447, version 3)."""
+    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
+    topics = [
+        topic(
+            name=name,
+            partitions=[
+                topic.TxnOffsetCommitRequestPartition(
+                    partition_index=p,
+                    committed_offset=o.offset,
+                    committed_leader_epoch=o.leader_epoch,
+                    committed_metadata=o.metadata,
+                )
+                for p, o in partitions
+            ],
+        )
+        for name, partitions in by_topic(offsets)
+    ]
+    return TxnOffsetCommitRequest(
+        transactional_id=producer.transactional_id,
+        group_id=seat.group,
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        generation_id=seat.generation,
+        member_id=seat.member_id,
+        group_instance_id=None,
+        topics=topics,
+        min_version=3,
+        max_version=3,
+    )
+
+
+def ask_end(producer: Producer, *, commit: bool) -> Any:
+    return EndTxnRequest(
+        transactional_id=producer.transactional_id,
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        committed=commit,
+        max_version=3,
+    )
