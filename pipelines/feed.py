@@ -149,9 +149,7 @@ class LandingSettings(Settings):
     def _level_fits(self) -> Self:
         highest = {Compression.ZSTD: 22, Compression.GZIP: 9}.get(self.compression)
         if self.compression_level is not None and (highest is None or self.compression_level > highest):
-            raise ValueError(
-                "has a compression_level that this compression does not know (zstd 1-22, gzip 1-9)"
-            )
+            raise ValueError("has a compression_level that this compression does not know (zstd 1-22, gzip 1-9)")
         return self
 
 
@@ -269,14 +267,10 @@ def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
     """Every feed of the folder's `*.yaml`, by name. Raises one FeedError with all problems of all files."""
     if not folder.is_dir():
-        raise FeedError(
-            f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it"
-        )
+        raise FeedError(f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it")
     feeds: dict[str, tuple[Path, Feed]] = {}
     problems: list[tuple[str, Problem]] = []
-    for path in sorted(
-        p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")
-    ):
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")):
         found = _load(path, environ)
         clashes = found if isinstance(found, tuple) else _clashes(found, feeds)
         problems += [(str(path), p) for p in clashes]
@@ -290,9 +284,7 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
 def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
-        return (
-            Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),
-        )
+        return (Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
     if path.suffix != ".yaml":
         return (Problem("", "does not end in .yaml", "rename it"),)
     try:
@@ -317,21 +309,13 @@ def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[Probl
     out = []
     for path, other in others.values():
         if other.name == feed.name:
-            out.append(
-                Problem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own")
-            )
+            out.append(Problem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own"))
         elif other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
             out.append(
-                Problem(
-                    "group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own"
-                )
+                Problem("group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own")
             )
-        elif (
-            other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id
-        ):
+        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id:
             out.append(
-                Problem(
-                    "transactional_id", f"is shared with feed `{other.name}`", "they would fence each other"
-                )
+                Problem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
             )
     return tuple(out)

@@ -34,9 +34,7 @@ def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
     path = [_shown(str(part)) for part in detail["loc"]]
-    key = ".".join(
-        p for i, p in enumerate(path) if (i, p) != (1, "names")
-    )  # how a TopicFilter holds exact names
+    key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
         return _unknown(key, path, model)
     what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
@@ -76,6 +74,4 @@ def raise_problems(found: Sequence[tuple[str, Problem]]) -> NoReturn:
         raise FeedError(lines[0], remedy=found[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
     each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
-    raise FeedError(
-        f"{len(found)} problems in feed files:{each}", remedy="mend them; docs/feeds.md lists every key"
-    )
+    raise FeedError(f"{len(found)} problems in feed files:{each}", remedy="mend them; docs/feeds.md lists every key")

@@ -33,9 +33,7 @@ def is_topic_name(name: str) -> bool:
 
 def _topic_name(name: str) -> str:
     if not is_topic_name(name):
-        raise ValueError(
-            "is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ - (for a pattern write include: [...])"
-        )
+        raise ValueError("is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ - (for a pattern write include: [...])")
     return name
 
 
@@ -46,9 +44,7 @@ def _pattern(pattern: str) -> str:
         pass
     else:
         return pattern
-    raise ValueError(
-        "is not a pattern that RE2 takes (regular expression without look-around or back-reference)"
-    )
+    raise ValueError("is not a pattern that RE2 takes (regular expression without look-around or back-reference)")
 
 
 TopicName = Annotated[str, AfterValidator(_topic_name)]
@@ -78,9 +74,7 @@ class TopicFilter(BaseModel):
     def _one_way(self) -> TopicFilter:
         patterns = bool(self.include or self.exclude)
         if bool(self.names) == patterns:
-            raise ValueError(
-                "needs a topic name, a list of them, or {include: [patterns], exclude: [patterns]}"
-            )
+            raise ValueError("needs a topic name, a list of them, or {include: [patterns], exclude: [patterns]}")
         return self
 
     def __str__(self) -> str:
@@ -99,9 +93,7 @@ def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
     if wanted.names:
         return _exact(wanted.names, available)
     known = sorted(n for n in available if is_topic_name(n))
-    kept = (
-        {n for pattern in wanted.include for n in _included(pattern, known)} if wanted.include else set(known)
-    )
+    kept = {n for pattern in wanted.include for n in _included(pattern, known)} if wanted.include else set(known)
     kept -= {n for pattern in wanted.exclude for n in _matches(pattern, known)}
     if not kept:
         raise UnknownTopic(

@@ -23,9 +23,7 @@ def parse_size(value: object) -> int:
     """Bytes of `1048576`, `128MiB` or `2 GB`. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    return _amount(
-        value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB"
-    )
+    return _amount(value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB")
 
 
 def parse_duration(value: object) -> int:

@@ -56,9 +56,7 @@ def _read(path: Path) -> str:
         if path.is_file():
             with path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
-            problem = Problem(
-                "", f"is larger than {MAX_BYTES >> 10} KiB, or not UTF-8", "split or re-save it"
-            )
+            problem = Problem("", f"is larger than {MAX_BYTES >> 10} KiB, or not UTF-8", "split or re-save it")
             if len(raw) <= MAX_BYTES:
                 return raw.decode()
     except (OSError, UnicodeDecodeError):
@@ -100,13 +98,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise _Refusal(
-                "has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark
-            )
+            raise _Refusal("has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark)
         if self.depth > MAX_DEPTH:
-            raise _Refusal(
-                f"is nested deeper than {MAX_DEPTH}", "feeds are flat: remove the nesting", event.start_mark
-            )
+            raise _Refusal(f"is nested deeper than {MAX_DEPTH}", "feeds are flat: remove the nesting", event.start_mark)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -149,16 +143,12 @@ def _variable(found: re.Match[str], environ: Mapping[str, str], key: str, proble
     name, default = found[1], found[2]
     if name is None:
         problems.append(
-            Problem(
-                key, "has a `${` that starts no variable", "write ${NAME} or ${NAME:-default}; $${ for ${"
-            )
+            Problem(key, "has a `${` that starts no variable", "write ${NAME} or ${NAME:-default}; $${ for ${")
         )
         return ""
     given = environ.get(name)
     if given is None or (not given and default is not None):
         given = default
     if given is None:
-        problems.append(
-            Problem(key, f"needs the environment variable {name}, which is not set", f"export {name}=…")
-        )
+        problems.append(Problem(key, f"needs the environment variable {name}, which is not set", f"export {name}=…"))
     return given or ""

@@ -173,12 +173,8 @@ def _meaning(error: OSError, path: str) -> SluiceError:
             remedy="free space or raise the quota, then run again; nothing half written is visible",
         )
     if error.errno in _LATER:
-        return LakeUnavailable(
-            f"the lake did not take or give {why}", remedy="run again; if it stays, check the disk"
-        )
-    remedy = _REMEDIES.get(
-        error.errno or 0, "check what stands at that path in the lake, and its permissions"
-    )
+        return LakeUnavailable(f"the lake did not take or give {why}", remedy="run again; if it stays, check the disk")
+    remedy = _REMEDIES.get(error.errno or 0, "check what stands at that path in the lake, and its permissions")
     return Terminal(f"the lake refused {why}", remedy=remedy)
 
 

@@ -24,6 +24,8 @@ from sluice.pipelines.ports import Clock, Lake
 from sluice.pipelines.values import Owner
 
 log = logging.getLogger("sluice.liveness")
+_GRACE_S = 10
+"""How long the end of a run waits for a beat under way: written after the file is removed, it would stay."""
 
 
 def new_owner(run: str) -> Owner:
@@ -65,7 +67,7 @@ class LakeLiveness:
             yield
         finally:
             ended.set()
-            thread.join(self._beat_ms / 1000)
+            thread.join(_GRACE_S)
             self._tolerant("remove", lambda: self._lake.remove(self._path(owner)))
 
     def is_dead(self, owner: Owner) -> bool:

@@ -172,9 +172,7 @@ def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
     assert watcher.pauses == []
 
 
-def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(
-    lake: LocalLake, watcher: Watcher
-) -> None:
+def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(lake: LocalLake, watcher: Watcher) -> None:
     owner = replace(new_owner("run-1"), started=1)  # this pid, but not this process
     with watcher.liveness.beat(owner):
         assert watcher.liveness.is_dead(owner)
@@ -214,9 +212,7 @@ def test_an_owner_that_does_not_beat_while_watched_for_the_bound_is_dead(
     assert sum(watcher.pauses) * 1000 == BOUND
 
 
-def test_an_owner_that_ends_while_watched_is_dead_at_once(
-    lake: LocalLake, watcher: Watcher, clock: Clock
-) -> None:
+def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
     elsewhere(lake, owner, clock.now - HOUR)
     watcher.meanwhile = lambda: lake.remove(PATH.format(owner.token))
@@ -235,9 +231,7 @@ def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
 
 
 @pytest.mark.parametrize("beat", [b"", b"{", b"[]", b'{"at": "soon", "pid": -1}', b"\xff", b"[" * 100_000])
-def test_a_beat_that_cannot_be_read_is_watched_like_any_other(
-    lake: LocalLake, watcher: Watcher, beat: bytes
-) -> None:
+def test_a_beat_that_cannot_be_read_is_watched_like_any_other(lake: LocalLake, watcher: Watcher, beat: bytes) -> None:
     owner = new_owner("run-1")
     lake.put(PATH.format(owner.token), beat)
     assert watcher.liveness.last_beat(owner) is None
