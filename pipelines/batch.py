@@ -178,6 +178,7 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
     """How this feed's plans are cut."""
     return Sizing(
         slice_bytes=feed.limits.slice_bytes,
+        task_bytes=feed.limits.task_bytes,
         parallelism=edges.parallelism,
         max_tasks=feed.limits.max_tasks,
         max_records=feed.limits.records,

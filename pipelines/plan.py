@@ -36,6 +36,7 @@ class Sizing:
     """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run."""
 
     slice_bytes: int
+    task_bytes: int
     parallelism: int
     max_tasks: int
     max_records: int | None = None
@@ -246,7 +247,7 @@ def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, .
 
 def _task_count(total: int, sizing: Sizing) -> int:
     """A whole number of rounds over the engine's slots, so that all slots end at about the same moment."""
-    rounds = math.ceil(total / (sizing.slice_bytes * sizing.parallelism))
+    rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
     return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
 
 

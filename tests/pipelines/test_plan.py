@@ -24,7 +24,7 @@ from sluice.pipelines.values import (
 from tests.fakes import partition
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
-SIZING = Sizing(slice_bytes=128 << 20, parallelism=2, max_tasks=64)
+SIZING = Sizing(slice_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
 
 
 def key(number: int = 0) -> Key:
@@ -71,7 +71,7 @@ def test_a_plan_covers_exactly_what_is_owed(
         )
         for n, w in enumerate(world)
     }
-    sizing = Sizing(size, parallelism, 64, min_slice_bytes=1)
+    sizing = Sizing(size, size, parallelism, 64, min_slice_bytes=1)
     plan = planned(s, parts, sizing=sizing)
     for n, w in enumerate(world):
         frontier = s.frontier(key(n))
@@ -103,7 +103,7 @@ def test_small_work_is_not_cut_to_crumbs() -> None:
 
 def test_limits_shorten_all_partitions_alike() -> None:
     parts = {key(n): partition(number=n, stable_end=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
-    plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 2, 64, max_records=400))
+    plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
     assert plan is not None
     assert {s.key: s.range for s in plan.slices} == {key(0): Range(0, 100), key(1): Range(0, 300)}
 
