@@ -51,6 +51,10 @@ KAFKA_OWNED = {
         "it follows from how Sluice reads and commits",
     ),
     **dict.fromkeys(
+        ("heartbeat_interval_ms", "max_poll_interval_ms", "delivery_timeout_ms", "max_block_ms"),
+        "it follows from session_timeout_ms and transaction_timeout_ms",
+    ),
+    **dict.fromkeys(
         (
             "fetch_min_bytes",
             "fetch_max_wait_ms",
@@ -77,8 +81,7 @@ KAFKA_OWNED = {
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _SASL = ("SASL_PLAINTEXT", "SASL_SSL")
 _TLS = ("SSL", "SASL_SSL")
-_CONSUMER_ONLY = {"session_timeout_ms", "heartbeat_interval_ms", "max_poll_interval_ms"}
-_PRODUCER_ONLY = {"transaction_timeout_ms", "delivery_timeout_ms", "max_block_ms"}
+_NOT_FOR_ALL = {"bootstrap", "session_timeout_ms", "transaction_timeout_ms"}
 
 
 class KafkaSettings(Settings):
@@ -120,11 +123,9 @@ class KafkaSettings(Settings):
     send_buffer_bytes: Size | None = None
 
     session_timeout_ms: Millis | None = None
-    heartbeat_interval_ms: Millis | None = None
-    max_poll_interval_ms: Millis | None = None
+    """How long the coordinator keeps our place in the group after a crash; the brokers bound it."""
     transaction_timeout_ms: Millis | None = None
-    delivery_timeout_ms: Millis | None = None
-    max_block_ms: Millis | None = None
+    """When the coordinator aborts a transaction that we left open; the brokers bound it."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:
@@ -153,22 +154,16 @@ class KafkaSettings(Settings):
         Plain values, secrets among them: for the client's constructor only. Raises FeedError when the named
         token provider cannot be made.
         """
-        return self._plain(leave_out=_CONSUMER_ONLY | _PRODUCER_ONLY)
-
-    def consumer_settings(self) -> dict[str, Any]:
-        """`client_settings` and what only a consumer takes (session, heartbeat)."""
-        return self._plain(leave_out=_PRODUCER_ONLY)
-
-    def producer_settings(self) -> dict[str, Any]:
-        """`client_settings` and what only a producer takes (transaction and delivery time-outs)."""
-        return self._plain(leave_out=_CONSUMER_ONLY)
-
-    def _plain(self, leave_out: set[str]) -> dict[str, Any]:
-        given = self.model_dump(exclude_none=True, exclude=leave_out | {"bootstrap"})
+        given = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
         plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
         if self.sasl_oauth_token_provider:
             plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider)
         return plain
+
+    def producer_settings(self) -> dict[str, Any]:
+        """`client_settings`, and the transaction's time-out where the feed gives one."""
+        own = {"transaction_timeout_ms": self.transaction_timeout_ms} if self.transaction_timeout_ms else {}
+        return self.client_settings() | own
 
 
 def _addresses(text: str) -> str:

@@ -135,7 +135,7 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
     assert feed.kafka.bootstrap == "a:1,[::1]:2"
     given = {"security_protocol": "SSL", "ssl_cafile": f"{tmp_path}/ca.pem", "ssl_check_hostname": False}
     assert feed.kafka.client_settings() == given
-    assert feed.kafka.consumer_settings() == given | {"session_timeout_ms": 6000}
+    assert feed.kafka.session_timeout_ms == 6000
     assert feed.kafka.producer_settings() == given | {"transaction_timeout_ms": 9000}
     assert (feed.landing.compression, feed.landing.compression_level) == (Compression.GZIP, 9)
     assert (feed.limits.records, feed.limits.bytes, feed.limits.slice_bytes) == (10, 1 << 30, 2_000_000)
@@ -410,9 +410,8 @@ def test_each_client_takes_what_it_is_given() -> None:
     names = set(KafkaSettings.model_fields) - {"sasl_oauth_token_provider"}
     whole = KafkaSettings.model_validate(dict.fromkeys(names, "1000") | special)
     assert set(whole.client_settings()) <= CONSUMER & PRODUCER & ADMIN
-    assert set(whole.consumer_settings()) <= CONSUMER
     assert set(whole.producer_settings()) <= PRODUCER
-    assert set(whole.consumer_settings()) | set(whole.producer_settings()) | {"bootstrap"} == names
+    assert set(whole.producer_settings()) | {"bootstrap", "session_timeout_ms"} == names
 
 
 def test_secrets_are_those_that_the_client_has() -> None:
