@@ -1,7 +1,10 @@
 """Kafka record bytes → Arrow columns, in compiled, bounds-checked loops (DESIGN §6).
 
-`BatchDecoder` takes the fetch responses of one slice; `next_position` and `bytes_needed` tell the fetcher how far a
-response reaches. Importing this package loads the compiled loops from numba's cache, or compiles them: `warm` says so.
+    fetch response ─► frames (headers) ─► checks (CRC, transactions) ─► scratch (codecs) ─► rows (Arrow)
+
+`BatchDecoder` takes the responses of one slice; `next_position` and `bytes_needed` tell the fetcher how far one
+reaches. Importing this package loads the compiled loops from numba's cache beside the source (or, where that cannot
+be written, in the user's), and compiles them the first time, which takes seconds.
 """
 
 from sluice.pipelines.decode.columns import SCHEMA

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.decode import loops
-from sluice.pipelines.decode.loops import Columns
+from sluice.pipelines.decode.loops import Array, Columns
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -33,7 +34,7 @@ _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 
 
 # For each buffer: item type, what its length follows, and how: an item each, one more, or a bit each.
-_LAYOUT = (
+_LAYOUT: tuple[tuple[Any, str, str], ...] = (
     (np.uint8, "key_bytes", "item"),
     (np.int32, "rows", "ends"),
     (np.uint8, "rows", "bits"),
@@ -85,8 +86,10 @@ def _length(capacity: Capacity, measure: str, how: str) -> int:
     return {"item": n, "ends": n + 1, "bits": (n + 7) // 8}[how]
 
 
-def _buffer(capacity: Capacity, kind: type[np.generic], measure: str, how: str) -> np.ndarray:
-    new = np.empty(_length(capacity, measure, how), kind)
+def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
+    # Arrow's pool keeps what was freed: memory fresh from the system costs as much as decoding into it.
+    n = _length(capacity, measure, how)
+    new = np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
     if how == "bits":
         new.fill(0xFF)
     elif how == "ends":
@@ -94,7 +97,7 @@ def _buffer(capacity: Capacity, kind: type[np.generic], measure: str, how: str) 
     return new
 
 
-def _enlarged(old: np.ndarray, capacity: Capacity, kind: type[np.generic], measure: str, how: str) -> np.ndarray:
+def _enlarged(old: Array, capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
     if _length(capacity, measure, how) <= len(old):
         return old
     new = _buffer(capacity, kind, measure, how)
@@ -102,7 +105,7 @@ def _enlarged(old: np.ndarray, capacity: Capacity, kind: type[np.generic], measu
     return new
 
 
-def to_arrow(columns: Columns, state: np.ndarray) -> pa.RecordBatch:
+def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
     """The rows written so far, without a copy: the buffers now belong to the record batch."""
     rows = int(state[loops.ROWS])
     keys = _binary(columns.keys, columns.key_offsets, columns.key_valid, rows, int(state[loops.NULL_KEYS]))
@@ -118,20 +121,20 @@ def to_arrow(columns: Columns, state: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _fixed(kind: pa.DataType, data: np.ndarray, rows: int) -> pa.Array:
+def _fixed(kind: pa.DataType, data: Array, rows: int) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data[:rows])], 0)
 
 
-def _binary(data: np.ndarray, offsets: np.ndarray, valid: np.ndarray, rows: int, nulls: int) -> pa.Array:
+def _binary(data: Array, offsets: Array, valid: Array, rows: int, nulls: int) -> pa.Array:
     buffers = [_validity(valid, rows, nulls), pa.py_buffer(offsets[: rows + 1]), pa.py_buffer(data[: offsets[rows]])]
     return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls)
 
 
-def _validity(valid: np.ndarray, rows: int, nulls: int) -> pa.Buffer | None:
+def _validity(valid: Array, rows: int, nulls: int) -> pa.Buffer | None:
     return pa.py_buffer(valid[: (rows + 7) // 8]) if nulls else None
 
 
-def _headers(columns: Columns, state: np.ndarray, rows: int) -> pa.Array:
+def _headers(columns: Columns, state: Array, rows: int) -> pa.Array:
     n, nulls = int(state[loops.HEADERS]), int(state[loops.NULL_HEADERS])
     keys = _binary(columns.header_keys, columns.header_key_offsets, columns.header_values_valid, n, 0)
     values = _binary(

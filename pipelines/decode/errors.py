@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from sluice.pipelines.decode import loops
+from sluice.pipelines.decode.loops import Array
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+
+Problem = CorruptBatch | UnsupportedBatch
 
 _CORRUPT = (
     "read it again; if it stays so, this replica's log is damaged: compare it with other replicas "
@@ -77,7 +78,7 @@ class Place:
         return f"{where}: batch at offset {base}: {reason}{byte}"
 
 
-def frame_error(place: Place, raw: np.ndarray, at: int, code: int) -> CorruptBatch | UnsupportedBatch | None:
+def frame_error(place: Place, raw: Array, at: int, code: int) -> Problem | None:
     """What `loops.scan` says of the frame at byte `at` of a response."""
     if code == loops.DONE:
         return None

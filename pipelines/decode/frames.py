@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from sluice.pipelines.decode import loops
-from sluice.pipelines.decode.errors import Place, frame_error
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.decode.errors import Place, Problem, frame_error
+from sluice.pipelines.decode.loops import Array
 
 
-def read_only(records: bytes | memoryview) -> np.ndarray:
+def read_only(records: bytes | memoryview) -> Array:
     """The same bytes as an array that nobody can write to, without a copy."""
     return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
 
 
-def frame_table(raw: np.ndarray, place: Place) -> tuple[np.ndarray, int, CorruptBatch | UnsupportedBatch | None]:
+def frame_table(raw: Array, place: Place) -> tuple[Array, int, Problem | None]:
     """Headers of all complete frames (one row of `loops.FIELDS` numbers each), bytes they take, what is wrong next."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)

@@ -1,54 +1,65 @@
 """The compiled loops: record bytes → Arrow buffers, with every length checked against what is really there.
 
-Three entry points, compiled ahead (`nogil`, cached on disk): `scan` walks the headers of a fetch response into a
-table of frames, `decode` turns the frames' records into rows of preallocated buffers, `control_type` reads a
-control record. Promise: whatever the bytes, nothing is read or written outside the arrays, and what does not
-parse is named by an error code and a byte position. No Python object is made for a record.
+Three entry points, compiled ahead and cached on disk, which release the GIL: `scan` writes the headers of a response
+into a table of frames, `decode` turns the frames' records into rows of preallocated buffers, `control_type` reads a
+control record. Promise: whatever the bytes, nothing is read or written outside of the arrays, and what does not
+parse is named by a code and a byte. No Python object is made for a record.
 
-Formats: record batches v2 (KIP-98, headers KIP-82, delete horizon KIP-534) and message sets of magic 0 and 1
-(KIP-32, relative offsets KIP-31). Everything compiled stands in this one file, because numba's cache notices
-changes of the file that defines a function, not of those that it calls.
+Formats: record batches v2 (KIP-98, headers of KIP-82, delete horizon of KIP-534) and message sets of magic 0 and 1
+(times of KIP-32, relative offsets of KIP-31). Everything compiled stands in this one file, because numba's cache
+notices changes of the file that defines an entry point, not of what that calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
+import numba
 import numpy as np
-from numba import njit, types
+import numpy.typing as npt
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
+Array = npt.NDArray[Any]
+# To the type checker a compiled number is an int, and numba is what it is.
+int32: Callable[[Any], int] = cast(Any, np.int32)
+int64: Callable[[Any], int] = cast(Any, np.int64)
+uint64: Callable[[Any], int] = cast(Any, np.uint64)
+njit: Any = numba.njit
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic
+raw_memcpy: Any = cgutils.raw_memcpy
 
-# --- the table of frames: one row for each batch, wrapper message or run of plain messages -----------------------
-KIND = 0  # BATCH, WRAPPER or MESSAGES
-START = 1  # byte range of the frame in the response
-STOP = 2
-BASE = 3  # first and last offset; a wrapper does not tell its first: −1
-LAST = 4
-ATTRIBUTES = 5
-BASE_TIME = 6
-MAX_TIME = 7
-PRODUCER = 8
-COUNT = 9  # records claimed by the header; not to be trusted
-CRC = 10
-MAGIC = 11
-SOURCE = 12  # where the records are: RAW (the response) or SCRATCH (decompressed)
-FROM = 13  # byte range of the records in their source
-TO = 14
-MODE = 15  # what to do with the records: PASS, EMIT or HIDE
+# --- the table of frames: one row for each batch, wrapper message or run of plain messages ------------------
+
+MODE = 0  # what to do with the records: PASS over, EMIT, HIDE (count only) or LOOK (not decided)
+ATTRIBUTES = 1
+FROM = 2  # byte range of the records in their source
+TO = 3
+SOURCE = 4  # RAW (the response) or SCRATCH (decompressed)
+CHECKED = 5  # byte range under the checksum, the sum, and BATCH, WRAPPER or MESSAGES
+STOP = 6
+CRC = 7
+KIND = 8
+BASE = 9  # first and last offset; a wrapper does not tell its first: −1
+LAST = 10
+BASE_TIME = 11
+MAX_TIME = 12
+PRODUCER = 13
+COUNT = 14  # records that the header claims
+MAGIC = 15
 FIELDS = 16
 
-BATCH, WRAPPER, MESSAGES = 2, 1, 0
+PASS, EMIT, HIDE, LOOK = 0, 1, 2, 3
 RAW, SCRATCH = 0, 1
-PASS, EMIT, HIDE = 0, 1, 2
-
-# --- bits of a batch's attributes ---------------------------------------------------------------------------------
+MESSAGES, WRAPPER, BATCH = 0, 1, 2
 CODEC_BITS, LOG_APPEND, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+LZ4, ZSTD = 3, 4
+ABORT, COMMIT = 0, 1
 
-# --- what the decode loop remembers between calls -------------------------------------------------------------------
+# --- what the decode loop remembers between calls -------------------------------------------------------------
+
 ROWS = 0  # rows in the buffers, and bytes in each data buffer
 KEY_BYTES = 1
 VALUE_BYTES = 2
@@ -71,7 +82,7 @@ PREVIOUS = 18  # offset of the last of these
 FIRST_ROW = 19  # where its rows begin in the buffers, and the position then: for going back
 FIRST_POSITION = 20
 HIDDEN = 21  # records of it that are in range and not emitted
-ALL_RECORDS = 22  # totals since the decoder began
+ALL_ROWS = 22  # totals since the decoder began, rows in the buffers left out
 ALL_CONTROL = 23
 ALL_ABORTED = 24
 NEED_ROWS = 25  # capacities that the next record asks for
@@ -80,41 +91,77 @@ NEED_VALUE_BYTES = 27
 NEED_HEADERS = 28
 NEED_HEADER_KEY_BYTES = 29
 NEED_HEADER_VALUE_BYTES = 30
-ERROR_AT = 31  # byte, counted from the beginning of `FROM`
+ERROR_AT = 31  # byte, counted from `FROM`
 SLOTS = 32
 
-# --- how a call ended; above FULL: an error -------------------------------------------------------------------------
+CHUNK = slice(ROWS, NULL_HEADER_VALUES + 1)
+SIZES = slice(KEY_BYTES, HEADER_VALUE_BYTES + 1)
+NEEDS = slice(NEED_ROWS, NEED_HEADER_VALUE_BYTES + 1)
+
+# --- how a call ended; above FULL: an error -------------------------------------------------------------------
+
 DONE, GROW, FULL = 0, 1, 2
 BAD_SIZE, BAD_MAGIC, BAD_OFFSETS, OUT_OF_ORDER = 10, 11, 12, 13
 BAD_VARINT, BAD_RECORD_LENGTH, BAD_OFFSET, BAD_KEY, BAD_VALUE = 20, 21, 22, 23, 24
-BAD_HEADER_COUNT, BAD_HEADER_KEY, BAD_HEADER_VALUE, BAD_RECORD_END, BAD_BATCH_END, BAD_COUNT = 25, 26, 27, 28, 29, 30
+BAD_HEADER_COUNT, BAD_HEADER_KEY, BAD_HEADER_VALUE = 25, 26, 27
+BAD_RECORD_END, BAD_BATCH_END, BAD_COUNT = 28, 29, 30
 BAD_MESSAGE, BAD_MESSAGE_CRC, NESTED, NO_MESSAGES = 40, 41, 42, 43
 
-BATCH_OVERHEAD = 61
 LOG_OVERHEAD = 12
+BATCH_OVERHEAD = 61
 MESSAGE_OVERHEAD = (26, 34)
+LEAST_RECORD = 7
+"""Bytes of the smallest record of format v2, its length included."""
+
+
+class Frame(NamedTuple):
+    """A row of the table, in Python."""
+
+    mode: int
+    attributes: int
+    first_byte: int
+    stop_byte: int
+    source: int
+    checked: int
+    stop: int
+    crc: int
+    kind: int
+    base: int
+    last: int
+    base_time: int
+    max_time: int
+    producer: int
+    records: int
+    magic: int
+
+    @property
+    def codec(self) -> int:
+        return self.attributes & CODEC_BITS
 
 
 class Columns(NamedTuple):
     """The Arrow buffers of one chunk. Bitmaps begin as all ones (valid); offsets arrays have one item more."""
 
-    keys: np.ndarray
-    key_offsets: np.ndarray
-    key_valid: np.ndarray
-    values: np.ndarray
-    value_offsets: np.ndarray
-    value_valid: np.ndarray
-    offsets: np.ndarray
-    timestamps: np.ndarray
-    timestamp_types: np.ndarray
-    header_lists: np.ndarray
-    header_lists_valid: np.ndarray
-    header_keys: np.ndarray
-    header_key_offsets: np.ndarray
-    header_values: np.ndarray
-    header_value_offsets: np.ndarray
-    header_values_valid: np.ndarray
+    keys: Array
+    key_offsets: Array
+    key_valid: Array
+    values: Array
+    value_offsets: Array
+    value_valid: Array
+    offsets: Array
+    timestamps: Array
+    timestamp_types: Array
+    header_lists: Array
+    header_lists_valid: Array
+    header_keys: Array
+    header_key_offsets: Array
+    header_values: Array
+    header_value_offsets: Array
+    header_values_valid: Array
 
+
+# Callers hold the arrays and nothing is allocated here: counting references would take ten times as long as decoding.
+_OPTIONS = {"nogil": True, "_nrt": False}
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _U8 = types.Array(types.uint8, 1, "C")
@@ -128,15 +175,15 @@ _COLUMNS = types.NamedTuple(
 
 def _compiled(signature: Any) -> Callable[[F], F]:
     """Compiled when this module is imported, or loaded from numba's cache on disk."""
-    return njit(signature, cache=True, nogil=True, _nrt=False)  # type: ignore[no-any-return]
+    return cast(Callable[[F], F], njit(signature, cache=True, **_OPTIONS))
 
 
 def _inner(f: F) -> F:
     """Compiled into the loops that call it."""
-    return njit(nogil=True, _nrt=False)(f)  # type: ignore[no-any-return]
+    return cast(F, njit(**_OPTIONS)(f))
 
 
-def _crc32_tables() -> np.ndarray:
+def _crc32_tables() -> Array:
     """Slicing-by-8 tables of CRC-32 (zlib's), which magic 0 and 1 use for each message."""
     tables = np.zeros((8, 256), np.uint32)
     for i in range(256):
@@ -162,14 +209,14 @@ def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyp
         source = context.make_array(signature.args[2])(context, builder, args[2])
         to = builder.gep(target.data, [args[1]])
         fro = builder.gep(source.data, [args[3]])
-        cgutils.raw_memcpy(builder, to, fro, args[4], 1)
+        raw_memcpy(builder, to, fro, args[4], 1)
         return context.get_dummy_value()
 
     return types.void(dst, types.int64, src, types.int64, types.int64), codegen
 
 
 @_inner
-def _copy(dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
+def _copy(dst: Array, dst_at: int, src: Array, src_at: int, size: int) -> None:
     # Callers have checked both ends; this stands between a mistake of theirs and memory.
     if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:
         raise IndexError("copy outside of a buffer")
@@ -177,53 +224,56 @@ def _copy(dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _int32(buf, at):  # type: ignore[no-untyped-def]
-    v = (np.int64(buf[at]) << 24) | (np.int64(buf[at + 1]) << 16) | (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
-    return np.int64(np.int32(v))
+def _int32(buf: Array, at: int) -> int:
+    v = (int64(buf[at]) << 24) | (int64(buf[at + 1]) << 16) | (int64(buf[at + 2]) << 8) | int64(buf[at + 3])
+    return int64(int32(v))
 
 
 @_inner
-def _uint32(buf, at):  # type: ignore[no-untyped-def]
+def _uint32(buf: Array, at: int) -> int:
     return _int32(buf, at) & 0xFFFFFFFF
 
 
 @_inner
-def _int64(buf, at):  # type: ignore[no-untyped-def]
+def _int64(buf: Array, at: int) -> int:
     return (_int32(buf, at) << 32) | _uint32(buf, at + 4)
 
 
 @_inner
-def _clear(bitmap, bit):  # type: ignore[no-untyped-def]
+def _clear(bitmap: Array, bit: int) -> None:
     bitmap[bit >> 3] &= np.uint8(0xFF ^ (1 << (bit & 7)))
 
 
 @_inner
-def _varint(buf, at, stop, most):  # type: ignore[no-untyped-def]
+def _varint(buf: Array, at: int, stop: int, most: int) -> tuple[int, int]:
     """A zigzag varint of at most `most` + 1 bytes that ends before `stop`: (value, next byte), −1 when it is bad."""
-    value = np.uint64(0)
+    if at < stop and buf[at] < 0x80:
+        b = int64(buf[at])
+        return (b >> 1) ^ -(b & 1), at + 1
+    value = uint64(0)
     for i in range(most + 1):
         if at >= stop:
-            return np.int64(0), np.int64(-1)
-        b = buf[at]
+            return int64(0), int64(-1)
+        bits = buf[at]
         at += 1
-        value |= np.uint64(b & 0x7F) << np.uint64(7 * i)
-        if b < 0x80:
-            if i == 9 and b > 1:
-                return np.int64(0), np.int64(-1)
-            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), at
-    return np.int64(0), np.int64(-1)
+        value |= uint64(bits & 0x7F) << uint64(7 * i)
+        if bits < 0x80:
+            if i == 9 and bits > 1:
+                return int64(0), int64(-1)
+            return int64(value >> uint64(1)) ^ -int64(value & uint64(1)), at
+    return int64(0), int64(-1)
 
 
 @_inner
-def _varint32(buf, at, stop):  # type: ignore[no-untyped-def]
+def _varint32(buf: Array, at: int, stop: int) -> tuple[int, int]:
     value, at = _varint(buf, at, stop, 4)
     if value < -0x80000000 or value > 0x7FFFFFFF:
-        return np.int64(0), np.int64(-1)
+        return int64(0), int64(-1)
     return value, at
 
 
 @_inner
-def _frame_error(size, magic):  # type: ignore[no-untyped-def]
+def _frame_error(size: int, magic: int) -> int:
     if magic < 0 or magic > 2:
         return BAD_MAGIC
     least = BATCH_OVERHEAD
@@ -232,8 +282,54 @@ def _frame_error(size, magic):  # type: ignore[no-untyped-def]
     return BAD_SIZE if size < least else DONE
 
 
+@_inner
+def _batch_header(raw: Array, at: int, row: Array) -> None:
+    """The fields of a batch of format v2; EMIT when nothing about it is special."""
+    attributes = (int64(raw[at + 21]) << 8) | int64(raw[at + 22])
+    count = _int32(raw, at + 57)
+    row[KIND] = BATCH
+    row[CHECKED] = at + 21
+    row[CRC] = _uint32(raw, at + 17)
+    row[ATTRIBUTES] = attributes
+    row[BASE_TIME] = _int64(raw, at + 27)
+    row[MAX_TIME] = _int64(raw, at + 35)
+    row[PRODUCER] = _int64(raw, at + 43)
+    row[COUNT] = count
+    row[FROM] = at + BATCH_OVERHEAD
+    plain = attributes & ~(CODEC_BITS | LOG_APPEND) == 0 and attributes & CODEC_BITS <= ZSTD
+    row[MODE] = EMIT if plain and 0 < count <= row[LAST] - row[BASE] + 1 else LOOK
+
+
+@_inner
+def _message_header(raw: Array, at: int, row: Array) -> bool:
+    """The fields of a message of magic 0 or 1; for a wrapper the byte range of what it wraps. False: it is cut."""
+    attributes = int64(raw[at + 17])
+    row[CHECKED] = at + 16
+    row[CRC] = _uint32(raw, at + 12)
+    row[ATTRIBUTES] = attributes
+    row[BASE_TIME] = row[MAX_TIME] = _int64(raw, at + 18) if row[MAGIC] == 1 else -1
+    row[PRODUCER] = -1
+    row[COUNT] = 0
+    row[MODE] = EMIT
+    if attributes & CODEC_BITS == 0:
+        row[KIND] = MESSAGES
+        row[FROM] = at
+        return True
+    row[KIND] = WRAPPER
+    row[BASE] = -1
+    if attributes & CODEC_BITS > LZ4:
+        row[MODE] = LOOK
+    key = at + (18 if row[MAGIC] == 0 else 26)
+    value = key + 4 + max(_int32(raw, key), 0)
+    if value + 4 > row[STOP]:
+        return False
+    row[FROM] = value + 4
+    row[TO] = value + 4 + _int32(raw, value)
+    return bool(row[FROM] <= row[TO] <= row[STOP])
+
+
 @_compiled(types.UniTuple(types.int64, 3)(_BYTES, _TABLE))
-def scan(raw, table):  # type: ignore[no-untyped-def]
+def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     """Write the headers of the complete frames of `raw` into `table`.
 
     Returns (rows, next byte, code): DONE (the end, or a truncated frame at `next byte`) or an error that names the
@@ -244,7 +340,7 @@ def scan(raw, table):  # type: ignore[no-untyped-def]
     rows, at, after = 0, 0, -1
     while raw.size - at >= 17:
         size = LOG_OVERHEAD + _int32(raw, at + 8)
-        magic = np.int64(np.int8(raw[at + 16]))
+        magic = int64(np.int8(raw[at + 16]))
         # The smallest frame of any format comes first, so that a damaged size is not taken for truncation.
         if size < MESSAGE_OVERHEAD[0]:
             return rows, at, BAD_SIZE
@@ -272,48 +368,21 @@ def scan(raw, table):  # type: ignore[no-untyped-def]
         if rows >= table.shape[0]:
             return rows, at, FULL
         row = table[rows]
-        row[START] = at
         row[STOP] = row[TO] = at + size
-        row[BASE] = offset
-        row[LAST] = last
+        row[BASE], row[LAST] = offset, last
         row[MAGIC] = magic
         row[SOURCE] = RAW
-        row[MODE] = EMIT
         if magic == 2:
-            row[KIND] = BATCH
-            row[CRC] = _uint32(raw, at + 17)
-            row[ATTRIBUTES] = (np.int64(raw[at + 21]) << 8) | np.int64(raw[at + 22])
-            row[BASE_TIME] = _int64(raw, at + 27)
-            row[MAX_TIME] = _int64(raw, at + 35)
-            row[PRODUCER] = _int64(raw, at + 43)
-            row[COUNT] = _int32(raw, at + 57)
-            row[FROM] = at + BATCH_OVERHEAD
-        else:
-            row[CRC] = _uint32(raw, at + 12)
-            row[ATTRIBUTES] = np.int64(raw[at + 17])
-            row[PRODUCER] = -1
-            row[COUNT] = -1
-            row[BASE_TIME] = row[MAX_TIME] = _int64(raw, at + 18) if magic == 1 else -1
-            row[KIND] = MESSAGES
-            row[FROM] = at
-            if row[ATTRIBUTES] & CODEC_BITS:
-                row[KIND] = WRAPPER
-                row[BASE] = -1
-                key = at + (18 if magic == 0 else 26)
-                value = key + 4 + max(_int32(raw, key), 0)
-                if value + 4 > at + size:
-                    return rows, at, BAD_MESSAGE
-                row[FROM] = value + 4
-                row[TO] = value + 4 + _int32(raw, value)
-                if row[TO] < row[FROM] or row[TO] > at + size:
-                    return rows, at, BAD_MESSAGE
+            _batch_header(raw, at, row)
+        elif not _message_header(raw, at, row):
+            return rows, at, BAD_MESSAGE
         rows += 1
         at += size
     return rows, at, DONE
 
 
 @_compiled(types.int64(_BYTES, types.int64, types.int64))
-def control_type(buf, at, stop):  # type: ignore[no-untyped-def]
+def control_type(buf: Array, at: int, stop: int) -> int:
     """Type of the first record of a control batch (0 abort, 1 commit); −1 when it does not parse."""
     length, at = _varint32(buf, at, stop)
     if at < 0 or length < 0 or length > stop - at:
@@ -328,11 +397,19 @@ def control_type(buf, at, stop):  # type: ignore[no-untyped-def]
     size, at = _varint32(buf, at, stop)
     if at < 0 or size < 4 or size > stop - at or buf[at] >= 0x80:
         return -1
-    return (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
+    return (int64(buf[at + 2]) << 8) | int64(buf[at + 3])
 
 
 @_inner
-def _room(columns, state, key_size, value_size, headers, header_key_bytes, header_value_bytes):  # type: ignore[no-untyped-def]
+def _room(
+    columns: Columns,
+    state: Array,
+    key_size: int,
+    value_size: int,
+    headers: int,
+    header_key_bytes: int,
+    header_value_bytes: int,
+) -> int:
     """DONE when the record fits, FULL when it belongs to the next chunk, GROW (needs noted) when buffers are short."""
     rows = state[ROWS]
     key_bytes = state[KEY_BYTES] + max(key_size, 0)
@@ -364,10 +441,21 @@ def _room(columns, state, key_size, value_size, headers, header_key_bytes, heade
 
 
 @_inner
-def _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size):  # type: ignore[no-untyped-def]
+def _append(
+    columns: Columns,
+    state: Array,
+    buf: Array,
+    offset: int,
+    time: int,
+    time_type: int,
+    key_at: int,
+    key_size: int,
+    value_at: int,
+    value_size: int,
+) -> None:
     """Write a row for which there is room, without its headers (null until `_append_headers`)."""
     row = state[ROWS]
-    key_end = np.int64(columns.key_offsets[row])
+    key_end = int64(columns.key_offsets[row])
     if key_size < 0:
         _clear(columns.key_valid, row)
         state[NULL_KEYS] += 1
@@ -376,7 +464,7 @@ def _append(columns, state, buf, offset, time, time_type, key_at, key_size, valu
         key_end += key_size
     columns.key_offsets[row + 1] = key_end
     state[KEY_BYTES] = key_end
-    value_end = np.int64(columns.value_offsets[row])
+    value_end = int64(columns.value_offsets[row])
     if value_size < 0:
         _clear(columns.value_valid, row)
         state[NULL_VALUES] += 1
@@ -393,7 +481,7 @@ def _append(columns, state, buf, offset, time, time_type, key_at, key_size, valu
 
 
 @_inner
-def _append_headers(columns, state, buf, at, stop, count):  # type: ignore[no-untyped-def]
+def _append_headers(columns: Columns, state: Array, buf: Array, at: int, stop: int, count: int) -> None:
     """Give the last row its `count` headers, which `_measure` has checked."""
     n = state[HEADERS]
     key_end = state[HEADER_KEY_BYTES]
@@ -421,10 +509,10 @@ def _append_headers(columns, state, buf, at, stop, count):  # type: ignore[no-un
 
 
 @_inner
-def _measure(buf, at, stop, count):  # type: ignore[no-untyped-def]
+def _measure(buf: Array, at: int, stop: int, count: int) -> tuple[int, int, int, int]:
     """Check `count` headers: (next byte, bytes of keys, bytes of values, code); when bad, next byte is where."""
-    keys = np.int64(0)
-    values = np.int64(0)
+    keys = int64(0)
+    values = int64(0)
     for _ in range(count):
         size, after = _varint32(buf, at, stop)
         if after < 0:
@@ -444,28 +532,28 @@ def _measure(buf, at, stop, count):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _record_error(state, begin, at, code):  # type: ignore[no-untyped-def]
+def _record_error(state: Array, begin: int, at: int, code: int) -> int:
     state[ERROR_AT] = at - begin
     return code
 
 
 @_inner
-def _batch(buf, row, columns, state):  # type: ignore[no-untyped-def]
+def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     """Records of one batch of format v2, from where `state` stands."""
     begin, end = row[FROM], row[TO]
     base, last, count, base_time = row[BASE], row[LAST], row[COUNT], row[BASE_TIME]
     emit = row[MODE] == EMIT
     append_time = row[ATTRIBUTES] & LOG_APPEND != 0
     time_type = 1 if append_time else 0
-    # A record takes 7 bytes at least and an offset of its own: a wild count ends here, not in a long loop.
-    if count < 0 or count > last - base + 1 or count > (end - begin) // 7:
+    # Each record takes some bytes and an offset of its own: a wild count ends here, not in a long loop.
+    if count < 0 or count > last - base + 1 or count > (end - begin) // LEAST_RECORD:
         return _record_error(state, begin, begin, BAD_COUNT)
     at = state[AT]
     while state[INDEX] < count:
         length, p = _varint32(buf, at, end)
         if p < 0:
             return _record_error(state, begin, at, BAD_VARINT)
-        if length < 7 - 1 or length > end - p:
+        if length < LEAST_RECORD - 1 or length > end - p:
             return _record_error(state, begin, at, BAD_RECORD_LENGTH)
         stop = p + length
         p += 1  # the record's attributes mean nothing yet
@@ -527,7 +615,7 @@ def _batch(buf, row, columns, state):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _crc32(buf, at, stop):  # type: ignore[no-untyped-def]
+def _crc32(buf: Array, at: int, stop: int) -> int:
     crc = np.uint32(0xFFFFFFFF)
     while stop - at >= 8:
         a = crc ^ (
@@ -550,39 +638,39 @@ def _crc32(buf, at, stop):  # type: ignore[no-untyped-def]
     while at < stop:
         crc = _CRC32[0, (crc ^ np.uint32(buf[at])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
         at += 1
-    return np.int64(crc ^ np.uint32(0xFFFFFFFF))
+    return int64(crc ^ np.uint32(0xFFFFFFFF))
 
 
 @_inner
-def _message_end(buf, at, end, magic):  # type: ignore[no-untyped-def]
+def _message_end(buf: Array, at: int, end: int, magic: int) -> int:
     """Where the message at `at` ends; −1 when it is cut, of another magic, too small or compressed."""
     if end - at < MESSAGE_OVERHEAD[magic]:
-        return np.int64(-1)
+        return int64(-1)
     size = LOG_OVERHEAD + _int32(buf, at + 8)
-    if size < MESSAGE_OVERHEAD[magic] or size > end - at or np.int64(buf[at + 16]) != magic:
-        return np.int64(-1)
+    if size < MESSAGE_OVERHEAD[magic] or size > end - at or int64(buf[at + 16]) != magic:
+        return int64(-1)
     return at + size
 
 
 @_inner
-def _last_inner_offset(buf, at, end, magic):  # type: ignore[no-untyped-def]
+def _last_inner_offset(buf: Array, at: int, end: int, magic: int) -> int:
     """Offset field of the last message of a set; −1 when the set does not parse."""
-    last = np.int64(-1)
+    last = int64(-1)
     while at < end:
         stop = _message_end(buf, at, end, magic)
         if stop < 0:
-            return np.int64(-1)
+            return int64(-1)
         last = _int64(buf, at)
         at = stop
     return last
 
 
 @_inner
-def _messages(buf, row, columns, state):  # type: ignore[no-untyped-def]
+def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     """Messages of magic 0 or 1: a run of plain ones, or those inside of a wrapper, from where `state` stands."""
     begin, end, last, magic = row[FROM], row[TO], row[LAST], row[MAGIC]
     wrapped = row[KIND] == WRAPPER
-    shift = np.int64(0)
+    shift = int64(0)
     if wrapped:
         inner = _last_inner_offset(buf, begin, end, magic)
         if inner < 0:
@@ -598,13 +686,13 @@ def _messages(buf, row, columns, state):  # type: ignore[no-untyped-def]
             return _record_error(state, begin, at, BAD_MESSAGE)
         if state[CHECK_CRC] != 0 and _crc32(buf, at + 16, stop) != _uint32(buf, at + 12):
             return _record_error(state, begin, at, BAD_MESSAGE_CRC)
-        attributes = np.int64(buf[at + 17])
+        attributes = int64(buf[at + 17])
         if attributes & CODEC_BITS:
             return _record_error(state, begin, at, NESTED)
         offset = _int64(buf, at) + shift
         if offset <= state[PREVIOUS] or offset > last:
             return _record_error(state, begin, at, BAD_OFFSET)
-        time = np.int64(-1)
+        time = int64(-1)
         time_type = -1
         p = at + 18
         if magic == 1:
@@ -641,12 +729,12 @@ def _messages(buf, row, columns, state):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _valid(bitmap, bit):  # type: ignore[no-untyped-def]
-    return (bitmap[bit >> 3] >> (bit & 7)) & 1 == 1
+def _valid(bitmap: Array, bit: int) -> bool:
+    return bool((bitmap[bit >> 3] >> (bit & 7)) & 1)
 
 
 @_inner
-def _restore(bitmap, first, stop):  # type: ignore[no-untyped-def]
+def _restore(bitmap: Array, first: int, stop: int) -> int:
     """Set the bits [first, stop) again; how many were cleared."""
     cleared = 0
     for i in range(first, stop):
@@ -657,10 +745,10 @@ def _restore(bitmap, first, stop):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _go_back(columns, state):  # type: ignore[no-untyped-def]
+def _go_back(columns: Columns, state: Array) -> None:
     """Take back the rows of the frame at work that are still in the buffers."""
     row, rows = state[FIRST_ROW], state[ROWS]
-    headers = np.int64(columns.header_lists[row])
+    headers = int64(columns.header_lists[row])
     state[NULL_KEYS] -= _restore(columns.key_valid, row, rows)
     state[NULL_VALUES] -= _restore(columns.value_valid, row, rows)
     state[NULL_HEADERS] -= _restore(columns.header_lists_valid, row, rows)
@@ -675,15 +763,15 @@ def _go_back(columns, state):  # type: ignore[no-untyped-def]
     state[AT] = -1
 
 
-@_compiled(types.int64(_BYTES, _BYTES, _TABLE, types.int64, _COLUMNS, _I64))
-def decode(raw, scratch, table, stop, columns, state):  # type: ignore[no-untyped-def]
-    """Records of the frames from `state[FRAME]` to `stop` → rows of `columns`, in order.
+@_compiled(types.int64(_BYTES, _BYTES, _TABLE, _COLUMNS, _I64))
+def decode(raw: Array, scratch: Array, table: Array, columns: Columns, state: Array) -> int:
+    """Records of the frames from `state[FRAME]` on → rows of `columns`, in order.
 
     Returns DONE; FULL or GROW (make room, call again: it goes on at the same record); or an error, with `state` at
     the frame at fault, ERROR_AT its byte, and the rows of that frame taken back, save those already handed out.
     POSITION follows the last offset of each finished frame, whatever records are left in it.
     """
-    while state[FRAME] < stop:
+    while state[FRAME] < table.shape[0]:
         row = table[state[FRAME]]
         if state[AT] < 0:
             state[AT] = row[FROM]

@@ -63,12 +63,16 @@ def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
 def test_message_sets(magic: int, codec: int, append_time: int | None) -> None:
     bare = tuple(Record(r.key, r.value, r.time, skip=i % 3) for i, r in enumerate(ODD + SOME))
     stamp = append_time if magic else None
-    got, expected = both(log(Batch(bare, codec, magic, append_time=stamp), Batch(SOME, codec, magic, append_time=stamp)))
+    got, expected = both(
+        log(Batch(bare, codec, magic, append_time=stamp), Batch(SOME, codec, magic, append_time=stamp))
+    )
     assert got == expected
 
 
 def test_formats_may_follow_one_another() -> None:
-    mixed = [Batch(SOME[:5], c, m) for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]]
+    mixed = [
+        Batch(SOME[:5], c, m) for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
+    ]
     got, expected = both(log(*mixed))
     assert got == expected
 
@@ -297,7 +301,7 @@ def test_a_checksum_that_does_not_match_names_the_batch() -> None:
     data = bytearray(source.data)
     data[sum(len(b.data) for b in source.batches[:3]) + 70] ^= 1
     d = decoder(0, source.end)
-    with pytest.raises(CorruptBatch, match=r"orders:3: batch at offset 9: checksum is 0x") as e:
+    with pytest.raises(CorruptBatch, match=r"orders:3: batch at offset 9: its checksum is 0x") as e:
         list(d.feed(bytes(data)))
     assert (e.value.topic, e.value.partition, e.value.start, e.value.end) == ("orders", 3, 9, 12)
     assert d.position == 9
@@ -420,7 +424,7 @@ def test_lz4_frames_of_other_writers() -> None:
     assert not linked[4] & 0x20
     sized = lz4_frame(plain[61:])
     sized = sized[:4] + b"\x68\x40" + struct.pack("<Q", len(plain) - 61) + b"\x00" + sized[7:]
-    stored = lz4_frame(plain[61:65]) [:-4] + lz4_frame(plain[65:])[7:]
+    stored = lz4_frame(plain[61:65])[:-4] + lz4_frame(plain[65:])[7:]
     for frame in (linked, sized, stored):
         batch = raw_v2(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, -1, len(SOME), frame)
         assert decode(batch) == decode(plain)
@@ -438,7 +442,9 @@ def test_a_compressed_set_inside_of_a_compressed_set() -> None:
 
 
 def test_how_far_a_response_reaches() -> None:
-    source = log(Batch(SOME[:5], tail=2), Batch(SOME[:5], LZ4, gap=10), Batch(SOME[:2], GZIP, 1), Batch(SOME[:2], NONE, 1))
+    source = log(
+        Batch(SOME[:5], tail=2), Batch(SOME[:5], LZ4, gap=10), Batch(SOME[:2], GZIP, 1), Batch(SOME[:2], NONE, 1)
+    )
     whole = source.data
     assert next_position(b"", 3) == 3
     assert bytes_needed(b"") == 0
