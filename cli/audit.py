@@ -1,0 +1,158 @@
+"""`sluice audit`: does the account close? From ledger and files; with `--rescan` against Kafka itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.plan import ranges, shortened
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import bad, count, good, heading, table
+from sluice.pipelines.ports import Progress
+
+if TYPE_CHECKING:
+    from sluice.pipelines.audit import Account, AuditReport
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(audit)
+
+
+def audit(
+    session: Session,
+    feed: FeedName,
+    rescan: Annotated[bool, typer.Option("--rescan", help="Read everything from Kafka again and compare.")] = False,
+    hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False,
+) -> int:
+    """Prove that every offset is accounted for.
+
+    Each exactly once, and every file is what the ledger says. Exit 1 when the account does
+    not close. Without --rescan Kafka is not asked.
+
+    $ sluice audit orders
+    $ sluice audit orders --rescan --json
+    """
+    found = session.feed(feed)
+    report = prove(session, found, rescan=rescan, hashes=hashes)
+    session.terminal.show(*view(report, rescanned=rescan))
+    session.terminal.document(document(report))
+    return 0 if report.closes else 1
+
+
+def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
+    """The audit of the feed, with the rescan when it is asked for."""
+    from sluice.pipelines.audit import audit as of_ledger
+    from sluice.pipelines.ledger import Ledger
+
+    with session.open_edges(feed) as edges:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        with session.terminal.working("checking files"):
+            report = of_ledger(ledger, edges.lake, feed.name, hashes=hashes)
+        return _rescanned(session, feed, edges, ledger, report) if rescan else report
+
+
+def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
+    from sluice.pipelines.batch import survey
+    from sluice.pipelines.rescan import rescan
+    from sluice.resources.executor import Wiring
+
+    today = survey(feed, edges, ledger).partitions
+    with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation) as tools:
+
+        def compared(done: int, total: int) -> None:
+            meter(Progress("compare", done, total))
+
+        return rescan(report, ledger, edges.lake, tools.fetcher, tools.format, feed.isolation, today, compared)
+
+
+# -- for people
+
+
+def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
+    rows = [_row(a) for a in report.accounts]
+    names = (
+        "partition",
+        "origin",
+        "frontier",
+        "landed",
+        "quarantined",
+        "invisible",
+        "lost",
+        "skipped",
+        "dropped",
+        "holes",
+    )
+    held = [n for n in names if n not in _OPTIONAL or any(r[names.index(n)] != "0" for r in rows)]
+    kept = [[r[names.index(n)] for n in held] for r in rows]
+    out: list[RenderableType] = [
+        heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
+        table(held, shortened(kept, len(held)), right=" ".join(held[1:])),
+    ]
+    out += [bad(str(p)) for p in report.problems]
+    out.append(_verdict(report, rescanned))
+    return out
+
+
+_OPTIONAL = {"quarantined", "lost", "skipped", "dropped", "holes"}
+"""Columns that are shown only when one of their cells is not nought."""
+
+
+def _row(a: Account) -> list[str]:
+    c = a.counts
+    numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, c.dropped)
+    holes = ", ".join(map(str, a.holes)) or "0"
+    return [str(a.key), count(a.origin), count(a.frontier), *map(count, numbers), holes]
+
+
+def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
+    if not report.closes:
+        return bad(f"the account does not close: {len(report.problems)} problems")
+    compared = f"; {count(report.compared)} records compared with Kafka, value by value" if rescanned else ""
+    gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
+    return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{gone}")
+
+
+# -- for programs
+
+
+def document(report: AuditReport) -> dict[str, Any]:
+    return {
+        "feed": report.feed,
+        "closes": report.closes,
+        "files": report.parts,
+        "rows": report.rows,
+        "compared": report.compared,
+        "not_comparable": report.not_comparable,
+        "partitions": [_account(a) for a in report.accounts],
+        "problems": [{"invariant": p.invariant, "text": p.text} for p in report.problems],
+    }
+
+
+def _account(a: Account) -> dict[str, Any]:
+    return {
+        "topic": a.key.topic,
+        "partition": a.key.partition,
+        "topic_id": a.key.topic_id,
+        "origin": a.origin,
+        "frontier": a.frontier,
+        "committed": a.committed,
+        "landed": a.counts.landed,
+        "quarantined": a.counts.quarantined,
+        "dropped": a.counts.dropped,
+        "invisible": {
+            "control": a.counts.control,
+            "aborted": a.counts.aborted,
+            "compacted": a.counts.compacted,
+        },
+        "lost": a.lost,
+        "skipped": a.skipped,
+        "holes": ranges(a.holes),
+        "reserved": ranges(a.reserved),
+        "files": a.files,
+        "bytes": a.bytes,
+    }

@@ -1,0 +1,97 @@
+"""`sluice feeds`: what the project's feed files say, whether they are right, and which topics they match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import bad, good, many, table
+from sluice.pipelines.errors import SluiceError
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Feed
+
+group = typer.Typer(help="The feeds of this project.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="feeds")
+
+
+@command(group, name="list")
+def list_(session: Session) -> int:
+    """Show every feed as its file says it. Opens no connection.
+
+    $ sluice feeds list
+    """
+    files = session.files
+    rows = [
+        (f.name, str(f.topics), f.group, str(f.start), str(f.isolation), str(f.commit), f.lake)
+        for f in files.feeds.values()
+    ]
+    names = ("feed", "topics", "group", "start", "isolation", "commit", "lake")
+    session.terminal.show(table(names, rows) if rows else f"no feed in {session.project.feeds_folder}")
+    session.terminal.show(*(bad(e.message) for e in files.broken.values()))
+    session.terminal.document(
+        {
+            "feeds": [_document(f) for f in files.feeds.values()],
+            "broken": [{"file": str(p), **e.fields()} for p, e in files.broken.items()],
+        }
+    )
+    return _exit_code(files.broken.values())
+
+
+@command(group)
+def check(session: Session) -> None:
+    """Read every feed file and name all that is wrong in them. Exit 2 when anything is.
+
+    $ sluice feeds check
+    """
+    feeds = session.project.feeds()
+    folder = session.project.feeds_folder
+    session.terminal.show(good(f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"))
+    session.terminal.document({"feeds": list(feeds)})
+
+
+@command(group)
+def refresh(session: Session) -> int:
+    """Ask Kafka which topics each feed matches now, and remember them for Dagster's asset graph.
+
+    $ sluice feeds refresh
+    """
+    with session.terminal.working("asking Kafka"):
+        found = {name: _topics(session, feed) for name, feed in session.files.feeds.items()}
+    rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in found.items()]
+    session.terminal.show(table(("feed", "topics"), rows))
+    session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
+    session.terminal.document({"feeds": [_refreshed(n, t) for n, t in found.items()]})
+    return _exit_code([*session.files.broken.values(), *(t for t in found.values() if isinstance(t, SluiceError))])
+
+
+def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
+    from sluice.assets.feeds import remember_topics
+    from sluice.pipelines.topics import match
+
+    try:
+        with session.open_edges(feed) as edges:
+            topics = match(feed.topics, edges.cluster.topics())
+    except SluiceError as error:
+        return error
+    remember_topics(session.project, feed, topics)
+    return topics
+
+
+def _exit_code(errors: Iterable[SluiceError]) -> int:
+    return max((e.exit_code for e in errors), default=0)
+
+
+def _refreshed(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:
+    return {"feed": name} | (topics.fields() if isinstance(topics, SluiceError) else {"topics": topics})
+
+
+def _document(feed: Feed) -> Mapping[str, Any]:
+    """The whole feed; secrets are masked by the feed itself."""
+    return feed.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,90 @@
+"""The `sluice` command: which commands there are, and what becomes of their errors.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 refused to protect data, 130 interrupted. An error is a
+message and what to do next, on stderr, and with `--json` a document with `error`, `message` and `remedy`; a
+traceback only with `--debug`. Dagster, Spark and numba are imported by the commands that need them, when they do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from sluice.bench import cli as bench
+from sluice.cli import audit as audit_command
+from sluice.cli import demo, explain, feeds, kafka, peek, plan, produce, run, status, ui
+from sluice.cli.terminal import Terminal, claimed_stdout
+from sluice.pipelines.errors import Failed, SluiceError, UsageError
+
+app = typer.Typer(
+    name="sluice",
+    help="Land Kafka topics as Parquet, batch by batch, and prove that nothing was lost.",
+    epilog="Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (demo, plan, run, status, audit_command, explain, peek, feeds, kafka, produce, ui, bench):
+    module.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _terminated)
+    with claimed_stdout() if "--json" in given else nullcontext() as documents:
+        return _run(given, Terminal(documents))
+
+
+def _run(given: list[str], terminal: Terminal) -> int:
+    try:
+        return int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
+    except BrokenPipeError:
+        # Whoever read our output has enough: nothing more to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
+        named = _named(error)
+        if named.message.startswith("Usage:"):  # a group without a command: its help
+            print(named.message)
+            return named.exit_code
+        if "--debug" in given:
+            terminal.traceback()
+        terminal.fail(named)
+        terminal.document(named.fields())
+        return named.exit_code
+
+
+def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    """Leave through every `finally`, so that what we started is ended."""
+    sys.exit(128 + signum)
+
+
+def _named(error: Exception) -> SluiceError:
+    """Any exception as one of ours: the command line's own, the system's, and what nobody foresaw."""
+    if isinstance(error, SluiceError):
+        return error
+    if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
+        return _usage(error)
+    if isinstance(error, OSError):
+        return Failed(f"{error.strerror or error}: {error.filename or 'no file named'}", remedy="mend that and repeat")
+    return Failed(
+        f"unforeseen {type(error).__name__}: {error}",
+        remedy="repeat with --debug for the traceback; the ledger and what has landed are whole",
+    )
+
+
+def _usage(error: Exception) -> UsageError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "sluice"
+    return UsageError(error.format_message(), remedy=f"see {path} --help")  # type: ignore[attr-defined]

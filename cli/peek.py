@@ -1,0 +1,192 @@
+"""`sluice peek`: records as they are in Kafka, also those that no consumer would be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli import parse
+from sluice.cli.records import document as record_document
+from sluice.cli.records import rows
+from sluice.cli.records import view as record_view
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import count, heading
+from sluice.pipelines.errors import UnknownTopic, UsageError
+from sluice.pipelines.values import Isolation, PartitionState, Slice, TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.pipelines.decode import BatchDecoder
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ports import Fetched
+
+STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
+_BYTES = 1 << 20
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(peek)
+
+
+def peek(
+    session: Session,
+    place: Annotated[str, typer.Argument(metavar="T:P:OFFSET", help="Where to begin.", show_default=False)],
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=100_000, help="How many records.")] = 10,
+    feed: Annotated[
+        str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)
+    ] = None,
+) -> None:
+    """Show records as they are in Kafka.
+
+    Those in aborted transactions too, and those above the stable end; each is marked. Values are shortened and
+    control characters escaped; --json has them whole, in base64. Touches no group.
+
+    $ sluice peek orders:0:150 -n 3
+    $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
+    """
+    tp, offset = parse.record(place)
+    source = session.feed(feed) if feed else _reader_of(session, tp.topic)
+    with session.terminal.working("reading"):
+        partition = _partition(source, tp)
+        _check(offset, partition)
+        found = list(_read(source, partition, offset, number))
+    session.terminal.show(*_view(tp, partition, found))
+    session.terminal.document(
+        {
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "log_start": partition.log_start,
+            "stable_end": partition.stable_end,
+            "high_watermark": partition.high_watermark,
+            "records": [record_document(r.row) | {"state": r.state or "stable"} for r in found],
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One record with Spark's Kafka columns, and what read_committed makes of it."""
+
+    row: dict[str, Any]
+    state: str
+
+
+def _reader_of(session: Session, topic: str) -> Feed:
+    """A feed that reads the topic, or any feed when all read one Kafka. Raises UsageError."""
+    feeds = list(session.files.feeds.values())
+    reading = [f for f in feeds if _reads(f, topic)]
+    if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
+        return (reading or feeds)[0]
+    raise UsageError(
+        f"no feed here reads {topic}, so it is not known which Kafka to ask",
+        remedy="name a feed of that Kafka: --feed NAME",
+    )
+
+
+def _reads(feed: Feed, topic: str) -> bool:
+    from sluice.pipelines.topics import match
+
+    if feed.topics.names:
+        return topic in feed.topics.names
+    try:
+        return bool(match(feed.topics, {topic: ""}))
+    except UnknownTopic:
+        return False
+
+
+def _partition(feed: Feed, tp: TopicPartition) -> PartitionState:
+    """The partition under read_committed: its stable end is the last stable offset."""
+    from sluice.resources.kafka.cluster import KafkaCluster
+
+    with closing(KafkaCluster(feed.kafka)) as cluster:
+        found = cluster.partitions([tp.topic], Isolation.READ_COMMITTED)
+    for partition in found:
+        if partition.tp == tp:
+            return partition
+    raise UsageError(f"{tp.topic} has no partition {tp.partition}", remedy=f"it has 0 to {len(found) - 1}")
+
+
+def _check(offset: int, partition: PartitionState) -> None:
+    if not partition.log_start <= offset < partition.high_watermark:
+        held = f"[{count(partition.log_start)}, {count(partition.high_watermark)})"
+        raise UsageError(
+            f"{partition.tp} holds offsets {held} now, not {count(offset)}",
+            remedy="choose one of those; sluice explain tells what became of one that is gone",
+        )
+
+
+def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[Seen]:
+    """The first `number` records from `offset` on: the stable ones, then those that are not."""
+    found = 0
+    for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
+        if found == number or offset >= end:
+            continue
+        piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
+        for seen in _fetched(feed, piece, isolation, number - found):
+            found += 1
+            yield seen
+        offset = end
+
+
+def _fetched(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[Seen]:
+    """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
+    committed = isolation is Isolation.READ_COMMITTED
+    every, shown = _decoder(piece, committed=False), _decoder(piece, committed=True)
+    chunks: list[pa.RecordBatch] = []
+    visible: set[int] = set()
+    for fetched in _answers(feed, piece, isolation):
+        chunks += every.feed(fetched.records, fetched.aborted)
+        if committed:
+            visible.update(_offsets(shown.feed(fetched.records, fetched.aborted)))
+        if every.counts.records >= number:
+            break
+    chunks += every.finish()
+    visible.update(_offsets(shown.finish()))
+    hidden = ABORTED if committed else OPEN
+    for row in _rows(chunks, piece, number):
+        yield Seen(row, STABLE if row["offset"] in visible else hidden)
+
+
+def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
+    from sluice.pipelines.ports import FetchFailed, FetchLimits
+    from sluice.resources.kafka.fetch import KafkaFetcher
+
+    with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:
+        for answer in fetcher.stream([piece], FetchLimits(1, _BYTES, _BYTES, _BYTES)):
+            if isinstance(answer, FetchFailed):
+                raise answer.error
+            yield answer
+
+
+def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
+    from sluice.pipelines.decode import BatchDecoder
+
+    place = (piece.topic, piece.partition, piece.start, piece.end)
+    return BatchDecoder(*place, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)
+
+
+def _offsets(chunks: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    for chunk in chunks:
+        yield from chunk.column("offset").to_pylist()
+
+
+def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    if not chunks:
+        return []
+    found = rows(pa.Table.from_batches(chunks).slice(0, number))
+    return [{**row, "topic": piece.topic, "partition": piece.partition} for row in found]
+
+
+def _view(tp: TopicPartition, p: PartitionState, found: Sequence[Seen]) -> list[RenderableType]:
+    note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
+    states = [r.state for r in found]
+    shown = record_view([r.row for r in found], states if any(states) else None)
+    return [heading(str(tp), note), shown if found else "  no record from there on"]

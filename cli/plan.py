@@ -1,0 +1,230 @@
+"""`sluice plan`: what a run would do, with nothing touched; and what one is asked to do, typed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli import parse
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import bad, count, good, heading, size, table, warn
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch import Preview
+    from sluice.pipelines.ledger.entries import OriginItem
+    from sluice.pipelines.plan import Owed
+
+SHOWN = 40
+"""Rows of a table for people; `--json` has all."""
+
+Offsets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--offsets",
+        metavar="T:P:START-END",
+        help="Exactly these offsets, END not included; repeatable.",
+        show_default=False,
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="T:P", help="Catch up these partitions only; repeatable.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(plan)
+
+
+def request(offsets: Sequence[str] | None, only: Sequence[str] | None) -> Request:
+    """What `--offsets` and `--only` ask for; neither: catch up. Raises UsageError."""
+    if offsets and only:
+        raise UsageError("--offsets and --only together", remedy="--offsets names its partitions: leave --only out")
+    if offsets:
+        return Request(RequestKind.OFFSETS, tuple(parse.asked_range(text) for text in offsets))
+    return Request(RequestKind.CATCH_UP, only=tuple(parse.partition(text) for text in only or ()))
+
+
+def plan(session: Session, feed: FeedName, offsets: Offsets = None, only: Only = None) -> int:
+    """Show what a run would read, and from whom.
+
+    A dry run: nothing is written anywhere. Exits as the run would: 3 when partitions are refused or
+    another batch is in the way.
+
+    $ sluice plan orders
+    $ sluice plan orders --offsets orders:0:100-200 --offsets orders:1:0-50
+    """
+    from sluice.pipelines.batch import preview
+
+    asked = request(offsets, only)
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
+        seen = preview(found, edges, asked)
+    session.terminal.show(*view(seen, feed, asked))
+    session.terminal.document(document(seen, feed, asked))
+    return max((e.exit_code for e in problems(seen)), default=0)
+
+
+def problems(seen: Preview) -> list[SluiceError]:
+    """Why the run would not land all that was asked for."""
+    return [r.error for r in seen.refusals] + ([seen.blocked] if seen.blocked else [])
+
+
+# -- for people
+
+
+def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
+    out = [heading(f"Plan of {feed}", f"{asked}, cluster {seen.survey.cluster_id}"), _partitions(seen)]
+    if seen.plan is not None:
+        out += _work(seen.plan)
+    out += [_refusal(error) for error in problems(seen)]
+    out += _verdict(seen)
+    return out
+
+
+def _partitions(seen: Preview) -> RenderableType:
+    owed = {o.key: o for o in seen.owed}
+    rows = [
+        (
+            *(str(key), str(p.leader), count(p.log_start), count(_position(seen, key)), count(p.stable_end)),
+            *(count(o.span if (o := owed.get(key)) else 0), _notes(seen, key, p, owed.get(key))),
+        )
+        for key, p in sorted(seen.survey.partitions.items())
+    ]
+    names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
+    return table(names, shortened(rows, len(names)), right="leader log position stable owed")
+
+
+def shortened(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
+    if len(rows) <= SHOWN:
+        return list(rows)
+    return [*rows[:SHOWN], (f"… {len(rows) - SHOWN} more", *[""] * (width - 1))]
+
+
+def _position(seen: Preview, key: Key) -> int | None:
+    """Next offset to read: the frontier, or the origin that a run would pin."""
+    new = _new_origin(seen, key)
+    if new is not None:
+        return new.offset
+    return seen.survey.state.frontier(key) if key in seen.survey.state.origins else None
+
+
+def _new_origin(seen: Preview, key: Key) -> OriginItem | None:
+    return next((i for i in seen.survey.new_origins if i.key == key), None)
+
+
+def _notes(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str:
+    new = _new_origin(seen, key)
+    held = p.high_watermark - p.stable_end
+    parts = [
+        f"begins here ({new.why})" if new else "",
+        f"{count(held)} not stable yet" if held else "",
+        *(f"lost {r}" for r in (owed.lost if owed else ())),
+    ]
+    return ", ".join(p for p in parts if p)
+
+
+def _work(plan: Plan) -> list[RenderableType]:
+    rows = [
+        (
+            str(t.index),
+            str(t.leader),
+            str(len(t.slices)),
+            count(sum(s.span for s in t.slices)),
+            size(t.estimated_bytes),
+            _reads(t),
+        )
+        for t in plan.tasks
+    ]
+    names = ("task", "leader", "slices", "offsets", "about", "reads")
+    note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
+    return [
+        heading("Tasks", note),
+        table(names, shortened(rows, len(names)), right="task leader slices offsets about"),
+    ]
+
+
+def _reads(task: Task) -> str:
+    shown = [f"{s.tp} {s.range}" for s in task.slices[:3]]
+    return ", ".join(shown) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
+
+
+def _refusal(error: SluiceError) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(bad(error.message), Text(f"  → {error.remedy}", style="dim"))
+
+
+def _verdict(seen: Preview) -> list[RenderableType]:
+    if problems(seen):
+        return [warn("a run would land the rest and stop with exit code 3")] if seen.plan and not seen.blocked else []
+    return [good("nothing is owed: a run would do nothing")] if seen.plan is None else []
+
+
+# -- for programs
+
+
+def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
+    owed = {o.key: o for o in seen.owed}
+    return {
+        "feed": feed,
+        "cluster": seen.survey.cluster_id,
+        "request": str(asked),
+        "hash": seen.plan.hash if seen.plan else None,
+        "offsets": seen.plan.span if seen.plan else 0,
+        "estimated_bytes": seen.plan.estimated_bytes if seen.plan else 0,
+        "partitions": [_partition(seen, k, p, owed.get(k)) for k, p in sorted(seen.survey.partitions.items())],
+        "tasks": [_task(t) for t in (seen.plan.tasks if seen.plan else ())],
+        "refusals": [r.error.fields() for r in seen.refusals],
+        "blocked": seen.blocked.fields() if seen.blocked else None,
+    }
+
+
+def _partition(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> dict[str, Any]:
+    new = _new_origin(seen, key)
+    origin = new or seen.survey.state.origins.get(key)
+    committed = seen.survey.committed.get(key.tp)
+    return {
+        "topic": key.topic,
+        "partition": key.partition,
+        "topic_id": key.topic_id,
+        "leader": p.leader,
+        "leader_epoch": p.leader_epoch,
+        "log_start": p.log_start,
+        "stable_end": p.stable_end,
+        "high_watermark": p.high_watermark,
+        "position": _position(seen, key),
+        "origin": {"offset": origin.offset, "why": origin.why, "new": new is not None} if origin else None,
+        "committed": committed.offset if committed else None,
+        "owed": ranges(owed.ranges if owed else ()),
+        "lost": ranges(owed.lost if owed else ()),
+        "estimated_bytes": owed.estimated_bytes if owed else 0,
+    }
+
+
+def ranges(given: Iterable[tuple[int, int]]) -> list[list[int]]:
+    return [[start, end] for start, end in given]
+
+
+def _task(task: Task) -> dict[str, Any]:
+    return {
+        "index": task.index,
+        "leader": task.leader,
+        "estimated_bytes": task.estimated_bytes,
+        "slices": [
+            {
+                "topic": s.topic,
+                "partition": s.partition,
+                "start": s.start,
+                "end": s.end,
+                "estimated_bytes": s.estimated_bytes,
+            }
+            for s in task.slices
+        ],
+    }

@@ -1,0 +1,143 @@
+"""`sluice produce`: sample order events into a feed's topics."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import count, facts, good, rate, seconds, size
+from sluice.pipelines.errors import UsageError
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Feed
+    from sluice.resources.events import Sent
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(produce)
+
+
+def _share(given: str | float) -> float:
+    """`0.01` or `1%`."""
+    text = str(given)
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1:
+        raise typer.BadParameter(f"{text!r} is not a share such as 0.01 or 1%")
+    return value
+
+
+def _share_option(text: str) -> Any:
+    return typer.Option(parser=_share, metavar="SHARE", help=text, show_default=False)
+
+
+def produce(
+    session: Session,
+    feed: FeedName,
+    records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="How many.")] = 10_000,
+    per_second: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="N",
+            min=0.001,
+            help="Records a second; else as fast as it goes.",
+            show_default=False,
+        ),
+    ] = None,
+    bad_share: Annotated[float, _share_option("Malformed: no JSON, cut off, wrong types.")] = 0.0,
+    tombstones: Annotated[float, _share_option("Null values.")] = 0.0,
+    headers: Annotated[float, _share_option("Records with headers.")] = 0.0,
+    transactional: Annotated[bool, typer.Option("--transactional", help="Send in transactions.")] = False,
+    aborted: Annotated[float, _share_option("Transactions to abort.")] = 0.0,
+    compression: Annotated[str | None, typer.Option(metavar="gzip", help="Codec.", show_default=False)] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The same seed, the same events; else random.", show_default=False),
+    ] = None,
+    first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0,
+    spread: Annotated[str, typer.Option(metavar="DURATION", help="Stamp them evenly over this time until now.")] = "1m",
+    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Of a topic that has to be created.")] = 6,
+    create: Annotated[bool, typer.Option("--create", help="Create missing topics on any cluster.")] = False,
+) -> None:
+    """Send sample order events into a feed's topics.
+
+    JSON of about 180 bytes, keyed by customer. A topic that does not exist is created on the local Kafka;
+    elsewhere only with --create.
+
+    $ sluice produce orders --records 200000
+    $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
+    $ sluice produce orders --transactional --aborted 10% --seed 7
+    """
+    from sluice.pipelines.ports import Progress
+    from sluice.resources import events
+
+    found = session.feed(feed)
+    if aborted and not transactional:
+        raise UsageError("--aborted without --transactional", remedy="add --transactional")
+    mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
+    topics = _topics(session, found, partitions, create)
+    now = time.time_ns() // 1_000_000
+    stream = events.orders(mix, records, now - _duration(spread), now)
+    how = events.Sending(
+        topics,
+        transactional_id=f"sluice-produce-{feed}" if transactional else None,
+        rate=per_second,
+        compression=compression,
+    )
+    with session.terminal.progress() as meter:
+        sent = events.send(found.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
+    session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
+    session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
+
+
+def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
+    kinds = {"tombstones": sent.tombstones, "malformed": sent.malformed, "with headers": sent.with_headers}
+    shown = ", ".join(f"{count(n)} {name}" for name, n in kinds.items() if n)
+    return (
+        good(f"{count(sent.committed)} records sent to {', '.join(topics)}"),
+        facts(
+            *((("among them", shown),) if shown else ()),
+            *((("aborted", f"{count(sent.aborted)} more, in transactions that were aborted"),) if sent.aborted else ()),
+            (
+                "took",
+                f"{seconds(sent.seconds)} ({rate(sent.records, sent.seconds)}, {size(sent.bytes)} of values)",
+            ),
+        ),
+    )
+
+
+def _duration(text: str) -> int:
+    from sluice.pipelines.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--spread {text!r} {error}", remedy="write 30s, 10m, 6h or 2d") from None
+
+
+def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:
+    """The feed's topics as Kafka has them; named ones that are missing are created where that is allowed."""
+    from sluice.pipelines.topics import match
+    from sluice.resources import events
+
+    standing = events.topics_of(feed.kafka)
+    missing = [t for t in feed.topics.names if t not in standing]
+    if not missing:
+        return match(feed.topics, dict.fromkeys(standing, ""))
+    if not create and feed.kafka.bootstrap != session.project.local_bootstrap():
+        raise UsageError(
+            f"no topic {', '.join(missing)} at {feed.kafka.bootstrap}, which is not this project's local Kafka",
+            remedy="add --create to create it there, or start the local Kafka: sluice kafka start",
+            topic=missing[0],
+        )
+    events.create(feed.kafka, missing, partitions)
+    return tuple(sorted(feed.topics.names))

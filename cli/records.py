@@ -1,0 +1,78 @@
+"""Single records shown: bytes from outside are made harmless for people and kept whole, as base64, for programs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.terminal import count, safe, table
+from sluice.pipelines.units import show_instant
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHOWN_BYTES = 240
+"""Of a key or value, for people."""
+
+
+def rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Records of a table with Spark's Kafka columns; timestamps in ms, since a calendar may not reach them."""
+    import pyarrow as pa
+
+    at = table.schema.get_field_index("timestamp")
+    found: list[dict[str, Any]] = table.set_column(at, "timestamp", table.column(at).cast(pa.int64())).to_pylist()
+    return found
+
+
+def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:
+    """A table of records with Spark's Kafka columns; `states` says something of each."""
+    columns: dict[str, list[str | Text]] = {
+        "offset": [count(r["offset"]) for r in records],
+        "timestamp": [_time(r["timestamp"]) for r in records],
+        "key": [_bytes(r["key"]) for r in records],
+        "value": [_value(r["value"]) for r in records],
+    }
+    if any(r["headers"] for r in records):
+        columns["headers"] = [", ".join(h["key"] for h in r["headers"] or ()) for r in records]
+    if states:
+        columns["state"] = [Text(s, style="yellow") for s in states]
+    return table(list(columns), list(zip(*columns.values(), strict=True)), right="offset")
+
+
+def document(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record for programs: key, value and header values in base64, the timestamp in ms."""
+    return {
+        "topic": record["topic"],
+        "partition": record["partition"],
+        "offset": record["offset"],
+        "timestamp": record["timestamp"],
+        "timestamp_type": record["timestampType"],
+        "key": _base64(record["key"]),
+        "value": _base64(record["value"]),
+        "headers": [{"key": h["key"], "value": _base64(h["value"])} for h in record["headers"] or ()],
+    }
+
+
+def _time(ms: int | None) -> str:
+    return "–" if ms is None else show_instant(ms)
+
+
+def _value(value: bytes | None) -> Text:
+    return Text("tombstone", style="dim") if value is None else _bytes(value)
+
+
+def _bytes(value: bytes | None) -> Text:
+    """As text where it is UTF-8, with escapes for what is not or what a terminal would obey; shortened."""
+    if value is None:
+        return Text("null", style="dim")
+    text = safe(value[:SHOWN_BYTES].decode("utf-8", "backslashreplace")).replace("\n", "\\n")
+    more = len(value) - SHOWN_BYTES
+    return Text(text).append(f" … {more:,} bytes more", style="dim") if more > 0 else Text(text)
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode("ascii")

@@ -1,0 +1,128 @@
+"""One invocation of `sluice`: the options that every command has, and how a function becomes a command.
+
+    @command(app)
+    def plan(session: Session, feed: FeedName) -> int | None: ...
+
+The function gets a session instead of the common options and returns its exit code (None: 0).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from sluice.assets.feeds import FeedFiles
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.resources.project import Project
+
+Body = Callable[..., int | None]
+
+ProjectFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--project",
+        metavar="FOLDER",
+        help="The folder that holds feeds/, or one below it.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print one JSON document instead of tables.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show logs, and tracebacks of errors.")]
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "context": (typer.Context, inspect.Parameter.empty),
+    "project": (ProjectFolder, None),
+    "as_json": (Json, False),
+    "debug": (Debug, False),
+}
+
+FeedName = Annotated[
+    str, typer.Argument(metavar="FEED", help="A feed's name, as in feeds/FEED.yaml.", show_default=False)
+]
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a command has to work with."""
+
+    terminal: Terminal
+    folder: Path | None
+    debug: bool
+
+    @functools.cached_property
+    def project(self) -> Project:
+        """The project around the folder asked for, or the current one. Raises UsageError."""
+        from sluice.resources.project import Project
+
+        return Project.find(self.folder)
+
+    @functools.cached_property
+    def files(self) -> FeedFiles:
+        """The project's feed files, each by itself: a broken one stops nobody who asks for another."""
+        from sluice.assets.feeds import read_feeds
+
+        return read_feeds(self.project, self.project.environ())
+
+    def feed(self, name: str) -> Feed:
+        """One feed. Raises FeedError: what is wrong with its file, or that there is none."""
+        return self.files.feed(name)
+
+    def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
+        """The feed's edges; no connection is opened before the first question."""
+        from sluice.resources.edges import open_edges
+
+        return open_edges(feed)
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:
+    """Register the function as a command of `app`; it gains `--project`, `--json` and `--debug`.
+
+    Paragraphs of its docstring that begin with `$` are examples.
+    """
+
+    def register(body: Body) -> Body:
+        @functools.wraps(body)
+        def run(context: typer.Context, project: Path | None, as_json: bool, debug: bool, **given: Any) -> int | None:
+            _log(debug)
+            return body(Session(context.obj, project, debug), **given)
+
+        run.__signature__ = _signature(body)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in _signature(body).parameters.values()}
+        del run.__wrapped__
+        app.command(name, help=_help(body), no_args_is_help=False)(run)
+        return body
+
+    return register
+
+
+def _signature(body: Body) -> inspect.Signature:
+    own = [p for p in inspect.signature(body, eval_str=True).parameters.values() if p.name != "session"]
+    common = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _COMMON.items()
+    ]
+    return inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + common)
+
+
+def _help(body: Body) -> str:
+    """The docstring: paragraphs flow, `$ …` examples keep their lines."""
+    paragraphs = inspect.cleandoc(body.__doc__ or "").split("\n\n")
+    return "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
+
+
+def _log(debug: bool) -> None:
+    """Logs go to stderr. What libraries warn of while they retry is our error to tell, or nothing at all."""
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    for noisy in ("kafka", "py4j"):
+        logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.CRITICAL)

@@ -1,0 +1,229 @@
+"""`sluice status`: how far each feed is, in its ledger, in its group and in Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.plan import ranges, shortened
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import count, facts, good, heading, table, warn
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.units import show_instant
+from sluice.pipelines.values import Key
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger import Batch, State
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer."""
+
+    key: Key
+    origin: int | None
+    frontier: int | None
+    committed: int | None
+    end: int | None
+    holes: tuple[tuple[int, int], ...]
+
+    @property
+    def lag(self) -> int | None:
+        """Stable offsets above the frontier."""
+        return None if self.end is None or self.frontier is None else max(0, self.end - self.frontier)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """One feed; `error` says why Kafka's side is missing or refused."""
+
+    feed: str
+    partitions: tuple[Standing, ...]
+    live: tuple[Batch, ...]
+    last: Batch | None
+    error: SluiceError | None
+
+    @property
+    def lag(self) -> int | None:
+        lags = [p.lag for p in self.partitions]
+        return None if None in lags or self.error else sum(lag or 0 for lag in lags)
+
+    @property
+    def uncommitted(self) -> int:
+        """Offsets below the frontier that the group has not committed."""
+        return sum(max(0, p.frontier - (p.committed or p.origin or 0)) for p in self.partitions if p.frontier)
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(status)
+
+
+def status(
+    session: Session,
+    feed: Annotated[
+        str | None, typer.Argument(metavar="[FEED]", help="One feed, by partition.", show_default=False)
+    ] = None,
+) -> int:
+    """Show how far the feeds are.
+
+    Frontier, committed offsets, lag, live batches and their owners; with FEED by partition.
+
+    $ sluice status
+    $ sluice status orders --json
+    """
+    feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
+    with session.terminal.working("reading ledgers, asking Kafka"):
+        found = [look(session, f) for f in feeds.values()]
+    session.terminal.show(*(_detail(found[0]) if feed else _overview(found)))
+    session.terminal.document({"feeds": [document(f) for f in found]})
+    return max((f.error.exit_code for f in found if f.error), default=0)
+
+
+def look(session: Session, feed: Feed) -> FeedStatus:
+    """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
+    from sluice.pipelines.batch import open_ledger, survey
+    from sluice.pipelines.ledger import Ledger, State
+
+    state = State()
+    with session.open_edges(feed) as edges:
+        try:
+            state = Ledger(edges.lake, feed.name, edges.clock).read()
+            seen = survey(feed, edges, open_ledger(feed, edges))
+        except SluiceError as error:
+            return _standing(feed, state, state.commits, {}, error)
+    committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
+    ends = {k: p.stable_end for k, p in seen.partitions.items()}
+    return _standing(feed, seen.state, committed, ends, seen.refusals[0].error if seen.refusals else None)
+
+
+def _standing(
+    feed: Feed, state: State, committed: Mapping[Key, int], ends: Mapping[Key, int], error: SluiceError | None
+) -> FeedStatus:
+    keys = sorted({*ends, *(k for k in state.current.values() if k in state.origins)})
+    batches = sorted(state.batches.values(), key=lambda b: b.id)
+    return FeedStatus(
+        feed.name,
+        tuple(_partition(state, k, committed.get(k), ends.get(k)) for k in keys),
+        state.live(),
+        batches[-1] if batches else None,
+        error,
+    )
+
+
+def _partition(state: State, key: Key, committed: int | None, end: int | None) -> Standing:
+    if key not in state.origins:
+        return Standing(key, None, None, committed, end, ())
+    frontier = state.frontier(key)
+    above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
+    return Standing(key, state.origins[key].offset, frontier, committed, end, above)
+
+
+# -- for people
+
+
+def _overview(found: list[FeedStatus]) -> list[RenderableType]:
+    rows = [
+        (
+            f.feed,
+            str(len(f.partitions)),
+            count(f.lag),
+            count(f.uncommitted),
+            _batch(f.last),
+            str(len(f.live)),
+            _state(f),
+        )
+        for f in found
+    ]
+    names = ("feed", "partitions", "lag", "uncommitted", "last batch", "live", "")
+    return [table(names, rows, right="partitions lag uncommitted live")] if rows else [Text("no feeds")]
+
+
+def _state(status: FeedStatus) -> Text:
+    if status.error:
+        return warn(status.error.message.splitlines()[0])
+    if status.last is None:
+        return Text("never run", style="dim")
+    return good("caught up") if status.lag == 0 else Text("")
+
+
+def _batch(batch: Batch | None) -> str:
+    if batch is None:
+        return "–"
+    return f"{batch.id} {batch.status}, {count(batch.rows)} rows, {show_instant(batch.planned_at // 1000 * 1000)}"
+
+
+def _detail(status: FeedStatus) -> list[RenderableType]:
+    rows = [
+        (
+            *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            ", ".join(f"also landed [{a}, {b})" for a, b in p.holes),
+        )
+        for p in status.partitions
+    ]
+    names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "")
+    out: list[RenderableType] = [
+        heading(status.feed, f"lag {count(status.lag)} offsets"),
+        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag"),
+        facts(
+            ("last batch", _batch(status.last)),
+            *(
+                (
+                    "live batch",
+                    f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}",
+                )
+                for b in status.live
+            ),
+        ),
+    ]
+    if status.error:
+        out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
+    return out
+
+
+# -- for programs
+
+
+def document(status: FeedStatus) -> dict[str, Any]:
+    return {
+        "feed": status.feed,
+        "lag": status.lag,
+        "uncommitted": status.uncommitted,
+        "partitions": [
+            {
+                "topic": p.key.topic,
+                "partition": p.key.partition,
+                "topic_id": p.key.topic_id,
+                "origin": p.origin,
+                "frontier": p.frontier,
+                "committed": p.committed,
+                "stable_end": p.end,
+                "lag": p.lag,
+                "landed_above_frontier": ranges(p.holes),
+            }
+            for p in status.partitions
+        ],
+        "live_batches": [_batch_document(b) for b in status.live],
+        "last_batch": _batch_document(status.last) if status.last else None,
+        "problem": status.error.fields() if status.error else None,
+    }
+
+
+def _batch_document(b: Batch) -> dict[str, Any]:
+    owner = {"run": b.owner.run, "host": b.owner.host, "pid": b.owner.pid}
+    return {
+        "batch": b.id,
+        "status": str(b.status),
+        "request": b.request,
+        "plan": b.hash,
+        "planned_at": b.planned_at,
+        "offsets": b.reserved_span,
+        "rows": b.rows,
+        "failed_slices": b.failed,
+        "owner": owner,
+    }

@@ -1,0 +1,198 @@
+"""What comes out: tables and words for people, or one JSON document for programs.
+
+Promises: with `--json`, stdout carries exactly one JSON document, whatever libraries and child processes print (their
+stdout becomes stderr); notes and progress go to stderr, moving ones only when it is a terminal; text from outside
+(topics, paths, messages of brokers) cannot move the cursor or write markup.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from sluice.pipelines.errors import Refused, SluiceError
+
+if TYPE_CHECKING:
+    from sluice.pipelines.ports import Reporter
+
+WIDE = 160
+"""Columns where stdout is no terminal: tables in a pipe are not cut to the width of a screen that is not there."""
+
+
+class Terminal:
+    """One command's way of speaking. With `documents`, people's output is dropped and documents are written there."""
+
+    def __init__(self, documents: TextIO | None = None) -> None:
+        self._documents = documents
+        self._out = _console(sys.stdout)
+        self._err = _console(sys.stderr)
+
+    @property
+    def json(self) -> bool:
+        return self._documents is not None
+
+    @property
+    def width(self) -> int:
+        return self._out.width
+
+    def show(self, *what: RenderableType) -> None:
+        """For people, to stdout."""
+        if not self.json:
+            self._out.print(*what, sep="\n")
+
+    def document(self, value: Mapping[str, Any]) -> None:
+        """For programs: the one JSON document. Nothing for people."""
+        if self._documents is not None:
+            self._documents.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+            self._documents.flush()
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """What happens meanwhile, to stderr."""
+        self._err.print(Text(safe(text), style=style), soft_wrap=True)
+
+    def fail(self, error: SluiceError) -> None:
+        """Message and remedy, to stderr; nothing else."""
+        refused = isinstance(error, Refused)
+        head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
+        self._err.print(head.append(Text(safe(error.message), style="not bold default")), soft_wrap=True)
+        if error.remedy:
+            self._err.print(Text.assemble(("  → ", "bold"), safe(error.remedy)), soft_wrap=True)
+
+    def traceback(self) -> None:
+        self._err.print_exception()
+
+    @contextlib.contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """A sign of life on a terminal while the block runs."""
+        if not self._err.is_terminal:
+            yield
+            return
+        with self._err.status(Text(text, style="dim"), spinner="dots"):
+            yield
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Reporter]:
+        """A meter that takes progress; it moves on a terminal only and vanishes with the block."""
+        if not self._err.is_terminal:
+            yield lambda progress: None
+            return
+        from sluice.cli.meter import Moving
+
+        # A descriptor of its own: while a run is on, the usual ones belong to its log.
+        with os.fdopen(os.dup(2), "w", encoding="utf-8") as own, Moving(_console(own)) as meter:
+            yield meter
+
+
+def _console(stream: TextIO) -> Console:
+    width = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def claimed_stdout() -> Iterator[TextIO]:
+    """The real stdout for documents alone: until the block ends descriptor 1 is stderr, for children too."""
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(real), "w", encoding="utf-8") as documents:
+            yield documents
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+
+
+def safe(text: str) -> str:
+    """The text without anything that a terminal obeys: control characters are shown as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+# -- how things look
+
+
+def heading(text: str, note: str = "") -> Text:
+    """A title over a block."""
+    line = Text("\n").append(safe(text), style="bold")
+    return line.append(f"  {safe(note)}", style="dim") if note else line
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "") -> RenderableType:
+    """A plain table: `right` names the columns set flush right, by their first words."""
+    numeric = set(right.split())
+    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    for i, name in enumerate(columns):
+        is_number = name.partition(" ")[0] in numeric
+        justify: JustifyMethod = "right" if is_number else "left"
+        out.add_column(_INDENT + name if i == 0 else name, justify=justify, overflow="fold", no_wrap=is_number)
+    for row in rows:
+        first, *rest = map(_cell, row)
+        out.add_row(Text(_INDENT).append(first), *rest)
+    return out
+
+
+def facts(*pairs: tuple[str, str | Text]) -> RenderableType:
+    """Names and values, one a line."""
+    out = Table.grid(padding=(0, 2, 0, 0))
+    out.add_column(style="dim", no_wrap=True)
+    out.add_column(overflow="fold")
+    for name, value in pairs:
+        out.add_row(_INDENT + name, _cell(value))
+    return out
+
+
+_INDENT = "  "
+
+
+def _cell(given: str | Text) -> Text:
+    return given if isinstance(given, Text) else Text(safe(given))
+
+
+def good(text: str) -> Text:
+    return Text.assemble(("✓ ", "bold green"), safe(text))
+
+
+def bad(text: str) -> Text:
+    return Text.assemble(("✗ ", "bold red"), safe(text))
+
+
+def warn(text: str) -> Text:
+    return Text.assemble(("! ", "bold yellow"), safe(text))
+
+
+def count(n: int | None) -> str:
+    return "–" if n is None else f"{n:,}"
+
+
+def many(n: int, thing: str) -> str:
+    """`1 feed`, `3 feeds`."""
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def size(n: float) -> str:
+    """Bytes, to three digits: `1.23 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}" if unit != "B" else f"{n:.0f} B"
+        n /= 1000
+    return f"{n:,.3g} TB"
+
+
+def seconds(s: float) -> str:
+    return f"{s:.1f} s" if s < 120 else f"{int(s // 60)} min {int(s % 60)} s"
+
+
+def rate(n: float, s: float, unit: str = "records") -> str:
+    return f"{n / s:,.0f} {unit}/s" if s > 0 else "–"
