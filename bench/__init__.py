@@ -1,0 +1,1 @@
+"""How fast Sluice is, side by side with the usual ways; every landing is checked before its time counts."""

@@ -1,0 +1,68 @@
+"""`sluice bench`: how fast, side by side with the usual ways."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import good
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME]...", help="Benchmarks, such as raw; none: all.", show_default=False),
+]
+Records = Annotated[
+    int | None, typer.Option(min=1, help="Records in the topic; otherwise what the benchmark says (raw: 2,000,000).")
+]
+Repeat = Annotated[int, typer.Option(min=1, help="Landings of each peer that count.")]
+WarmUps = Annotated[int, typer.Option("--warm-ups", min=0, help="Landings before those, of what warms up.")]
+Cores = Annotated[int | None, typer.Option(min=1, help="Cores of Spark's and of Sluice's tasks; without it, all.")]
+Peers = Annotated[
+    list[str] | None, typer.Option("--peer", help="Only this peer (again for more): sluice, spark, kafka-python.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="FOLDER", help="Where Kafka and loaded topics are kept; else the user's cache."),
+]
+Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md and .json.")]
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(bench)
+
+
+def bench(
+    session: Session,
+    names: Names = None,
+    records: Records = None,
+    repeat: Repeat = 3,
+    warm_ups: WarmUps = 2,
+    cores: Cores = None,
+    peer: Peers = None,
+    data: Data = None,
+    write: Write = False,
+) -> None:
+    """Measure Sluice side by side with Spark's Kafka connector and a plain loop.
+
+    It starts a Kafka of its own, loads a topic (kept for the next time), sets up the peers, warms up, lets them land
+    the topic in turn, checks every row that they landed, and prints medians and ratios. It takes some minutes, and
+    means most on a machine that is otherwise quiet.
+
+    $ sluice bench
+    $ sluice bench raw --records 500000 --peer sluice --peer spark
+    """
+    from sluice.bench.command import Asked, run
+    from sluice.bench.render import shown
+    from sluice.bench.render import write as written
+
+    asked = Asked(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
+    report = run(asked, sys.argv[1:], session.terminal.note)
+    session.terminal.show(*shown(report))
+    if write:
+        page, document = written(report, session.project.root / "docs")
+        session.terminal.show(good(f"written to {page} and {document.name}"))
+    session.terminal.document(report.document())

@@ -1,0 +1,66 @@
+"""One call of the benchmark, from what was asked for to the report; `cli` is its command line.
+
+Everything it needs is set up by itself and kept for the next time in the user's cache: a Kafka of its own, loaded
+topics, jars and packages of the peers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sluice.bench import machine, peers, race, suite
+from sluice.bench.results import Report
+from sluice.pipelines.errors import UsageError
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to measure: benchmarks by name (none: all), how often, and what deviates from each one's own choice."""
+
+    names: tuple[str, ...] = ()
+    records: int | None = None
+    repeat: int = 3
+    warm_ups: int = 2
+    cores: int | None = None
+    peers: tuple[str, ...] = ()
+    folder: Path | None = None
+
+
+def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
+    """Measure and report. `arguments` are the command's, for the report; `note` hears how far it is.
+
+    Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
+    """
+    races = [suite.race(name) for name in asked.names or suite.SUITE]
+    chosen = tuple(peers.named(name) for name in asked.peers)
+    terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, asked.records, chosen)
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    with _alone(asked.folder or default_folder()) as folder:
+        results = tuple(race.run(r, terms, folder, note) for r in races)
+    return Report(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions(), results)
+
+
+def default_folder() -> Path:
+    """Where the benchmark keeps its things: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "bench"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """Two benchmarks at once would measure each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "running.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError("another `sluice bench` is under way", remedy="wait until it has ended") from None
+        yield folder.absolute()

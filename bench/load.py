@@ -1,0 +1,97 @@
+"""A workload's topic in the benchmark's own Kafka: loaded once, found again by the next run.
+
+Promises: a topic that `ensure` returns holds exactly the workload's records, each at the offset that is its number;
+one whose loading was cut short is removed and made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import duckdb
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+
+from sluice.bench.batches import Batch, batches
+from sluice.bench.check import Digest, digest_of_sent
+from sluice.bench.produce import Producer
+from sluice.bench.workloads import Workload
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A topic with all of a workload's records. `digests` is what each partition holds."""
+
+    topic: str
+    digests: dict[int, Digest]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition: digest.rows for partition, digest in self.digests.items()}
+
+
+def ensure(workload: Workload, bootstrap: str, folder: Path, note: Note) -> Loaded:
+    """The workload's topic, loaded now unless it is there. `folder` remembers what topics hold. Raises Failed."""
+    # DuckDB's row hash is stable within a version only.
+    memo = folder / f"{workload.name}-{workload.fingerprint}-duckdb{duckdb.__version__}.json"
+    known = _recall(memo)
+    if known and _ends(bootstrap, known.topic) == known.ends:
+        return known
+    note(f"loading {workload.records:,} records into Kafka (kept for the next time)")
+    loaded = _load(workload, bootstrap)
+    _remember(memo, loaded)
+    return loaded
+
+
+def _load(workload: Workload, bootstrap: str) -> Loaded:
+    prefix = f"bench-{workload.name}-{workload.fingerprint}-"
+    topic = prefix + uuid.uuid4().hex[:6]
+    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        if cut_short := [t for t in admin.list_topics() if t.startswith(prefix)]:
+            admin.delete_topics(cut_short)
+        shape = {"num_partitions": len(workload.weights), "configs": {"retention.ms": "-1"}}
+        admin.create_topics({topic: shape}, wait_for_metadata=True)
+    digests = dict.fromkeys(range(len(workload.weights)), Digest())
+    with Producer(bootstrap, topic) as producer:
+        for turn in zip_longest(*(_packed(workload, p, digests) for p in digests)):
+            producer.send({p: batch for p, batch in enumerate(turn) if batch})
+        producer.flush()
+    return Loaded(topic, digests)
+
+
+def _packed(workload: Workload, partition: int, digests: dict[int, Digest]) -> Iterator[Batch]:
+    """The partition's batches; what they hold is added to its digest on the way."""
+    for chunk in workload.chunks(partition):
+        digests[partition] += digest_of_sent(partition, chunk)
+        yield from batches(chunk, workload.codec, workload.batch_bytes)
+
+
+def _ends(bootstrap: str, topic: str) -> dict[int, int]:
+    """Records that each partition of the topic holds from offset 0 on; empty when there is no such topic."""
+    with KafkaConsumer(bootstrap_servers=bootstrap, allow_auto_create_topics=False) as consumer:
+        found = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
+        begins, ends = consumer.beginning_offsets(found), consumer.end_offsets(found)
+        return {tp.partition: ends[tp] for tp in found if begins[tp] == 0}
+
+
+def _recall(memo: Path) -> Loaded | None:
+    try:
+        kept = json.loads(memo.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return Loaded(kept["topic"], {int(p): Digest(*d) for p, d in kept["digests"].items()})
+
+
+def _remember(memo: Path, loaded: Loaded) -> None:
+    memo.parent.mkdir(parents=True, exist_ok=True)
+    partial = memo.with_suffix(".partial")
+    partial.write_text(
+        json.dumps({"topic": loaded.topic, "digests": {p: (d.rows, d.sum) for p, d in loaded.digests.items()}})
+    )
+    partial.replace(memo)

@@ -1,0 +1,156 @@
+"""What a tree of processes costs: CPU time and memory, and what else the machine was busy with meanwhile.
+
+Promises: CPU time counts every process below the root, ended ones too as soon as their parent took note of them (as
+JVMs and Spark's Python daemon do). Memory is each process's own highest resident size, as the kernel keeps it. Where
+there is no `/proc` (macOS), CPU and memory are unknown and wall time alone is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+
+_PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_LOOK_SECONDS = 0.5  # between two looks for processes; their peaks are kept by the kernel
+_PEAK = re.compile(rb"VmHWM:\s+(\d+) kB")
+_PID = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one block of work: wall seconds, CPU seconds of the tree (None: unknown), peak bytes by kind of process.
+
+    Kinds are `driver` (the root), `jvm`, `worker` (a Python process that is not the root) and `other`; a kind's peak
+    is that of its largest process since that began. `machine_cpu` is CPU seconds of everything on the machine,
+    `beside_cpu` those of the processes named as standing beside, such as the broker.
+    """
+
+    seconds: float
+    cpu: float | None
+    machine_cpu: float | None
+    beside_cpu: float | None
+    peaks: Mapping[str, int] = field(default_factory=dict)
+
+
+class Meter:
+    """Takes the cost of a block. `cost` is there once the block has ended."""
+
+    cost: Cost
+
+    def __init__(self, root: int, beside: tuple[int, ...]) -> None:
+        self._root, self._beside, self._peaks = root, beside, dict[str, int]()
+
+    def begin(self) -> None:
+        self._before = self._clocks()
+        self._started = time.perf_counter()
+
+    def end(self) -> None:
+        seconds = time.perf_counter() - self._started
+        self.look()
+        cpu, machine, beside = (_less(now, then) for now, then in zip(self._clocks(), self._before, strict=True))
+        self.cost = Cost(seconds, cpu, machine, beside, self._peaks)
+
+    def look(self) -> None:
+        """Take note of every process of the tree and its highest size until now."""
+        for pid in _tree(self._root):
+            kind = "driver" if pid == self._root else _kind(pid)
+            self._peaks[kind] = max(self._peaks.get(kind, 0), _peak(pid))
+
+    def _clocks(self) -> tuple[float | None, float | None, float | None]:
+        if not _measurable():
+            return None, None, None
+        stats = _stats()
+        beside = sum(stats[pid].cpu for pid in self._beside if pid in stats)
+        return sum(stats[pid].cpu for pid in _tree(self._root, stats)), _machine_cpu(), beside
+
+
+@contextmanager
+def metered(root: int, beside: tuple[int, ...] = ()) -> Iterator[Meter]:
+    """Measure the block as work of the process `root` and all below it."""
+    meter, stop = Meter(root, beside), Event()
+
+    def watch() -> None:
+        while not stop.wait(_LOOK_SECONDS):
+            meter.look()
+
+    watcher = Thread(target=watch, name="bench-meter", daemon=True)
+    meter.begin()
+    watcher.start()
+    try:
+        yield meter
+    finally:
+        stop.set()
+        watcher.join()
+        meter.end()
+
+
+def _less(now: float | None, then: float | None) -> float | None:
+    return None if now is None or then is None else now - then
+
+
+def _measurable() -> bool:
+    return (_PROC / "self" / "stat").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    parent: int
+    cpu: float
+    """Seconds of its own and of the children that it has waited for."""
+
+
+def _stats() -> dict[int, _Stat]:
+    if not _measurable():
+        return {}
+    pids = (int(name) for name in os.listdir(_PROC) if _PID.fullmatch(name))
+    return {pid: stat for pid in pids if (stat := _stat(pid))}
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return _Stat(int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
+
+
+def _tree(root: int, stats: Mapping[int, _Stat] | None = None) -> list[int]:
+    """The root and all below it, those that live."""
+    stats = _stats() if stats is None else stats
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found = [root] if root in stats else []
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def _kind(pid: int) -> str:
+    try:
+        name = (_PROC / str(pid) / "comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "other"
+    return "jvm" if name.startswith("java") else "worker" if name.startswith("python") else "other"
+
+
+def _peak(pid: int) -> int:
+    try:
+        found = _PEAK.search((_PROC / str(pid) / "status").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def _machine_cpu() -> float:
+    """Seconds that all processors were busy (user, nice, system, interrupts and what the hypervisor stole)."""
+    fields = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, interrupt, soft, stolen = map(int, fields[:8])
+    return (user + nice + system + interrupt + soft + stolen) / _TICKS

@@ -1,0 +1,46 @@
+"""Python packages that only a peer needs, beside the project's own: fetched once, seen by that peer alone."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.pipelines.errors import SetupError
+
+
+def packages(wanted: Sequence[str], folder: Path) -> Path:
+    """A folder for PYTHONPATH that holds exactly these pinned packages, without what they depend on.
+
+    It lives below `folder` and appears whole. Raises SetupError with pip's own words when they cannot be fetched.
+    """
+    digest = hashlib.sha256(repr((sys.version_info[:2], sorted(wanted))).encode()).hexdigest()[:8]
+    target = folder / f"packages-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "packages.lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not target.is_dir():
+            _fetch(wanted, target)
+    return target
+
+
+def _fetch(wanted: Sequence[str], target: Path) -> None:
+    # An environment of its own brings a pip; the one that we run in may have none, and stays as it is.
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="packages.") as scratch:
+        _run([sys.executable, "-m", "venv", f"{scratch}/venv"], wanted)
+        pip = [f"{scratch}/venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--no-deps", "--only-binary=:all:", "--target", f"{scratch}/found", *wanted], wanted)
+        Path(scratch, "found").rename(target)
+
+
+def _run(command: Sequence[str], wanted: Sequence[str]) -> None:
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise SetupError(
+            f"could not fetch {', '.join(wanted)}\n{(said.stdout + said.stderr)[-1500:]}",
+            remedy="check the network and repeat, or leave that peer out with --peer",
+        )

@@ -1,0 +1,88 @@
+"""Sluice as a peer: the product's own path from plan to visible Parquet, ledger and proof included, nothing left out.
+
+Each landing goes into a lake of its own, so that everything is owed; the Spark session stays, as in a service.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sluice.bench.stand import Assignment, Ready, serve
+from sluice.pipelines.batch import BatchResult, land
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ports import Progress
+from sluice.pipelines.values import Owner, Request, RequestKind
+from sluice.resources.edges import now, open_edges
+
+
+@contextmanager
+def stand(given: Assignment) -> Iterator[Ready]:
+    yield Ready(partial(_land, given), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
+
+
+def _land(given: Assignment, out: Path) -> dict[str, Any]:
+    feed = _feed(given, out)
+    stages = _Stages()
+    with open_edges(feed) as edges:
+        # In a lake that nobody else knows, the catch-up of a group that never committed is the whole topic.
+        result = land(feed, replace(edges, parallelism=given.cores), Request(RequestKind.CATCH_UP), _owner(), stages)
+    result.check()
+    return {"stages": stages.seconds(), "tasks": _activities(result.batches)}
+
+
+def _feed(given: Assignment, out: Path) -> Feed:
+    settings = {
+        "feed": "bench",
+        "kafka": {"bootstrap": given.bootstrap},
+        "topics": given.topic,
+        "start": "earliest",
+        "lake": str(out),
+        "commit": "none",
+        "spark": {"master": f"local[{given.cores},3]"},
+    }
+    return Feed.model_validate(settings, context={"root": out.parent})
+
+
+def _owner() -> Owner:
+    return Owner(uuid.uuid4().hex, "bench", os.uname().nodename, os.getpid(), now())
+
+
+class _Stages:
+    """Takes progress and keeps the seconds from each stage's first word to the next stage's."""
+
+    def __init__(self) -> None:
+        self._marks = [("start", time.perf_counter())]
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.stage != self._marks[-1][0]:
+            self._marks.append((progress.stage, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        spent: Counter[str] = Counter()
+        ends = [*(mark for _, mark in self._marks[1:]), time.perf_counter()]
+        for (stage, begin), end in zip(self._marks, ends, strict=True):
+            spent[stage] += end - begin  # type: ignore[assignment]
+        return {stage: round(seconds, 3) for stage, seconds in spent.items()}
+
+
+def _activities(batches: tuple[BatchResult, ...]) -> dict[str, float]:
+    """Seconds by activity, over all tasks (which ran side by side)."""
+    spent: Counter[str] = Counter()
+    for batch in batches:
+        for receipt in batch.receipts:
+            spent.update(receipt.timings)
+    return {activity: round(ns / 1e9, 3) for activity, ns in spent.items()}
+
+
+if __name__ == "__main__":
+    serve(stand)

@@ -1,0 +1,55 @@
+"""Spark's own Kafka connector as a peer: a batch read of the whole topic into Parquet, on the same number of cores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sluice.bench.stand import Assignment, Ready, serve
+
+_CONF: dict[str, Any] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "4g",
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Its faster choices: the old INT96 stamps and zstd's level 3 would cost it time.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
+}
+
+
+@contextmanager
+def stand(given: Assignment) -> Iterator[Ready]:
+    jars = sorted(Path(given.jars).glob("*.jar"))
+    builder = SparkSession.builder.appName("bench").master(f"local[{given.cores}]")
+    with builder.config(map=_CONF | {"spark.jars": ",".join(map(str, jars))}).getOrCreate() as spark:
+        yield Ready(partial(_land, spark, given), {"pyspark": spark.version} | dict(map(_version, jars)))
+
+
+def _version(jar: Path) -> tuple[str, str]:
+    name, _, version = jar.stem.rpartition("-")
+    return name, version
+
+
+def _land(spark: SparkSession, given: Assignment, out: Path) -> dict[str, Any]:
+    options = {
+        "kafka.bootstrap.servers": given.bootstrap,
+        "subscribe": given.topic,
+        "startingOffsets": "earliest",
+        "endingOffsets": json.dumps({given.topic: {str(p): end for p, end in given.ends.items()}}),
+        "includeHeaders": "true",
+    }
+    read = spark.read.format("kafka").options(**options).load()
+    read.write.parquet(str(out), compression="zstd")
+    return {}
+
+
+if __name__ == "__main__":
+    serve(stand)

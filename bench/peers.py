@@ -1,0 +1,160 @@
+"""Who lands the topic: the registry of peers, and a handle on one that runs in a process of its own.
+
+Promises: a peer's process, and whatever it started, ends with the `with` that opened it; one that fails is told with
+its own last words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sluice.bench.packages import packages
+from sluice.bench.stand import Assignment
+from sluice.pipelines.errors import Failed, UsageError
+from sluice.resources import java
+
+_SPARK = "org.apache.spark"
+_TOKENS = "spark-token-provider-kafka-0-10_2.13"
+_IN_SPARK = (
+    "org.scala-lang:scala-library",
+    "org.scala-lang.modules:scala-parallel-collections_2.13",
+    "org.apache.spark:spark-tags_2.13",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.slf4j:slf4j-api",
+    "com.google.code.findbugs:jsr305",
+    "at.yawk.lz4:lz4-java",
+    "org.lz4:lz4-java",
+    "com.github.luben:zstd-jni",
+    "org.xerial.snappy:snappy-java",
+)
+"""What Spark's connector asks for and pyspark's jars hold already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later."""
+
+    name: str
+    title: str
+    module: str
+    warms_up: bool = True
+    artifacts: tuple[java.Artifact, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice")
+SPARK = Peer(
+    "spark",
+    "Spark's Kafka connector",
+    "sluice.bench.peer_spark",
+    # The newest connector on Maven Central whose parts resolve; it runs on the pyspark that Sluice pins.
+    artifacts=(
+        java.Artifact(_SPARK, "spark-sql-kafka-0-10_2.13", "4.2.0", (*_IN_SPARK, f"{_SPARK}:{_TOKENS}")),
+        java.Artifact(_SPARK, _TOKENS, "4.0.0", (*_IN_SPARK, "org.apache.kafka:kafka-clients")),
+    ),
+)
+KAFKA_PYTHON = Peer(
+    "kafka-python",
+    "kafka-python loop, one process",
+    "sluice.bench.peer_kafka_python",
+    warms_up=False,
+    packages=("lz4==4.4.5",),
+)
+PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, KAFKA_PYTHON)}
+
+
+def named(name: str) -> Peer:
+    """The peer of that name. Raises UsageError."""
+    if name not in PEERS:
+        raise UsageError(f"no peer {name!r}", remedy=f"peers: {', '.join(PEERS)}")
+    return PEERS[name]
+
+
+class Running:
+    """A peer that stands by."""
+
+    def __init__(self, peer: Peer, process: subprocess.Popen[str], log: Path) -> None:
+        self.peer, self.pid = peer, process.pid
+        self._process, self._log = process, log
+        self.versions: dict[str, str] = self._answer()["versions"]
+
+    def land(self, out: Path) -> dict[str, Any]:
+        """Land the assigned topic below `out` and return what the peer tells of it. Raises Failed."""
+        _write(self._process.stdin, json.dumps({"out": str(out)}))
+        detail: dict[str, Any] = self._answer()["detail"]
+        return detail
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            words = self._log.read_text(errors="replace").splitlines()[-25:]
+            raise Failed(
+                "\n".join([f"{self.peer.title} ended with {self._process.wait()}; it said:", *words]),
+                remedy=f"read {self._log}, or leave this peer out with --peer",
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def running(peer: Peer, assignment: Assignment, folder: Path) -> Iterator[Running]:
+    """The peer, started and ready; it ends with the block. What it says goes to a log in `folder`."""
+    log = folder / f"{peer.name}.log"
+    with log.open("w") as words:
+        process = subprocess.Popen(
+            [sys.executable, "-m", peer.module],
+            env=_environment(peer, folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        _write(process.stdin, assignment.to_json())
+        yield Running(peer, process, log)
+    finally:
+        _end(process)
+
+
+def _environment(peer: Peer, folder: Path) -> dict[str, str]:
+    own = {"JAVA_HOME": str(java.java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if peer.packages:
+        own["PYTHONPATH"] = str(packages(peer.packages, folder))
+    return dict(os.environ) | own
+
+
+def connector_jars(peer: Peer) -> str:
+    """The folder with the peer's jars, fetched when it is not there; empty when it needs none. Raises SetupError."""
+    return str(java.jars(f"bench-{peer.name}", peer.artifacts)) if peer.artifacts else ""
+
+
+def _write(pipe: IO[str] | None, line: str) -> None:
+    # A peer that has ended is told of when its answer is read.
+    if pipe:
+        with suppress(BrokenPipeError):
+            pipe.write(line + "\n")
+            pipe.flush()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Close its input, and end its session when that does not end it."""
+    with suppress(BrokenPipeError):
+        process.stdin and process.stdin.close()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        process.stdout and process.stdout.close()

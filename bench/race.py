@@ -1,0 +1,118 @@
+"""A race: several peers land one topic, in turn, again and again, and every landing is checked before it counts.
+
+Promises: all peers read the same topic in the same Kafka on the same number of cores; they take turns, and who begins
+changes with every round, so that a busy minute of the machine hits all; what warms up is warm before the clock runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.bench.check import check_landed
+from sluice.bench.load import Loaded, ensure
+from sluice.bench.measure import metered
+from sluice.bench.peers import Peer, Running, connector_jars, running
+from sluice.bench.results import Landing, PeerResult, RaceResult
+from sluice.bench.stand import Assignment
+from sluice.bench.workloads import Workload
+from sluice.resources.local_kafka import LocalKafka
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """One named benchmark: what is made of which topic, by whom. The others are compared with the first peer."""
+
+    name: str
+    about: str
+    workload: Workload
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a race is run. `records` None: as many as its workload has; `peers` empty: all of the race's."""
+
+    cores: int
+    repeat: int = 3
+    warm_ups: int = 2
+    records: int | None = None
+    peers: tuple[Peer, ...] = ()
+
+
+def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
+    """Run it in `folder`, where topics stay loaded for the next time.
+
+    Raises SetupError, Failed (a peer ended) or ProofFailed (a peer landed something else than was sent).
+    """
+    workload = race.workload.of(terms.records)
+    peers = [p for p in race.peers if not terms.peers or p in terms.peers]
+    with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
+        loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
+        track = _Track(kafka, loaded, folder, terms, note)
+        results = track.run(peers)
+    shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
+    return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results))
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Everything that the peers of one race share."""
+
+    kafka: LocalKafka
+    loaded: Loaded
+    folder: Path
+    terms: Terms
+    note: Note
+
+    def run(self, peers: Sequence[Peer]) -> list[PeerResult]:
+        with ExitStack() as stack:
+            ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]
+            for peer in ready:
+                self._warm(peer)
+            landings: dict[str, list[Landing]] = {peer.peer.name: [] for peer in ready}
+            for turn in range(self.terms.repeat):
+                for peer in _rotated(ready, turn):
+                    landings[peer.peer.name].append(self._land(peer, f"{turn + 1} of {self.terms.repeat}"))
+            records = sum(self.loaded.ends.values())
+            return [
+                PeerResult(p.peer.name, p.peer.title, p.versions, records, tuple(landings[p.peer.name])) for p in ready
+            ]
+
+    @contextmanager
+    def _standing_by(self, peer: Peer) -> Iterator[Running]:
+        self.note(f"{peer.title}: getting ready")
+        jars = connector_jars(peer)
+        assignment = Assignment(self.kafka.bootstrap, self.loaded.topic, self.loaded.ends, self.terms.cores, jars)
+        with running(peer, assignment, self.folder) as ready:
+            yield ready
+
+    def _warm(self, peer: Running) -> None:
+        for turn in range(self.terms.warm_ups if peer.peer.warms_up else 0):
+            self._land(peer, f"warm-up {turn + 1}")
+
+    def _land(self, peer: Running, which: str) -> Landing:
+        out = self.folder / "out" / peer.peer.name
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            with metered(peer.pid, self._brokers()) as meter:
+                detail = peer.land(out)
+            files, size = check_landed(peer.peer.title, out, self.loaded.topic, self.loaded.digests)
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+        rate = sum(self.loaded.ends.values()) / meter.cost.seconds
+        self.note(f"{peer.peer.title}, {which}: {meter.cost.seconds:.2f} s, {rate:,.0f} records/s, rows checked")
+        return Landing(meter.cost, files, size, detail)
+
+    def _brokers(self) -> tuple[int, ...]:
+        return tuple(broker.pid for broker in self.kafka.status().brokers if broker.pid)
+
+
+def _rotated(peers: Sequence[Running], turn: int) -> list[Running]:
+    cut = turn % len(peers)
+    return [*peers[cut:], *peers[:cut]]

@@ -1,0 +1,57 @@
+"""A peer's own process: it says when it is ready, lands when it is told to, and ends when its input closes.
+
+One JSON document a line. In: the assignment, then `{"out": folder}` for each landing. Out: `{"versions": …}` once
+ready, then `{"detail": …}` when a landing is done. Whatever libraries print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice.cli.terminal import claimed_stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What to land: a whole topic, to the end of each partition, on so many cores. `jars` is a folder, or empty."""
+
+    bootstrap: str
+    topic: str
+    ends: dict[int, int]
+    cores: int
+    jars: str = ""
+
+    @property
+    def records(self) -> int:
+        return sum(self.ends.values())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Assignment:
+        given = json.loads(text)
+        return cls(**given | {"ends": {int(p): end for p, end in given["ends"].items()}})
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A peer that stands by: `land` writes everything below a new folder and may tell where its time went."""
+
+    land: Callable[[Path], dict[str, Any]]
+    versions: dict[str, str]
+
+
+def serve(stand: Callable[[Assignment], AbstractContextManager[Ready]]) -> None:
+    """Be a peer. A landing that raises ends the process; its traceback is on stderr."""
+    with claimed_stdout() as answers, stand(Assignment.from_json(sys.stdin.readline())) as ready:
+        print(json.dumps({"versions": ready.versions}), file=answers, flush=True)
+        for line in sys.stdin:
+            detail = ready.land(Path(json.loads(line)["out"]))
+            print(json.dumps({"detail": detail}), file=answers, flush=True)

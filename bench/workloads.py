@@ -1,0 +1,129 @@
+"""What is measured over: named sets of records, the same byte for byte on every machine.
+
+A workload is a shape (SQL that makes records out of their numbers), how many there are, how they lie over partitions
+and how they are packed. Its records follow from partition and number alone, so that what a topic holds, and what a
+peer must have landed, can be told without reading it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+
+import duckdb
+import pyarrow as pa
+
+from sluice.pipelines.errors import UsageError
+
+EPOCH_MS = 1_735_689_600_000
+"""The stamp of record 0 of each partition, 2025-01-01T00:00Z; one record a millisecond follows."""
+CHUNK_RECORDS = 50_000
+TRACE = "trace"
+"""The key of the one header that some records carry."""
+
+# `i` is the record's number in its partition; `r` and `s` are 64 bits each that follow from partition and number.
+_ROLLED = """
+    WITH rolled AS (
+        SELECT range AS i, md5_number_lower($p || '/' || range) AS r, md5_number_upper($p || '/' || range) AS s
+        FROM range($first, $last)
+    )
+    SELECT i AS "offset", key, value, $epoch + i AS timestamp, trace FROM rolled,
+        LATERAL (SELECT {key} AS key, {value} AS value, {trace} AS trace)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """SQL expressions over `i`, `r` and `s` for a record's key, value and header (NULL: none)."""
+
+    key: str
+    value: str
+    trace: str = "NULL::VARCHAR"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together."""
+
+    name: str
+    about: str
+    shape: Shape
+    records: int = 2_000_000
+    weights: tuple[int, ...] = (1, 1, 1, 1)
+    codec: str = "lz4"
+    batch_bytes: int = 40_000
+    brokers: int = 1
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Records by partition; they add up to `records`."""
+        total, cuts = sum(self.weights), [0]
+        for i in range(len(self.weights)):
+            cuts.append(self.records * sum(self.weights[: i + 1]) // total)
+        return tuple(end - start for start, end in pairwise(cuts))
+
+    @property
+    def fingerprint(self) -> str:
+        """Ten hex digits that change with anything that changes a record or its packing."""
+        return hashlib.sha256(repr((asdict(self), _ROLLED, EPOCH_MS)).encode()).hexdigest()[:10]
+
+    def of(self, records: int | None) -> Workload:
+        """The same with another number of records; None: as it is. Raises UsageError below one a partition."""
+        if records is not None and records < len(self.weights):
+            raise UsageError(f"{records} records over {len(self.weights)} partitions", remedy="ask for more records")
+        return replace(self, records=records or self.records)
+
+    def chunks(self, partition: int) -> Iterator[pa.Table]:
+        """The partition's records in order: `offset`, `key`, `value`, `timestamp` (ms) and `trace`, by the chunk."""
+        count = self.counts[partition]
+        for first in range(0, count, CHUNK_RECORDS):
+            yield _rows(self.shape, partition, first, min(first + CHUNK_RECORDS, count))
+
+
+def _rows(shape: Shape, partition: int, first: int, last: int) -> pa.Table:
+    given = {"p": str(partition), "first": first, "last": last, "epoch": EPOCH_MS}
+    made = _ROLLED.format(**asdict(shape))
+    with duckdb.connect() as db:
+        return db.sql(made, params=given).to_arrow_table()
+
+
+def _one_of(bits: str, *texts: str) -> str:
+    """SQL for one of the texts (a power of two of them), chosen by the expression's low bits."""
+    return f"{list(texts)}[(({bits}) & {len(texts) - 1})::INT + 1]"
+
+
+def _padded(number: str, digits: int) -> str:
+    return f"lpad(({number})::VARCHAR, {digits}, '0')"
+
+
+def _filled(template: str, **holes: str) -> str:
+    """SQL for the template with each `<name>` replaced by the text of that expression."""
+    pieces = re.split(r"<(\w+)>", template)
+    return " || ".join(f"({holes[piece]})::VARCHAR" if i % 2 else f"'{piece}'" for i, piece in enumerate(pieces))
+
+
+_CUSTOMER = _filled("c-<number>", number=_padded("r % 5000", 6))
+_ORDER = _filled(
+    '{"order_id":"o-<number>-<tag>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,'
+    '"currency":"<currency>","items":<items>,"country":"<country>","channel":"<channel>","status":"<status>"}',
+    number=_padded("i", 10),
+    tag="lower(substr(hex(s), 1, 6))",
+    customer=_CUSTOMER,
+    time=f"strftime(make_timestamp_ms({EPOCH_MS} + i), '%Y-%m-%dT%H:%M:%S.%gZ')",
+    whole="(r >> 13) % 1000",
+    cents=_padded("(r >> 23) % 100", 2),
+    currency=_one_of("r >> 30", "EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK"),
+    items="1 + ((r >> 33) & 7)",
+    country=_one_of("r >> 36", "DE", "FR", "US", "GB", "CH", "SE", "NL", "IT"),
+    channel=_one_of("r >> 44", "web", "app", "store", "phone"),
+    status=_one_of("r >> 46", "placed", "paid", "shipped", "returned"),
+)
+
+ORDERS = Workload(
+    name="orders",
+    about="JSON orders of about 190 bytes, keyed by customer, every tenth with a header",
+    shape=Shape(_CUSTOMER, _ORDER, trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
+)
