@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -44,7 +44,7 @@ ARTIFACTS = (
     # Kafka names no SLF4J binding; without one a broker that fails to start says nothing.
     java.Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
 )
-START_SECONDS = 120.0
+START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 _HOST = "127.0.0.1"
 _POLL = 0.1  # seconds between two questions to a broker that does not answer yet
@@ -52,11 +52,14 @@ _POLL = 0.1  # seconds between two questions to a broker that does not answer ye
 # again to reach a stopped broker could otherwise be given the broker's own port.
 _PORTS = range(20_000, 30_000)
 
+_LONG_LIVED = ("-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Dsluice.log.level=INFO")
+# The full compiler costs a command that ends soon more than it brings.
+_SHORT_LIVED = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dsluice.log.level=WARN")
 _LOG4J = """<Configuration status="WARN" shutdownHook="disable">
   <Appenders>
     <Console name="err" target="SYSTEM_ERR"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console>
   </Appenders>
-  <Loggers><Root level="${sys:sluice.log.level:-WARN}"><AppenderRef ref="err"/></Root></Loggers>
+  <Loggers><Root level="${sys:sluice.log.level}"><AppenderRef ref="err"/></Root></Loggers>
 </Configuration>
 """
 
@@ -214,7 +217,7 @@ class LocalKafka:
         """
         self._root.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
-            _java_command(self._root, "256m", main_class, *args),
+            _java_command(self._root, _SHORT_LIVED, main_class, *args),
             input=stdin,
             timeout=timeout,
             capture_output=True,
@@ -345,7 +348,7 @@ class _Node:
                 )
         if self.log.exists():
             self.log.replace(self.folder / "server.previous.log")
-        command = _java_command(self.root, "512m", "kafka.Kafka", "server.properties", level="INFO")
+        command = _java_command(self.root, _LONG_LIVED, "kafka.Kafka", "server.properties")
         _write_json(self.folder / "process.json", asdict(spawn(command, self.folder, self.log)))
 
     def sees(self, brokers: int) -> bool:
@@ -428,7 +431,7 @@ def _format(nodes: list[_Node], cluster_id: str) -> None:
     running = []
     for node in new:
         with node.log.open("wb") as sink:
-            command = _java_command(node.root, "128m", *arguments)
+            command = _java_command(node.root, _SHORT_LIVED, *arguments)
             running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
     codes = [each.wait() for each in running]
     for node, code in zip(new, codes, strict=True):
@@ -465,13 +468,12 @@ def _end(folders: Iterable[Path], grace: float) -> None:
         process.end(grace)
 
 
-def _java_command(root: Path, heap: str, *main: str, level: str = "WARN") -> list[str]:
+def _java_command(root: Path, options: Sequence[str], *main: str) -> list[str]:
     config = root / "log4j2.xml"
-    if not config.exists():
-        config.write_text(_LOG4J)
+    _write(config, _LOG4J)
     return [
-        *(str(java.find_java()), f"-Xmx{heap}", "-Djava.awt.headless=true", "-XX:+ExitOnOutOfMemoryError"),
-        *(f"-Dlog4j2.configurationFile={config.as_uri()}", f"-Dsluice.log.level={level}"),
+        *(str(java.find_java()), *options, "-Djava.awt.headless=true"),
+        f"-Dlog4j2.configurationFile={config.as_uri()}",
         *("-cp", f"{java.jars(f'kafka-{VERSION}', ARTIFACTS)}/*", *main),
     ]
 
@@ -524,10 +526,14 @@ def _read_cluster(root: Path) -> _Cluster | None:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    # Settings may hold passwords of a secured listener.
+    _write(path, json.dumps(value, indent=1))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole; only we may read it, since settings can hold the passwords of a listener."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.touch(mode=0o600)
-    partial.write_text(json.dumps(value, indent=1))
+    partial.write_text(text)
     os.replace(partial, path)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[LocalKafka]:
     """A kept cluster of this test alone, not started; its folder has a name that is awkward to quote."""
-    cluster = LocalKafka(tmp_path / "a b,ü=#")
+    cluster = LocalKafka(tmp_path / "a b,ü=#", settings={"log.segment.bytes": "1234567"})
     yield cluster
     cluster.stop()
 
@@ -77,7 +77,7 @@ def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKa
         assert "never-made" not in admin.list_topics()
 
 
-def test_a_kept_cluster_comes_back_with_its_ports_and_data(own: LocalKafka) -> None:
+def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKafka) -> None:
     own.start()
     first = own.status()
     with KafkaAdminClient(bootstrap_servers=own.bootstrap) as admin:
@@ -94,6 +94,7 @@ def test_a_kept_cluster_comes_back_with_its_ports_and_data(own: LocalKafka) -> N
     again = LocalKafka.attach(first.root).start()
     assert (again.status().cluster_id, again.bootstrap) == (first.cluster_id, first.bootstrap)
     assert values(again, "kept") == [b"before", b"between"]
+    assert "log.segment.bytes = 1234567" in again.status().brokers[0].log.read_text()
 
 
 def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: LocalKafka) -> None:
@@ -103,18 +104,6 @@ def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: Lo
     found.stop()
     assert own.status().brokers[0].pid is None
     found.stop()
-
-
-def test_settings_reach_the_broker_and_are_remembered(tmp_path: Path) -> None:
-    cluster = LocalKafka(tmp_path, settings={"log.segment.bytes": "1234567"})
-    try:
-        cluster.start()
-        cluster.stop()
-        LocalKafka(tmp_path).start()
-        text = (tmp_path / "node-1" / "server.log").read_text()
-        assert "log.segment.bytes = 1234567" in text
-    finally:
-        cluster.stop()
 
 
 def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -> None:
@@ -178,16 +167,10 @@ def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> N
         stranger.kill()
 
 
-def test_a_stopped_process_is_ended_too(own: LocalKafka) -> None:
-    process = _process(own.start().status().root)
-    own.kill_broker(1, signal.SIGSTOP)
-    own.stop()
-    assert not process.alive
-
-
-def test_brokers_are_ended_though_the_record_of_the_cluster_is_damaged(own: LocalKafka) -> None:
+def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> None:
     root = own.start().status().root
     process = _process(root)
+    own.kill_broker(1, signal.SIGSTOP)
     (root / "cluster.json").write_text("?")
     own.stop()
     assert not process.alive
@@ -207,10 +190,10 @@ def test_there_is_nothing_to_attach_to(tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
-def test_the_number_of_brokers_stays(own: LocalKafka) -> None:
-    root = own.start().status().root
+def test_the_number_of_brokers_stays(kafka: LocalKafka) -> None:
     with pytest.raises(SetupError, match="has 1 brokers"):
-        LocalKafka(root, brokers=3).start()
+        LocalKafka(kafka.status().root, brokers=3).start()
+    assert kafka.status().answering
 
 
 def test_three_brokers_go_on_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
