@@ -27,7 +27,7 @@ def now() -> int:
 def open_edges(feed: Feed) -> Iterator[Edges]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
     lake = LocalLake(Path(feed.lake))
-    with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
+    with closing(KafkaCluster(feed.kafka)) as cluster, closing(_group(feed)) as group:
         yield Edges(
             cluster=cluster,
             group=group,
@@ -38,3 +38,9 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
             wiring=Wiring.of(feed),
             parallelism=os.cpu_count() or 1,
         )
+
+
+def _group(feed: Feed) -> KafkaGroup:
+    asked = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
+    seconds = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
+    return KafkaGroup(feed.kafka, feed.group, **seconds)

@@ -1,0 +1,140 @@
+"""What the integration tests share: a feed over a real cluster, its edges, and an independent reader.
+
+Most tests run tasks in this process (`Inline`), the same code that Spark's workers run; the tests marked `spark`
+use the real engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from kafka import KafkaConsumer, TopicPartition
+
+from sluice.pipelines.batch import Edges, Landed, land, open_ledger
+from sluice.pipelines.commit import CommitResult, CommitSettings, commit
+from sluice.pipelines.feed import Feed, load_feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Job
+from sluice.pipelines.values import AskedRange, Outcome, Owner, Request, RequestKind
+from sluice.resources import executor
+from sluice.resources.edges import open_edges
+from sluice.resources.liveness import new_owner
+from sluice.resources.local_kafka import LocalKafka
+
+CATCH_UP = Request(RequestKind.CATCH_UP)
+
+
+class Inline:
+    """Runs tasks in this process, one after the other, by the code that Spark's workers run."""
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        work = executor.Work.of(job, tasks, tries=1)
+        numbers = pa.RecordBatch.from_arrays([pa.array(range(len(work.tasks)))], names=["id"])
+        rows = [row for batch in executor.run(work, iter([numbers])) for row in batch.to_pylist()]
+        return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+
+    def cancel(self) -> None: ...
+
+
+def offsets(topic: str, partition: int, start: int, end: int) -> Request:
+    return Request(RequestKind.OFFSETS, ranges=(AskedRange(topic, partition, start, end),))
+
+
+@dataclass
+class Place:
+    """A project folder with one feed."""
+
+    root: Path
+    kafka: LocalKafka
+    topic: str
+
+    def feed(self, name: str = "orders", **settings: Any) -> Feed:
+        """The feed, written to a file and read as users' are."""
+        path = self.root / "feeds" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        lines = {"topics": self.topic, "start": "earliest", "group": f"g-{self.topic}-{name}"} | settings
+        text = f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}\n"
+        path.write_text(text + "".join(f"{k}: {v}\n" for k, v in lines.items()))
+        return load_feed(path, {})
+
+
+@contextmanager
+def edges(feed: Feed) -> Iterator[Edges]:
+    """The feed's real edges, with tasks run in this process."""
+    with open_edges(feed) as opened:
+        yield replace(opened, engine=Inline())
+
+
+def run(feed: Feed, request: Request = CATCH_UP, owner: Owner | None = None) -> Landed:
+    """Land, and raise what was not landed."""
+    with edges(feed) as opened:
+        landed = land(feed, opened, request, owner or new_owner("test"), lambda progress: None)
+    landed.check()
+    return landed
+
+
+def commit_feed(feed: Feed) -> CommitResult:
+    with edges(feed) as opened:
+        return commit(open_ledger(feed, opened), opened.group, settings(feed))
+
+
+def settings(feed: Feed) -> CommitSettings:
+    return CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
+
+
+def ledger(feed: Feed, opened: Edges) -> Ledger:
+    return open_ledger(feed, opened)
+
+
+def rows(feed: Feed) -> list[dict[str, Any]]:
+    """What landed, read by DuckDB, in log order."""
+    files = sorted(str(p) for p in Path(feed.lake).glob(f"data/{feed.name}/**/*.parquet"))
+    if not files:
+        return []
+    query = """select key, value, topic, partition, "offset", epoch_ms("timestamp") as timestamp, "timestampType",
+        headers from read_parquet($files, hive_partitioning = false) order by topic, partition, "offset" """
+    found: list[dict[str, Any]] = duckdb.connect().sql(query, params={"files": files}).to_arrow_table().to_pylist()
+    return found
+
+
+def consumed(kafka: LocalKafka, topic: str, *, committed: bool = True) -> list[dict[str, Any]]:
+    """The same records as a plain consumer sees them: the independent oracle."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=kafka.bootstrap,
+        isolation_level="read_committed" if committed else "read_uncommitted",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        group_id=None,
+    )
+    try:
+        tps = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
+        consumer.assign(tps)
+        ends = consumer.end_offsets(tps)
+        for tp in tps:
+            consumer.seek_to_beginning(tp)
+        out = []
+        while any(consumer.position(tp) < ends[tp] for tp in tps):
+            for records in consumer.poll(timeout_ms=500).values():
+                out += [_row(r) for r in records]
+        return sorted(out, key=lambda r: (r["topic"], r["partition"], r["offset"]))
+    finally:
+        consumer.close()
+
+
+def _row(r: Any) -> dict[str, Any]:
+    return {
+        "key": r.key,
+        "value": r.value,
+        "topic": r.topic,
+        "partition": r.partition,
+        "offset": r.offset,
+        "timestamp": r.timestamp,
+        "timestampType": r.timestamp_type,
+        "headers": [{"key": k, "value": v} for k, v in r.headers] if r.headers else None,
+    }

@@ -1,0 +1,272 @@
+"""What landed is what the log holds, value by value, by an independent reader (invariants 1 to 6 and 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import kafka as kafka_client
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+
+from sluice.pipelines.audit import audit
+from sluice.pipelines.batch import preview
+from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
+from sluice.pipelines.explain import Class, explain
+from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.rescan import rescan
+from sluice.pipelines.values import TopicPartition
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.local_kafka import LocalKafka
+from tests.integration.support import (
+    CATCH_UP,
+    Place,
+    commit_feed,
+    consumed,
+    edges,
+    ledger,
+    offsets,
+    rows,
+    run,
+)
+
+Topics = Callable[..., str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=3))
+
+
+def produce(
+    kafka: LocalKafka, topic: str, count: int, *, first: int = 0, keyless: bool = True, **settings: object
+) -> None:
+    """Records with and without key, value and headers, round the partitions."""
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5, **settings)
+    for i in range(first, first + count):
+        key = None if keyless and i % 7 == 0 else f"k{i % 50}".encode()
+        value = None if i % 11 == 0 and key else (b"" if i % 13 == 0 else f"value {i} ".encode() * (1 + i % 9))
+        headers = [("n", str(i).encode()), ("empty", b""), ("n", b"again")] if i % 5 == 0 else None
+        producer.send(topic, value, key=key, headers=headers, partition=i % 3, timestamp_ms=1_700_000_000_000 + i)
+    producer.close()
+
+
+def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
+    for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
+        produce(place.kafka, place.topic, 300, first=i * 300, compression_type=codec)
+    feed = place.feed()
+    landed = run(feed)
+    assert landed.batches[0].counts.landed == 1500
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+def test_only_what_is_owed_is_read_the_second_time(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed()
+    run(feed)
+    assert run(feed).batches == ()
+    produce(place.kafka, place.topic, 90, first=300)
+    assert run(feed).batches[0].plan.span == 90
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+def test_aborted_and_control_records_stay_out_and_are_counted(place: Place) -> None:
+    produce(place.kafka, place.topic, 60)
+    for i, commits in enumerate((True, False, True, False)):
+        producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, transactional_id=f"{place.topic}-{i}")
+        producer.init_transactions()
+        producer.begin_transaction()
+        for n in range(20):
+            producer.send(place.topic, f"txn {i} {n}".encode(), partition=n % 3)
+        producer.flush()
+        producer.commit_transaction() if commits else producer.abort_transaction()
+        producer.close()
+    feed = place.feed()
+    counts = run(feed).batches[0].counts
+    assert rows(feed) == consumed(place.kafka, place.topic)
+    assert (counts.landed, counts.aborted, counts.control) == (100, 40, 12)
+    everything = place.feed("dirty", isolation="read_uncommitted")
+    run(everything)
+    assert rows(everything) == consumed(place.kafka, place.topic, committed=False)
+
+
+def test_an_open_transaction_ends_the_batch_before_it(place: Place) -> None:
+    produce(place.kafka, place.topic, 30)
+    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap, transactional_id=f"{place.topic}-open")
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(place.topic, b"pending", partition=0).get(10)
+    produce(place.kafka, place.topic, 30, first=30)
+    feed = place.feed()
+    run(feed)
+    before = [r for r in rows(feed) if r["partition"] == 0]
+    assert len(before) == 10, "nothing beyond the last stable offset"
+    producer.commit_transaction()
+    producer.close()
+    run(feed)
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1048576",
+        "min.cleanable.dirty.ratio": "0.001",
+        "segment.ms": "100",
+        "delete.retention.ms": "86400000",
+    }
+    topic = fresh_topic(partitions=3, config=config)
+    for i in range(5):
+        produce(kafka, topic, 150, first=i * 150, keyless=False)
+    place = Place(tmp_path, kafka, topic)
+    feed = place.feed()
+    landed = run(feed)
+    got = rows(feed)
+    assert landed.batches[0].counts.total == landed.batches[0].plan.span
+    now = {(r["partition"], r["offset"]): r for r in consumed(kafka, topic)}
+    assert {(r["partition"], r["offset"]) for r in got} >= set(now), "compaction may have gone on since"
+    assert all(now.get((r["partition"], r["offset"]), r) == r for r in got)
+
+
+def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
+    place = Place(tmp_path, kafka, fresh_topic(partitions=4))
+    feed = place.feed()
+    assert run(feed).batches == ()
+    KafkaProducer(bootstrap_servers=kafka.bootstrap).send(place.topic, b"one", partition=2).get(10)
+    run(feed)
+    assert [(r["partition"], r["value"]) for r in rows(feed)] == [(2, b"one")]
+    assert commit_feed(feed).offsets
+
+
+def test_three_brokers_lead_different_partitions(tmp_path: Path, kafka3: LocalKafka, fresh_topic: Topics) -> None:
+    topic = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2], 2: [3]})
+    produce(kafka3, topic, 300)
+    feed = Place(tmp_path, kafka3, topic).feed()
+    landed = run(feed)
+    assert sorted(t.leader for t in landed.batches[0].plan.tasks) == [1, 2, 3]
+    assert rows(feed) == consumed(kafka3, topic)
+
+
+def test_topics_by_pattern_meet_in_one_feed(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
+    names = [fresh_topic(name=f"pattern.x{i}") for i in range(2)] + [fresh_topic(name="pattern.skip")]
+    for name in names:
+        KafkaProducer(bootstrap_servers=kafka.bootstrap).send(name, name.encode()).get(10)
+    feed = Place(tmp_path, kafka, "unused").feed(topics="{include: ['pattern\\.x.*'], exclude: ['.*skip.*']}")
+    run(feed)
+    assert {r["value"].decode() for r in rows(feed)} == set(names[:2])
+
+
+def test_explicit_ranges_below_and_above_the_origin(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed(start="latest")
+    run(feed)
+    run(feed, offsets(place.topic, 0, 10, 20))
+    run(feed, offsets(place.topic, 0, 5, 25))
+    assert [r["offset"] for r in rows(feed)] == list(range(5, 25))
+    with pytest.raises(UsageError, match="beyond the stable end"):
+        run(feed, offsets(place.topic, 0, 90, 1000))
+    assert {m.after for m in commit_feed(feed).offsets} == {100}, "a backfill below the origin moves nothing"
+
+
+def test_the_same_plan_gives_the_same_files(place: Place) -> None:
+    produce(place.kafka, place.topic, 300, compression_type="lz4")
+    digests = []
+    for name in ("one", "two"):
+        feed = place.feed(name)
+        run(feed)
+        with edges(feed) as opened:
+            digests.append(
+                sorted((p.rows, p.bytes) for b in [ledger(feed, opened).entry(2)] for r in b.receipts for p in r.parts)
+            )
+    assert digests[0] == digests[1]
+
+
+def test_a_preview_touches_nothing_and_says_what_a_run_does(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed()
+    with edges(feed) as opened:
+        seen = preview(feed, opened, CATCH_UP)
+        assert not list(Path(feed.lake).rglob("*.json"))
+    assert seen.plan is not None
+    assert run(feed).batches[0].plan == seen.plan
+
+
+def test_limits_land_a_topic_in_several_runs(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed(limits="{records: 100}")
+    sizes = []
+    while landed := run(feed).batches:
+        sizes.append(landed[0].plan.span)
+    assert sum(sizes) == 300
+    assert max(sizes) <= 102
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed()
+    run(feed, offsets(place.topic, 0, 0, 10))
+    with KafkaAdminClient(bootstrap_servers=place.kafka.bootstrap) as admin:
+        admin.delete_records({kafka_client.TopicPartition(place.topic, 0): 40})
+    with pytest.raises(Refused, match=r"offsets \[10, 40\) are gone"):
+        run(feed)
+    assert {r["partition"] for r in rows(feed) if r["offset"] >= 10} == {1, 2}, "the others landed"
+    accepting = place.feed(policies="{on_loss: accept}")
+    run(accepting)
+    with edges(accepting) as opened:
+        state = ledger(accepting, opened).read()
+        key = state.current[TopicPartition(place.topic, 0)]
+        assert state.lost[key] == (Range(10, 40),)
+        assert state.frontier(key) == 100
+        assert explain(ledger(accepting, opened), opened.lake, key.tp, 20).found is Class.LOST
+        assert audit(ledger(accepting, opened), opened.lake, feed.name).closes
+
+
+def test_audit_rescan_and_explain(place: Place) -> None:
+    produce(place.kafka, place.topic, 300, compression_type="zstd")
+    feed = place.feed()
+    run(feed)
+    with edges(feed) as opened:
+        book = ledger(feed, opened)
+        report = audit(book, opened.lake, feed.name, hashes=True)
+        assert report.closes
+        current = book.read().current
+        found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
+        full = rescan(
+            report, book, opened.lake, KafkaFetcher(feed.kafka, feed.isolation), RawFormat(), feed.isolation, found
+        )
+        assert (full.closes, full.compared) == (True, 300)
+        told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
+        assert (told.found, told.row) == (Class.LANDED, 42)
+        assert explain(book, opened.lake, TopicPartition(place.topic, 1), 1000).found is Class.OWED
+        assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
+
+
+def test_the_audit_has_teeth(place: Place) -> None:
+    produce(place.kafka, place.topic, 300)
+    feed = place.feed()
+    run(feed)
+    parts = sorted(Path(feed.lake).glob("data/orders/**/*.parquet"))
+    whole = parts[0].read_bytes()
+
+    def problems() -> set[int]:
+        with edges(feed) as opened:
+            return {p.invariant for p in audit(ledger(feed, opened), opened.lake, feed.name, hashes=True).problems}
+
+    assert problems() == set()
+    parts[0].unlink()
+    assert problems() == {1}
+    parts[0].write_bytes(whole[:-1])
+    assert problems() == {3}
+    parts[0].write_bytes(whole[:50] + b"\x00" + whole[51:])
+    assert problems() == {3}
+    parts[0].write_bytes(whole)
+    (parts[0].parent / "stranger.parquet").write_bytes(whole)
+    assert problems() == {10}
+
+
+def test_an_unknown_topic_names_its_neighbours(place: Place) -> None:
+    feed = place.feed(topics=place.topic + "x")
+    with pytest.raises(UnknownTopic, match=place.topic):
+        run(feed)
