@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines import layout
 from sluice.pipelines.decode import BatchDecoder
-from sluice.pipelines.errors import CorruptBatch, KafkaUnavailable, ProofFailed
+from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format
 from sluice.pipelines.landing import PartWriter, Target
@@ -34,7 +34,7 @@ from sluice.pipelines.values import Counts, Isolation, Outcome, PartKind, Receip
 
 RESERVED_BYTES = 256 << 20
 """Of a task's memory, what the interpreter and its libraries take."""
-CHUNK_BYTES = (1 << 20, 32 << 20)
+CHUNK_BYTES = (1 << 20, 24 << 20)
 """Bounds of the rows of one slice that are held in memory, and so of a row group."""
 SCRATCH_BYTES = 4 << 20
 """What a decoder takes besides its rows."""
@@ -84,6 +84,13 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
             if not is_final(error):
                 raise error
     return [landed[s] if s in landed else failure(s, failed[s]) for s in task.slices]
+
+
+def salvage(task: Task, work: Assignment, lake: Lake, why: str) -> list[Outcome]:
+    """What earlier tries finished of the task, after its engine gave up and said `why`; nothing is read any more."""
+    landed = adopt(task.slices, work, lake)
+    ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is owed is read")
+    return [landed[s] if s in landed else failure(s, ended) for s in task.slices]
 
 
 def adopt(slices: Sequence[Slice], work: Assignment, lake: Lake) -> dict[Slice, Receipt]:
@@ -221,14 +228,17 @@ class _Landing:
 
     def _land(self, chunks: Iterator[pa.RecordBatch]) -> None:
         for chunk in chunks:
-            begun = time.perf_counter_ns()
-            sorted_out = self._tools.format.convert(self._slice, chunk)
-            del chunk  # or two of them would be held while the next is filled
-            self._typed += time.perf_counter_ns() - begun
-            self._write(PartKind.LANDED, sorted_out.landed)
-            if sorted_out.quarantined is not None:
-                self._write(PartKind.QUARANTINED, sorted_out.quarantined)
-            self._counts += Counts(dropped=sorted_out.dropped)
+            self._sort_out(chunk)
+            del chunk  # or two of them would be held while the next one is filled
+
+    def _sort_out(self, chunk: pa.RecordBatch) -> None:
+        begun = time.perf_counter_ns()
+        rows = self._tools.format.convert(self._slice, chunk)
+        self._typed += time.perf_counter_ns() - begun
+        self._write(PartKind.LANDED, rows.landed)
+        if rows.quarantined is not None:
+            self._write(PartKind.QUARANTINED, rows.quarantined)
+        self._counts += Counts(dropped=rows.dropped)
 
     def _write(self, kind: PartKind, rows: pa.RecordBatch) -> None:
         writer = self._writers.get(kind)

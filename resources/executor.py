@@ -1,0 +1,157 @@
+"""The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
+
+The driver ships one `Work` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
+edges from the wiring, and sends back one row of JSON for each slice: receipts, never data. Everything here pickles
+by its module's name. Secrets travel inside `KafkaSettings`, which masks them in every repr.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings
+from sluice.pipelines.formats import Format, RawFormat
+from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.values import Isolation, Outcome, Receipt, SliceFailure, Task, to_json
+from sluice.resources.lake_local import LocalLake
+
+if TYPE_CHECKING:
+    from sluice.pipelines.task import Tools
+
+SCHEMA = "kind string, body string"
+_ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
+_KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
+_FORMATS: dict[str, type[Format]] = {"raw": RawFormat}
+
+
+class Opens(Protocol):
+    """What a worker makes of the wiring: settings, and ports that are closed when the block ends."""
+
+    @property
+    def landing(self) -> LandingSettings: ...
+
+    @property
+    def limits(self) -> FetchLimits: ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes that one task may take."""
+        ...
+
+    def open(self, isolation: Isolation) -> AbstractContextManager[Tools]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A feed's edges as executors build them: Kafka, a lake that every executor reaches, the format."""
+
+    kafka: KafkaSettings
+    lake: str
+    format: str
+    landing: LandingSettings
+    limits: FetchLimits
+    rack: str
+    memory: int
+
+    @classmethod
+    def of(cls, feed: Feed) -> Wiring:
+        limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
+        return cls(feed.kafka, feed.lake, feed.format, feed.landing, limits, rack, feed.limits.task_memory)
+
+    @contextmanager
+    def open(self, isolation: Isolation) -> Iterator[Tools]:
+        """Opens no connection by itself."""
+        from sluice.pipelines.task import Tools
+        from sluice.resources.kafka.fetch import KafkaFetcher
+
+        with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
+            yield Tools(fetcher, LocalLake(Path(self.lake)), _FORMATS[self.format]())
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is shipped: the batch's task list and what they have in common. `tries` is how often a task may run."""
+
+    feed: str
+    batch: int
+    plan_hash: str
+    isolation: Isolation
+    attempt: str
+    wiring: Opens
+    tasks: tuple[Task, ...]
+    tries: int
+    salvage: str = ""
+    """Why the tasks failed: read nothing, only say which slices were finished before that."""
+
+    @classmethod
+    def of(cls, job: Job, tasks: Iterable[int], tries: int) -> Work:
+        plan = job.plan
+        chosen = tuple(plan.tasks[i] for i in tasks)
+        return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, chosen, tries)
+
+
+def run(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What Spark calls in a Python worker (`mapInArrow`): places in `work.tasks` in, rows of outcomes out."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield _rows(_outcomes(work, work.tasks[number]))
+
+
+def _outcomes(work: Work, task: Task) -> list[Outcome]:
+    # Imported late: the compiled loops belong to workers, not to whoever only wires a feed.
+    from sluice.pipelines.task import Assignment, run_task, salvage
+
+    _steady_memory()
+    wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"
+    assignment = Assignment(
+        work.feed, work.batch, work.plan_hash, work.isolation, attempt, wiring.landing, wiring.limits, wiring.memory
+    )
+    with wiring.open(work.isolation) as tools:
+        if work.salvage:
+            return salvage(task, assignment, tools.lake, work.salvage)
+        return run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
+
+
+def _tried_before() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return int(context.attemptNumber()) if context else 0
+
+
+def _steady_memory() -> None:
+    """Give large buffers back to the system when they are freed (glibc keeps ever larger ones otherwise)."""
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt:
+            mallopt(-3, 4 << 20)  # M_MMAP_THRESHOLD
+
+
+def _rows(outcomes: list[Outcome]) -> pa.RecordBatch:
+    kinds = [type(o).__name__ for o in outcomes]
+    return pa.RecordBatch.from_arrays([_texts(kinds), _texts([to_json(o) for o in outcomes])], schema=_ARROW)
+
+
+def _texts(texts: list[str]) -> pa.StringArray:
+    # Not pa.array(): its first call imports pandas, a second and 60 MB in each worker.
+    data = [t.encode() for t in texts]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(data), pa.py_buffer(ends), pa.py_buffer(b"".join(data)))
+
+
+def outcome_of(kind: str, body: str) -> Outcome:
+    """The outcome that a row holds. Raises ValueError for a row that `run` did not write."""
+    if kind not in _KINDS:
+        raise ValueError(f"no kind of outcome: {kind}")
+    return _KINDS[kind].validate_json(body)

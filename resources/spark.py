@@ -1,0 +1,209 @@
+"""The Spark engine: one session a process, a task for each row of a range, receipts back.
+
+    spark.range(0, n, 1, n).mapInArrow(executor.run, …)
+
+Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
+(`sc://…`); nothing here needs a `sparkContext`. Promises: a task whose process dies is tried again and adopts what it
+had finished; a run that ends early takes its Spark job with it; a job that fails says why in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from sluice.pipelines.errors import Failed, SetupError
+from sluice.pipelines.feed import SparkSettings
+from sluice.pipelines.ports import Job
+from sluice.pipelines.values import Outcome
+from sluice.resources import executor, java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIES = 3
+"""How often a local master runs a task; other masters go by `spark.task.maxFailures`."""
+
+_LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
+_LOOPBACK = "127.0.0.1"
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_session_lock = threading.Lock()
+
+
+class SparkEngine:
+    """`ports.Engine` over Spark. The session starts with the first `run`, or in the background with `prepare`."""
+
+    def __init__(self, settings: SparkSettings) -> None:
+        self._settings = settings
+        self._tag = f"sluice-{secrets.token_hex(8)}"
+        self._cancelled = threading.Event()
+        self._spark: SparkSession | None = None
+
+    def prepare(self) -> None:
+        """Begin to start the session, and return: what is slow about Spark then overlaps with planning."""
+        threading.Thread(target=self._prepare, name="sluice-spark", daemon=True).start()
+
+    def _prepare(self) -> None:
+        try:
+            session(self._settings)
+        except Exception:  # noqa: BLE001 - `run` meets the same error again and raises it
+            return
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        """One outcome for each slice of the tasks (places in the plan), in no particular order.
+
+        Raises SetupError when Spark does not start, Failed when its job did not, or was cancelled. When some tasks'
+        processes died on every try, the slices that they had finished are still returned, the others as failures.
+        """
+        if not tasks:
+            return []
+        spark = self._spark = session(self._settings)
+        work = executor.Work.of(job, tasks, tries(self._settings))
+        spark.addTag(self._tag)
+        try:
+            return self._carried_out(spark, work)
+        except BaseException as error:
+            # An interrupt leaves the driver's thread, not the cluster's: the job must be told.
+            if not isinstance(error, Exception):
+                self.cancel()
+            raise
+        finally:
+            spark.removeTag(self._tag)
+
+    def cancel(self) -> None:
+        """End the Spark job of this engine, if one runs. Any thread may call it."""
+        self._cancelled.set()
+        if self._spark is not None:
+            self._spark.interruptTag(self._tag)
+
+    def _carried_out(self, spark: SparkSession, work: executor.Work) -> list[Outcome]:
+        try:
+            return _collect(spark, work)
+        except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
+            if self._cancelled.is_set():
+                raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
+            return self._salvaged(spark, work, error)
+
+    def _salvaged(self, spark: SparkSession, work: executor.Work, error: Exception) -> list[Outcome]:
+        try:
+            return _collect(spark, replace(work, salvage=cause(error)))
+        except Exception:  # noqa: BLE001 - the first error is the one that tells
+            raise Failed(
+                f"the Spark job failed: {cause(error)}",
+                remedy="the same Python environment must be on driver and executors; run again when it is mended",
+            ) from None
+
+
+def _collect(spark: SparkSession, work: executor.Work) -> list[Outcome]:
+    count = len(work.tasks)
+    rows = spark.range(0, count, 1, count).mapInArrow(partial(executor.run, work), executor.SCHEMA).collect()
+    return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+
+
+def session(settings: SparkSettings) -> SparkSession:
+    """The process's Spark session, started as the settings say when there is none. Raises SetupError."""
+    with _session_lock:
+        from pyspark.sql import SparkSession
+
+        return SparkSession.getActiveSession() or _started(settings)
+
+
+def _started(settings: SparkSettings) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    with tempfile.TemporaryFile() as said:
+        try:
+            if is_connect(settings):
+                builder = builder.remote(settings.master)
+            else:
+                _launch(settings, said)
+            for key, value in settings.conf.items():
+                builder = builder.config(key, value)
+            return builder.getOrCreate()  # type: ignore[no-any-return]
+        except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
+            raise _not_started(settings, error, said) from None
+
+
+def _launch(settings: SparkSettings, said: BinaryIO) -> None:
+    """Start a JVM with a Spark context, unless one runs; what it prints goes to `said`, not to the terminal."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._active_spark_context is not None:
+        return
+    _environment(settings)
+    conf = SparkConf().setMaster(master(settings)).setAppName("sluice").setAll(list(_conf(settings).items()))
+    gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - 10_000))
+    lines = said.read().decode("utf-8", "replace").splitlines()
+    telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|refused", line)][:3]
+    where = settings.master or "this machine"
+    connect = is_connect(settings)
+    return SetupError(
+        "\n    ".join([f"Spark did not start on {where}: {cause(error)}", *(line[:300] for line in telling)]),
+        remedy="is the Spark Connect server up, and `spark.master` of the feed right?"
+        if connect
+        else "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark",
+    )
+
+
+def _environment(settings: SparkSettings) -> None:
+    """What Spark's launcher reads from the environment. Raises SetupError without Java."""
+    os.environ["JAVA_HOME"] = str(java.java_home())
+    if is_local(settings):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+def _conf(settings: SparkSettings) -> dict[str, str]:
+    loopback = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    return _QUIET | (loopback if is_local(settings) else {}) | settings.conf
+
+
+def master(settings: SparkSettings) -> str:
+    """Where Spark runs: what the feed says, or all cores of this machine with each task tried three times."""
+    return settings.master or f"local[{os.cpu_count() or 1},{TRIES}]"
+
+
+def is_connect(settings: SparkSettings) -> bool:
+    return bool(settings.master and settings.master.startswith("sc://"))
+
+
+def is_local(settings: SparkSettings) -> bool:
+    return _LOCAL.fullmatch(master(settings)) is not None
+
+
+def tries(settings: SparkSettings) -> int:
+    """How often Spark runs a task before it gives up."""
+    found = _LOCAL.fullmatch(master(settings))
+    if found:
+        return int(found[1] or 1)
+    return int(settings.conf.get("spark.task.maxFailures", "4"))
+
+
+def cause(error: Exception) -> str:
+    """The line that tells, out of a Java stack trace around a Python one: at most 500 characters."""
+    text = str(error)
+    _, traceback, python = text.rpartition("Traceback (most recent call last):")
+    if traceback and (found := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
+        return found[0][:500]
+    lost = re.search(r"most recent failure: Lost task .*?\): (.+)", text)
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    told = [lost[1]] if lost else [line for line in lines if not line.startswith("An error occurred while")]
+    return (told[0] if told else type(error).__name__)[:500]

@@ -1,0 +1,75 @@
+"""A Fetcher over logs in memory: what a task sees of Kafka, with answers of any size, damage and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.values import Slice, TopicPartition
+from tests.pipelines.decode.logs import Log
+
+
+@dataclass
+class LogFetcher:
+    """`damaged` says how many streams will see a flipped bit in a partition, `failing` what ends its slices.
+
+    `read` collects the slices of each stream; `cut_short` ends every stream after so many answers.
+    """
+
+    logs: Mapping[TopicPartition, Log]
+    answer_bytes: int = 1 << 20
+    damaged: dict[TopicPartition, int] = field(default_factory=dict)
+    failing: dict[TopicPartition, SluiceError] = field(default_factory=dict)
+    read: list[tuple[Slice, ...]] = field(default_factory=list)
+    limits: FetchLimits | None = None
+    cut_short: int | None = None
+
+    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        self.read.append(tuple(slices))
+        self.limits = limits
+        answers = self._answers(slices, limits)
+        for count, answer in enumerate(answers):
+            if self.cut_short is not None and count >= self.cut_short:
+                return
+            yield answer
+
+    def close(self) -> None: ...
+
+    def _answers(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        """One answer for each active slice in turn, as a leader would give them."""
+        waiting = list(enumerate(slices))
+        active: list[Iterator[Fetched | FetchFailed]] = []
+        while waiting or active:
+            while waiting and len(active) < limits.active_slices:
+                active.append(self._slice(*waiting.pop(0)))
+            for one in list(active):
+                answer = next(one, None)
+                if answer is None:
+                    active.remove(one)
+                else:
+                    yield answer
+
+    def _slice(self, index: int, s: Slice) -> Iterator[Fetched | FetchFailed]:
+        log, position = self.logs[s.tp], s.start
+        flip = self.damaged.get(s.tp, 0) > 0
+        self.damaged[s.tp] = self.damaged.get(s.tp, 0) - 1
+        while position < s.end:
+            if s.tp in self.failing and position > s.start:
+                yield FetchFailed(index, self.failing[s.tp])
+                return
+            data, aborted, position = self._answer(log, position)
+            if flip:
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            yield Fetched(index, data, tuple(aborted), position, position >= s.end, waited_ns=1)
+
+    def _answer(self, log: Log, position: int) -> tuple[bytes, list[tuple[int, int]], int]:
+        """Whole batches from the position on: at least one, then as many as fit; the end of the log when none is."""
+        found = [b for b in log.batches if b.last >= position]
+        taken, size = 0, 0
+        while taken < len(found) and (taken == 0 or size + len(found[taken].data) <= self.answer_bytes):
+            size += len(found[taken].data)
+            taken += 1
+        data, aborted = log.fetch(position, size)
+        return data, aborted, found[taken - 1].last + 1 if taken else log.end

@@ -1,0 +1,90 @@
+"""Names of the lake: deterministic, apart for whatever differs, and read back to what they were made of."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines import layout
+from sluice.pipelines.topics import encode_topic
+from sluice.pipelines.values import PartKind, Slice
+
+HOUR = 3_600_000
+topics = st.text("abAB01._-", min_size=1, max_size=30).filter(lambda t: t not in (".", ".."))
+offsets = st.integers(0, 1 << 62)
+slices = st.builds(Slice, topics, st.integers(0, 1 << 31), st.just("id"), offsets, offsets)
+
+
+def test_every_path_of_a_batch() -> None:
+    s = Slice("Orders.v1", 3, "id", 100, 250)
+    assert layout.log_path("sales", 7) == "_sluice/sales/log/00000000000000000007.json"
+    assert layout.checkpoint_path("sales", 7) == "_sluice/sales/checkpoints/00000000000000000007.json"
+    assert layout.owner_path("sales", "t0k") == "_sluice/sales/owners/t0k.json"
+    assert layout.staging_folder("sales", 12) == "_sluice/sales/staging/12"
+    assert layout.receipt_path("sales", 12, "a-1", s) == (
+        "_sluice/sales/staging/12/a-1/~orders.v1-3-100-250.receipt.json"
+    )
+    name = layout.part_name(s, 12)
+    assert name == "~orders.v1-3-100-250-b12.parquet"
+    assert layout.part_name(s, 12, 2) == "~orders.v1-3-100-250-b12-2.parquet"
+    assert layout.part_path("sales", PartKind.LANDED, "", name) == f"data/sales/{name}"
+    assert layout.part_path("sales", PartKind.QUARANTINED, "", name) == f"quarantine/sales/{name}"
+    staged = layout.staged_path("sales", 12, "a-1", PartKind.LANDED, "date=2026-11-20/hour=14", name)
+    assert staged == f"_sluice/sales/staging/12/a-1/data/date=2026-11-20/hour=14/{name}"
+
+
+def test_windows_are_days_and_hours_in_utc() -> None:
+    start = 1_795_183_200_000  # 2026-11-20T14:00:00Z
+    assert layout.folder_of(start) == "date=2026-11-20/hour=14"
+    assert layout.folder_of(None) == ""
+    assert layout.window_path("sales", start) == "_sluice/sales/windows/2026-11-20T14.json"
+    assert layout.window_name(start + HOUR // 4) == "2026-11-20T1415"
+    assert layout.folder_of(start + HOUR // 4) == "date=2026-11-20/hour=14"
+    assert layout.folder_of(0) == "date=1970-01-01/hour=00"
+
+
+@given(slices, st.integers(0, 1 << 40), st.integers(0, 1000))
+def test_a_part_name_says_what_it_was_made_of(s: Slice, batch: int, sequence: int) -> None:
+    name = layout.part_name(s, batch, sequence)
+    expected = layout.PartName(encode_topic(s.topic), s.partition, s.start, s.end, batch, sequence)
+    assert layout.parse_part(f"data/sales/date=2026-11-20/hour=14/{name}") == expected
+
+
+@given(st.tuples(slices, st.integers(0, 99)), st.tuples(slices, st.integers(0, 99)))
+def test_different_slices_have_different_names(one: tuple[Slice, int], other: tuple[Slice, int]) -> None:
+    names = [layout.part_name(s, batch).lower() for s, batch in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+
+
+@given(slices, st.integers(0, 1 << 40))
+def test_staged_files_are_told_apart(s: Slice, batch: int) -> None:
+    receipt = layout.receipt_path("sales", batch, "a-1", s)
+    part = layout.staged_path("sales", batch, "a-1", PartKind.LANDED, "", layout.part_name(s, batch))
+    assert layout.receipt_slice(receipt) == layout.slice_name(s)
+    assert layout.receipt_slice(part) is None
+    assert layout.staged_batch(receipt) == layout.staged_batch(part) == batch
+
+
+@given(st.integers(0, 10**20 - 1))
+def test_numbers_of_entries_sort_as_names(number: int) -> None:
+    assert layout.log_number(layout.log_path("sales", number)) == number
+    assert layout.checkpoint_number(layout.checkpoint_path("sales", number)) == number
+
+
+@pytest.mark.parametrize("path", ["data/sales/x.parquet", "a-1-2-3.parquet", "a-1-2-3-b4.parquet.tmp", "", "a-b"])
+def test_foreign_names_are_nothing_of_ours(path: str) -> None:
+    assert layout.parse_part(path) is None
+    assert layout.staged_batch(path) is None
+    assert layout.receipt_slice(path) is None
+    assert layout.log_number(path) is None
+
+
+def test_the_offset_column_of_raw_and_typed_feeds() -> None:
+    assert layout.offset_column(pa.schema([("offset", pa.int64())])) == "offset"
+    assert layout.offset_column(pa.schema([("offset", pa.string()), ("kafka_offset", pa.int64())])) == "kafka_offset"
+
+
+def test_roots_hold_every_visible_part() -> None:
+    assert layout.visible_roots("sales") == ("data/sales", "quarantine/sales")
