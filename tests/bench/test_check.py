@@ -1,0 +1,120 @@
+"""A peer that lands anything else than what was sent does not pass, however its files lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.bench.check import Digest, check_landed, digest_of_sent
+from sluice.bench.workloads import ORDERS
+from sluice.pipelines.errors import ProofFailed, UsageError
+
+WORKLOAD = ORDERS.of(1_000)
+PARTITIONS = range(len(WORKLOAD.weights))
+EXPECTED = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def landed(partition: int, unit: str = "ms") -> pa.Table:
+    """What a faultless peer makes of a partition."""
+    (rows,) = WORKLOAD.chunks(partition)
+    count = rows.num_rows
+    traces = [[{"key": "trace", "value": t.encode()}] if t else None for t in rows.column("trace").to_pylist()]
+    columns = {
+        "key": rows.column("key").cast(pa.binary()),
+        "value": rows.column("value").cast(pa.binary()),
+        "topic": pa.array(["t"] * count),
+        "partition": pa.array([partition] * count, pa.int32()),
+        "offset": rows.column("offset"),
+        "timestamp": rows.column("timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC")),
+        "timestampType": pa.array([0] * count, pa.int32()),
+        "headers": pa.array(traces, HEADERS),
+    }
+    return pa.table(columns)
+
+
+def put(folder: Path, *tables: pa.Table) -> Path:
+    for i, table in enumerate(tables):
+        (folder / f"part={i}").mkdir()
+        pq.write_table(table, folder / f"part={i}" / "rows.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+def test_faultless_rows_pass_in_any_order_and_any_number_of_files(tmp_path: Path, unit: str) -> None:
+    whole = pa.concat_tables(landed(p, unit) for p in PARTITIONS)
+    shuffled = whole.take(pc.sort_indices(whole, [("key", "ascending"), ("offset", "descending")]))
+    files, size = check_landed("peer", put(tmp_path, shuffled.slice(0, 333), shuffled.slice(333)), "t", EXPECTED)
+    assert files == 2
+    assert size == sum(f.stat().st_size for f in tmp_path.rglob("*.parquet"))
+
+
+def changed(column: str, values: list[object]) -> pa.Table:
+    table = landed(0)
+    i = table.schema.get_field_index(column)
+    return table.set_column(i, column, pa.array(values, table.schema.field(i).type))
+
+
+def first(column: str, value: object) -> pa.Table:
+    values = landed(0).column(column).to_pylist()
+    return changed(column, [value, *values[1:]])
+
+
+def swapped(column: str) -> pa.Table:
+    values = landed(0).column(column).to_pylist()
+    return changed(column, [values[1], values[0], *values[2:]])
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        landed(0).slice(1),
+        pa.concat_tables([landed(0), landed(0).slice(0, 1)]),
+        pa.concat_tables([landed(0).slice(1), landed(0).slice(1, 1)]),
+        first("value", b"{}"),
+        first("key", None),
+        swapped("value"),
+        swapped("offset"),
+        swapped("timestamp"),
+        first("headers", [{"key": "trace", "value": b"other"}]),
+        first("topic", "another"),
+        first("timestampType", 1),
+        landed(0).slice(0, 0),
+    ],
+    ids=["less", "more", "twice", "value", "key", "values", "offsets", "times", "header", "topic", "type", "nothing"],
+)
+def test_any_fault_is_told(tmp_path: Path, faulty: pa.Table) -> None:
+    others = [landed(p) for p in PARTITIONS if p]
+    with pytest.raises(ProofFailed, match=r"peer landed .* in t:0"):
+        check_landed("peer", put(tmp_path, faulty, *others), "t", EXPECTED)
+
+
+def test_no_files_at_all_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ProofFailed):
+        check_landed("peer", tmp_path, "t", EXPECTED)
+
+
+def test_rows_of_a_partition_that_is_not_there_are_a_fault(tmp_path: Path) -> None:
+    expected = {p: d for p, d in EXPECTED.items() if p != 3} | {3: Digest()}
+    with pytest.raises(ProofFailed, match="t:3"):
+        check_landed("peer", put(tmp_path, *(landed(p) for p in PARTITIONS)), "t", expected)
+
+
+def test_a_workload_is_the_same_every_time_and_adds_up() -> None:
+    again = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+    assert again == EXPECTED
+    assert sum(d.rows for d in EXPECTED.values()) == WORKLOAD.records == sum(WORKLOAD.counts)
+    assert len({d.sum for d in EXPECTED.values()}) == len(PARTITIONS)
+
+
+def test_a_fingerprint_changes_with_the_workload() -> None:
+    assert ORDERS.of(1_000).fingerprint == WORKLOAD.fingerprint != ORDERS.of(1_001).fingerprint
+
+
+def test_fewer_records_than_partitions_are_refused() -> None:
+    with pytest.raises(UsageError):
+        ORDERS.of(3)

@@ -1,0 +1,78 @@
+"""The cost of a process counts its children, the living and the ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.bench.measure import metered
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="costs are read from /proc")
+
+_BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
+_CHILD = "import subprocess, sys; {how}([sys.executable, '-c', {code!r}]{more})\nprint('done', flush=True); input()"
+
+
+@contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Python that waits for a line, runs the code, says `done` and waits again."""
+    whole = f"input()\n{code}"
+    with subprocess.Popen([sys.executable, "-c", whole], stdin=-1, stdout=-1, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def go(running: subprocess.Popen[str]) -> None:
+    if running.stdin and running.stdout:
+        running.stdin.write("\n")
+        running.stdin.flush()
+        assert running.stdout.readline() == "done\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        _BURN.format(seconds=0.3) + "print('done', flush=True); input()",
+        _CHILD.format(how="subprocess.run", code=_BURN.format(seconds=0.3), more=""),
+    ],
+    ids=["itself", "a child that has ended"],
+)
+def test_cpu_time_of_a_tree(code: str) -> None:
+    with process(code) as running, metered(running.pid) as meter:
+        go(running)
+    cost = meter.cost
+    assert cost.cpu is not None
+    assert cost.machine_cpu is not None
+    assert cost.cpu >= 0.25
+    assert cost.machine_cpu >= cost.cpu - 0.1
+
+
+def test_what_stands_beside_is_told_apart() -> None:
+    burn = _BURN.format(seconds=0.3) + "print('done', flush=True); input()"
+    idle = "print('done', flush=True); input()"
+    with process(burn) as broker, process(idle) as peer, metered(peer.pid, (broker.pid,)) as meter:
+        go(broker)
+        go(peer)
+    assert (meter.cost.beside_cpu or 0) >= 0.25
+    assert meter.cost.cpu is not None
+    assert meter.cost.cpu < 0.25
+
+
+def test_peak_memory_by_kind_of_process() -> None:
+    hungry = "x = b'x' * 120_000_000; del x; print('ready', flush=True); input()"
+    child = (
+        f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {hungry!r}], stdin=-1, stdout=-1)\n"
+        "c.stdout.readline(); print('done', flush=True); input()"
+    )
+    with process(child) as running:
+        with metered(running.pid) as meter:
+            go(running)
+        assert meter.cost.peaks["worker"] > 120_000_000
+        assert meter.cost.peaks["driver"] < 100_000_000
