@@ -34,8 +34,8 @@ faults: setup    ## kill -9, lost answers, rivals, on real brokers
 soak: setup      ## the long runs, which `make test` leaves out
 	.venv/bin/python -m pytest -m soak $(ARGS)
 
-lock: pyproject.toml  ## resolve the dependencies anew (needs uv)
-	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+lock: pyproject.toml  ## lock what pyproject.toml asks for; ARGS=--upgrade takes newer ones (needs uv)
+	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
 		--extra dev --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
 
 clean:           ## remove what was built, not the local clusters and lakes in .sluice
