@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, rate, seconds, size
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.units import parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed import Feed
@@ -33,6 +34,14 @@ def _share(given: str | float) -> float:
     if not 0 <= value <= 1:
         raise typer.BadParameter(f"{text!r} is not a share such as 0.01 or 1%")
     return value
+
+
+def _duration(text: str) -> int:
+    """Milliseconds of `10m`."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}") from None
 
 
 def _share_option(text: str) -> Any:
@@ -64,7 +73,10 @@ def produce(
         typer.Option(metavar="N", help="The same seed, the same events; else random.", show_default=False),
     ] = None,
     first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0,
-    spread: Annotated[str, typer.Option(metavar="DURATION", help="Stamp them evenly over this time until now.")] = "1m",
+    spread: Annotated[
+        int,
+        typer.Option(parser=_duration, metavar="DURATION", help="Stamp them evenly over this time until now."),
+    ] = "1m",  # type: ignore[assignment]  # read by the parser
     partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Of a topic that has to be created.")] = 6,
     create: Annotated[bool, typer.Option("--create", help="Create missing topics on any cluster.")] = False,
 ) -> None:
@@ -86,7 +98,7 @@ def produce(
     mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
     topics = _topics(session, found, partitions, create)
     now = time.time_ns() // 1_000_000
-    stream = events.orders(mix, records, now - _duration(spread), now)
+    stream = events.orders(mix, records, now - spread, now)
     how = events.Sending(
         topics,
         transactional_id=f"sluice-produce-{feed}" if transactional else None,
@@ -113,15 +125,6 @@ def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
             ),
         ),
     )
-
-
-def _duration(text: str) -> int:
-    from sluice.pipelines.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--spread {text!r} {error}", remedy="write 30s, 10m, 6h or 2d") from None
 
 
 def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:

@@ -1,0 +1,253 @@
+"""Plan, run, status, audit and explain over ports in memory: what they print, their documents, their exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.cli import audit, explain, plan, run, status
+from sluice.cli.session import Session
+from sluice.cli.terminal import Terminal
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from tests.assets.world import SECRET, World
+from tests.fakes import partition
+
+ORDERS_1 = TopicPartition("orders", 1)
+
+
+@dataclass(frozen=True)
+class Over(Session):
+    """A session whose edges are a world's."""
+
+    world: World | None = None
+
+    def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
+        assert self.world is not None
+        return self.world.open_edges(feed)
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    document: dict[str, Any]
+    text: str
+
+
+Tell = Callable[..., Told]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def tell(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tell:
+    """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def call(body: Callable[..., int | None], *arguments: Any, text: bool = True, **options: Any) -> Told:
+        documents = io.StringIO()
+        code = body(Over(Terminal(documents), world.project.root, False, world), *arguments, **options) or 0
+        capfd.readouterr()
+        if text:
+            body(Over(Terminal(), world.project.root, False, world), *arguments, **options)
+        return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
+
+    return call
+
+
+# -- plan
+
+
+def test_plan_shows_origin_owed_and_tasks_and_writes_nothing(world: World, tell: Tell) -> None:
+    told = tell(plan.plan, "orders")
+    assert told.code == 0
+    first, second = told.document["partitions"]
+    assert (first["position"], first["owed"], first["leader"]) == (0, [[0, 100]], 1)
+    assert first["origin"] == {"offset": 0, "why": "start: earliest", "new": True}
+    assert second["committed"] is None
+    assert told.document["offsets"] == 200
+    assert sum(s["end"] - s["start"] for t in told.document["tasks"] for s in t["slices"]) == 200
+    assert told.document["blocked"] is None
+    assert "begins here (start: earliest)" in told.text
+    assert told.document["hash"][:12] in told.text
+    assert world.lake.files == {}
+
+
+def test_plan_shows_what_is_not_stable_yet(world: World, tell: Tell) -> None:
+    world.cluster.states[ORDERS_1] = partition(number=1, stable_end=80, high_watermark=100)
+    told = tell(plan.plan, "orders")
+    assert told.document["partitions"][1]["owed"] == [[0, 80]]
+    assert "20 not stable yet" in told.text
+
+
+def test_plan_names_the_exact_loss_and_exits_as_the_run_would(world: World, tell: Tell) -> None:
+    world.group.offsets[ORDERS_1] = CommittedOffset(10)
+    world.cluster.states[ORDERS_1] = partition(number=1, log_start=40)
+    told = tell(plan.plan, "orders")
+    assert told.code == 3
+    assert told.document["partitions"][1]["lost"] == [[10, 40]]
+    assert [r["error"] for r in told.document["refusals"]] == ["OffsetsLost"]
+    assert "lost [10, 40)" in told.text
+    assert "on_loss: accept" in told.text
+
+
+def test_plan_says_when_nothing_is_owed(world: World, tell: Tell) -> None:
+    world.run()
+    told = tell(plan.plan, "orders")
+    assert (told.code, told.document["hash"], told.document["tasks"]) == (0, None, [])
+    assert "nothing is owed" in told.text
+
+
+def test_plan_covers_exactly_what_is_asked_for(tell: Tell) -> None:
+    told = tell(plan.plan, "orders", offsets=["orders:0:10-20", "orders:1:0-5"])
+    slices = [s for t in told.document["tasks"] for s in t["slices"]]
+    assert sorted((s["partition"], s["start"], s["end"]) for s in slices) == [(0, 10, 20), (1, 0, 5)]
+    only = tell(plan.plan, "orders", only=["orders:1"])
+    assert only.document["offsets"] == 100
+
+
+# -- run
+
+
+def test_run_lands_commits_and_tells(world: World, tell: Tell) -> None:
+    told = tell(run.run, "orders", text=False)
+    assert told.code == 0
+    (batch,) = told.document["batches"]
+    assert (batch["landed"], batch["failures"], batch["adopted_slices"]) == (200, [], 0)
+    assert [(p["partition"], p["ranges"], p["files"]) for p in batch["partitions"]] == [
+        (0, [[0, 100]], 1),
+        (1, [[0, 100]], 1),
+    ]
+    assert told.document["committed"]["status"] == "committed"
+    assert [o["after"] for o in told.document["committed"]["offsets"]] == [100, 100]
+    assert [f["offset"] for f in told.document["frontiers"]] == [100, 100]
+    assert "error" not in told.document
+    world.grow(1, 130)
+    again = tell(run.run, "orders", text=False).document
+    assert [p["ranges"] for p in again["batches"][0]["partitions"]] == [[[100, 130]]]
+
+
+def test_run_prints_what_landed_by_partition(tell: Tell) -> None:
+    told = tell(run.run, "orders", only=["orders:0"])
+    assert "nothing is owed" in told.text  # the second call
+    told = tell(run.run, "orders", offsets=["orders:1:20-30"], text=False)
+    assert told.document["request"] == "offsets orders:1:20-30"
+
+
+def test_a_partial_run_lands_the_rest_and_fails(world: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    world.engine.failing.add(ORDERS_1)
+    told = tell(run.run, "orders", text=False)
+    assert told.code == 1
+    assert told.document["error"] == "BatchIncomplete"
+    (batch,) = told.document["batches"]
+    assert batch["landed"] == 100
+    assert [(f["partition"], f["error"]) for f in batch["failures"]] == [(1, "CorruptBatch")]
+    code = run.run(Over(Terminal(), world.project.root, False, world), "orders")
+    out, err = capfd.readouterr()
+    assert code == 1
+    assert "orders:1:0-100 stays owed" in out
+    assert "error: " in err
+    assert "→" in err
+
+
+def test_a_run_that_another_one_blocks_is_refused(world: World, tell: Tell) -> None:
+    world.group.others.append(_member())
+    told = tell(run.run, "orders", text=False)
+    assert told.code == 3
+    assert told.document["error"] == "GroupHeld"
+    assert told.document["batches"][0]["landed"] == 200  # landing never waits for the commit
+    assert told.document["committed"] is None
+
+
+def _member() -> Any:
+    from sluice.pipelines.ports import Member
+
+    return Member("m-1", "someone", "/10.0.0.1")
+
+
+# -- status
+
+
+def test_status_by_feed_and_by_partition(world: World, tell: Tell) -> None:
+    before = tell(status.status)
+    assert before.document["feeds"][0]["last_batch"] is None
+    assert "never run" in before.text
+    world.run()
+    world.grow(0, 150)
+    told = tell(status.status, "orders")
+    (feed,) = told.document["feeds"]
+    assert (feed["lag"], feed["uncommitted"], feed["problem"]) == (50, 0, None)
+    assert [(p["frontier"], p["committed"], p["stable_end"], p["lag"]) for p in feed["partitions"]] == [
+        (100, 100, 150, 50),
+        (100, 100, 100, 0),
+    ]
+    assert feed["last_batch"]["rows"] == 200
+    assert "lag 50" in told.text
+
+
+def test_status_goes_on_without_kafka(world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run()
+
+    def gone(*_: object) -> str:
+        raise KafkaUnavailable("no answer", remedy="start it")
+
+    monkeypatch.setattr(world.cluster, "cluster_id", gone)
+    told = tell(status.status, "orders")
+    assert told.code == 1
+    (feed,) = told.document["feeds"]
+    assert (feed["lag"], feed["problem"]["error"]) == (None, "KafkaUnavailable")
+    assert [p["frontier"] for p in feed["partitions"]] == [100, 100]
+    assert "no answer" in told.text
+
+
+# -- audit, explain
+
+
+def test_audit_closes_and_shows_only_classes_that_occur(world: World, tell: Tell) -> None:
+    world.run()
+    told = tell(audit.audit, "orders")
+    assert (told.code, told.document["closes"], told.document["rows"]) == (0, True, 200)
+    assert [p["landed"] for p in told.document["partitions"]] == [100, 100]
+    assert "the account closes" in told.text
+    assert "quarantined" not in told.text
+
+
+def test_an_audit_that_does_not_close_exits_with_1(world: World, tell: Tell) -> None:
+    world.run()
+    victim = next(p for p in world.lake.files if p.startswith("data/"))
+    del world.lake.files[victim]
+    told = tell(audit.audit, "orders")
+    assert (told.code, told.document["closes"]) == (1, False)
+    assert victim in told.document["problems"][0]["text"]
+    assert "does not close" in told.text
+
+
+def test_explain_finds_the_row(world: World, tell: Tell) -> None:
+    world.run()
+    told = tell(explain.explain, "orders", "orders:1:42")
+    assert (told.document["class"], told.document["row"]) == ("landed", 42)
+    assert told.document["record"]["value"] == "dg=="
+    assert told.document["record"]["timestamp"] == 0
+    assert "1970-01-01" in told.text
+    owed = tell(explain.explain, "orders", "orders:1:100")
+    assert (owed.document["class"], owed.document["record"]) == ("not read yet", None)
+
+
+def test_no_secret_is_ever_shown(world: World, tell: Tell) -> None:
+    from sluice.cli import feeds
+
+    for body, arguments in ((feeds.list_, ()), (plan.plan, ("orders",)), (status.status, ())):
+        told = tell(body, *arguments)
+        assert SECRET not in told.text + json.dumps(told.document)

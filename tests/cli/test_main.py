@@ -1,0 +1,203 @@
+"""Exit codes, errors and start-up of the `sluice` command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from sluice.cli import main as main_module
+from sluice.pipelines.errors import GroupHeld
+from tests.cli.conftest import FEED, Sluice
+
+COMMANDS = [
+    *(["plan"], ["run"], ["status"], ["audit"], ["explain"], ["peek"], ["produce"], ["ui"], ["demo"], ["bench"]),
+    *(["feeds", name] for name in ("list", "check", "refresh")),
+    *(["kafka", name] for name in ("start", "stop", "status")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example_and_the_common_options(command: list[str], sluice: Sluice) -> None:
+    said = sluice(*command, "--help")
+    assert said.code == 0
+    assert f"$ sluice {' '.join(command)}" in said.out
+    for option in ("--json", "--debug", "--project"):
+        assert option in said.out
+
+
+def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
+    for arguments in ((), ("kafka",)):
+        said = sluice(*arguments)
+        assert said.code == 2
+        assert said.out.startswith("Usage: sluice")
+        assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nothing"], ["plan"], ["plan", "orders", "--nope"], ["peek", "orders:0:0", "-n", "x"], ["run", "a", "b"]],
+)
+def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice: Sluice, project: Path) -> None:
+    said = sluice(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("error: ")
+    assert "--help" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_an_error_is_one_json_document_as_well(sluice: Sluice, project: Path) -> None:
+    said = sluice("plan", "orders", "--json", "--nope")
+    assert said.code == 2
+    assert said.document["error"] == "UsageError"
+    assert set(said.document) >= {"error", "message", "remedy"}
+
+
+def test_outside_a_project_the_way_out_is_named(
+    sluice: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLUICE_PROJECT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    said = sluice("status", "--json")
+    assert said.code == 2
+    assert "feeds/" in said.document["message"]
+
+
+def test_an_unknown_feed_names_those_that_there_are(sluice: Sluice, project: Path) -> None:
+    said = sluice("plan", "order")
+    assert said.code == 2
+    assert "orders" in said.err
+
+
+def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice: Sluice, project: Path) -> None:
+    (project / "feeds" / "bad.yaml").write_text(FEED.replace("earliest", "sometime") + "kafca: 1\n")
+    broken = sluice("plan", "bad")
+    assert broken.code == 2
+    for word in ("bad.yaml", "start", "kafca", "→"):
+        assert word in broken.err
+    assert sluice("plan", "orders").code == 1  # its Kafka does not answer: it got that far
+    check = sluice("feeds", "check", "--json")
+    assert check.code == 2
+    assert "bad.yaml" in check.document["message"]
+    listed = sluice("feeds", "list", "--json")
+    assert listed.code == 2
+    assert [f["feed"] for f in listed.document["feeds"]] == ["orders"]
+    assert [Path(b["file"]).name for b in listed.document["broken"]] == ["bad.yaml"]
+
+
+@pytest.mark.parametrize("command", ["plan", "produce"])
+def test_an_unreachable_broker_is_named(command: str, sluice: Sluice, project: Path) -> None:
+    said = sluice(command, "orders", "--json")
+    assert said.code == 1
+    assert said.document["error"] == "KafkaUnavailable"
+    assert "127.0.0.1:9" in said.document["message"]
+    assert said.document["remedy"]
+
+
+def test_status_tells_what_the_ledger_knows_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
+    said = sluice("status", "--json")
+    assert said.code == 1
+    (feed,) = said.document["feeds"]
+    assert feed["problem"]["error"] == "KafkaUnavailable"
+    assert (feed["feed"], feed["lag"], feed["partitions"]) == ("orders", None, [])
+
+
+def test_audit_and_explain_need_no_kafka(sluice: Sluice, project: Path) -> None:
+    audit = sluice("audit", "orders", "--json")
+    assert (audit.code, audit.document["closes"], audit.document["partitions"]) == (0, True, [])
+    explained = sluice("explain", "orders", "orders:0:5", "--json")
+    assert (explained.code, explained.document["class"]) == (0, "no partition of this feed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["run", "orders", "--offsets", "orders:0:1-2", "--only", "orders:0"], "--only"),
+        (["run", "orders", "--offsets", "orders:0"], "START-END"),
+        (["plan", "orders", "--only", "orders"], "TOPIC:PARTITION"),
+        (["explain", "orders", "orders:0"], "OFFSET"),
+        (["produce", "orders", "--bad-share", "200%"], "share"),
+        (["produce", "orders", "--aborted", "1%"], "--transactional"),
+        (["produce", "orders", "--spread", "long"], "30s"),
+        (["peek", "orders:0"], "OFFSET"),
+    ],
+)
+def test_what_was_typed_wrongly_is_named(arguments: list[str], word: str, sluice: Sluice, project: Path) -> None:
+    said = sluice(*arguments)
+    assert said.code == 2
+    assert word in said.err
+
+
+def test_a_refusal_exits_with_3_and_a_surprise_with_1(
+    sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def refuse() -> None:
+        raise GroupHeld("held by x", remedy="stop x")
+
+    @app.command()
+    def surprise() -> None:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(main_module, "app", app)
+    refused = sluice("refuse")
+    assert (refused.code, refused.err) == (3, "refused: held by x\n  → stop x\n")
+    odd = sluice("surprise")
+    assert odd.code == 1
+    assert "--debug" in odd.err
+    assert "Traceback" not in odd.err
+    traced = main_module.main(["surprise", "--debug"])
+    assert traced == 2  # this app has no --debug; the real commands have
+
+
+def test_light_commands_load_no_heavy_library() -> None:
+    code = "import sys, sluice.cli.main; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    )
+    assert not loaded & {"dagster", "pyspark", "numba", "pyarrow", "kafka", "duckdb", "pandas", "boto3", "pydantic"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_without_a_word(number: signal.Signals, code: int, project: Path) -> None:
+    (project / "feeds" / "orders.yaml").write_text(FEED.replace("300", "60000"))
+    script = "import sys; from sluice.cli.main import main; print('up', flush=True); sys.exit(main(['plan', 'orders']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        _wait_until_it_asks(process.pid)
+        process.send_signal(number)
+        _, err = process.communicate()
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+
+
+def _wait_until_it_asks(pid: int) -> None:
+    """Until the process has a thread beside the main one: the one that talks to Kafka."""
+    while len(os.listdir(f"/proc/{pid}/task")) < 2:
+        os.sched_yield()
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(project: Path) -> None:
+    script = "import sys; from sluice.cli.main import main; sys.stdin.readline(); sys.exit(main(['feeds', 'list']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stderr is not None
+        err = process.stderr.read()
+    assert process.returncode == 1
+    assert err == ""

@@ -1,0 +1,54 @@
+"""What people type for partitions, ranges and records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.cli import parse
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.values import AskedRange, TopicPartition
+
+topics = st.from_regex(r"[A-Za-z0-9._-]{1,60}", fullmatch=True)
+numbers = st.integers(0, 10**17)
+
+
+@given(topics, st.integers(0, 10**8), numbers, numbers)
+def test_what_is_printed_is_read_back(topic: str, partition: int, start: int, end: int) -> None:
+    tp = TopicPartition(topic, partition)
+    assert parse.partition(str(tp)) == tp
+    assert parse.asked_range(f"{tp}:{start}-{end}") == AskedRange(topic, partition, start, end)
+    assert parse.record(f"{tp}:{start}") == (tp, start)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "orders",
+        "orders:",
+        ":0",
+        "orders:x",
+        "orders:-1",
+        "a b:0",
+        "orders:0:1:2",
+        "órders:0",
+        "orders:0\n",
+        "orders:٣",
+    ],
+)
+def test_other_text_is_refused_with_the_form_to_write(text: str) -> None:
+    for read in (parse.partition, parse.asked_range, parse.record):
+        with pytest.raises(UsageError) as caught:
+            read(text)
+        assert "orders:" in caught.value.remedy
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_either_read_or_refused(text: str) -> None:
+    for read in (parse.partition, parse.asked_range, parse.record):
+        try:
+            read(text)
+        except UsageError:
+            continue

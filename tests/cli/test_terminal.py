@@ -1,0 +1,75 @@
+"""What comes out: harmless for terminals, one document for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.cli.terminal import Terminal, facts, safe, size, table
+from sluice.pipelines.errors import Refused, UsageError
+
+
+@given(st.text())
+def test_safe_text_has_nothing_that_a_terminal_obeys(text: str) -> None:
+    shown = safe(text)
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    shown.encode("utf-8")
+
+
+def test_safe_text_keeps_what_people_read() -> None:
+    assert safe("Grüße – 你好\n→") == "Grüße – 你好\n→"
+    assert safe("\x1b[2Jx\r\x07\ud800") == r"\x1b[2Jx\r\x07\ud800"
+
+
+def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal.show(table(("topic", "n"), [("[red]orders[/red] :smile:", "1")]), facts(("path", "\x1b[31m[b]x")))
+    terminal.fail(UsageError("[bold]no[/bold]", remedy="[/]"))
+    out, err = capfd.readouterr()
+    assert "[red]orders[/red] :smile:" in out
+    assert r"\x1b[31m[b]x" in out
+    assert err == "error: [bold]no[/bold]\n  → [/]\n"
+
+
+def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    Terminal().fail(Refused("two\nlines", remedy="wait"))
+    assert capfd.readouterr().err == "refused: two\nlines\n  → wait\n"
+
+
+SPEAKS = """
+import subprocess
+from sluice.cli.terminal import Terminal, claimed_stdout
+with claimed_stdout() as documents:
+    terminal = Terminal(documents)
+    print("a library speaks")
+    subprocess.run(["echo", "a child speaks"], check=True)
+    terminal.show("a table")
+    terminal.document({"topic": "grüße", "n": 1})
+print("afterwards")
+"""
+
+
+def test_with_json_only_the_document_is_on_stdout() -> None:
+    said = subprocess.run([sys.executable, "-c", SPEAKS], capture_output=True, encoding="utf-8", check=True)
+    document, rest = said.stdout.splitlines()
+    assert json.loads(document) == {"topic": "grüße", "n": 1}
+    assert rest == "afterwards"
+    assert sorted(said.stderr.splitlines()) == ["a child speaks", "a library speaks"]
+
+
+def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    with terminal.working("asking"), terminal.progress() as meter:
+        from sluice.pipelines.ports import Progress
+
+        meter(Progress("land", 1, 2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_sizes() -> None:
+    assert [size(n) for n in (0, 999, 1000, 1_234_567, 5e13)] == ["0 B", "999 B", "1 kB", "1.23 MB", "50 TB"]
