@@ -24,7 +24,7 @@ from sluice.pipelines.plan import Owed, Sizing
 from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liveness, Progress, Reporter
 from sluice.pipelines.positions import Committed, Refusal
 from sluice.pipelines.proof import prove
-from sluice.pipelines.publish import publish, roll_forward
+from sluice.pipelines.publish import check_owner, publish, roll_forward
 from sluice.pipelines.ranges import subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
@@ -305,6 +305,7 @@ def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Ow
     plan = _plan_of(ledger, batch)
     with _watched(edges.lake, feed.name, batch.id, plan, report):
         outcomes = edges.engine.run(Job(plan, batch.id, owner.token, edges.wiring), [t.index for t in plan.tasks])
+    check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
     if not receipts or (failures and feed.publish is PublishPolicy.ALL_OR_NOTHING):

@@ -38,6 +38,13 @@ def publish(
     return ledger.append(decide)
 
 
+def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
+    """Raises OwnershipLost once the batch is not ours to publish any more: then its staging may be gone too."""
+    held = ledger.read().batches[batch]
+    if held.status is not BatchStatus.PLANNED or held.owner.token != owner.token:
+        raise _lost(held)
+
+
 def _lost(held: Batch) -> OwnershipLost:
     how = {
         BatchStatus.ABANDONED: "was abandoned",
