@@ -27,9 +27,7 @@ READERS = 8
 """Slices proven at once."""
 
 
-def prove(
-    plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake
-) -> tuple[list[Receipt], list[SliceFailure]]:
+def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
     """For each slice of the plan, in its order, either one proven receipt or one failure.
 
     Where tasks ran more than once there may be several receipts: the first that holds, by attempt, is chosen.

@@ -55,9 +55,13 @@ def writer(lake: Any, row_group_bytes: int = 1 << 20, target: Target = TARGET, *
 
 def land(lake: LocalLake, *batches: pa.RecordBatch, **settings: Any) -> tuple[Part, ...]:
     w = writer(lake, **settings)
+    write_all(w, batches)
+    return w.close()
+
+
+def write_all(w: PartWriter, batches: Sequence[pa.RecordBatch]) -> None:
     for batch in batches:
         w.write(batch)
-    return w.close()
 
 
 def staged(lake: LocalLake) -> list[str]:
@@ -230,8 +234,7 @@ def test_a_full_disk_leaves_nothing_and_has_a_name(tmp_path: Path, room: int) ->
     lake.room = room
     w = writer(lake, row_group_rows=10)
     with pytest.raises(LakeFull):
-        for i in range(100, 1000, 10):
-            w.write(raw(range(i, i + 10)))
+        write_all(w, [raw(range(i, i + 10)) for i in range(100, 1000, 10)])
     w.abandon()
     del w
     gc.collect()
