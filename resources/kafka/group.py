@@ -42,6 +42,7 @@ _TAKEN = (
 )
 _ABORT_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
+_BEATS_WHILE_OTHERS_WAIT = 3
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
 Errors = Callable[[Any], set[type[KafkaError]]]
@@ -337,7 +338,11 @@ class _Coordinators:
 
 
 class _Heart:
-    """Heartbeats on the background thread until stopped. What the coordinator thinks of us shows when we commit."""
+    """Heartbeats on the background thread until stopped. What the coordinator thinks of us shows when we commit.
+
+    Somebody who wants to come in waits for us to join again, which we never do: after a few beats we fall silent, so
+    that the coordinator drops us after a session.
+    """
 
     def __init__(self, wire: Wire, coordinators: _Coordinators, seat: Seat, seconds: float) -> None:
         self._wire = wire
@@ -351,11 +356,13 @@ class _Heart:
         self._beating = False
 
     async def _beat(self) -> None:
-        while self._beating:
+        others_waited = 0
+        while self._beating and others_waited < _BEATS_WHILE_OTHERS_WAIT:
             with contextlib.suppress(KafkaError):
                 node = await self._wire.coordinator(GROUP, self._seat.group)
-                response = await self._wire.send(node, group_messages.ask_heartbeat(self._seat))
-                if kafka_errors.NotCoordinatorError in top_error(response):
+                errors = top_error(await self._wire.send(node, group_messages.ask_heartbeat(self._seat)))
+                others_waited += kafka_errors.RebalanceInProgressError in errors
+                if kafka_errors.NotCoordinatorError in errors:
                     self._wire.forget_coordinator(GROUP, self._seat.group)
             await self._wire.sleep(self._seconds)
 

@@ -1,0 +1,40 @@
+"""A broker of our own behind a proxy, for tests that cut connections, forbid things or restart it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sluice.resources.local_kafka import LocalKafka
+from tests.resources.kafka.proxy import Proxy
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A cluster that every client reaches through the proxy only (but for bootstrapping), with an authorizer."""
+
+    cluster: LocalKafka
+    proxy: Proxy
+    root: Path
+
+
+@pytest.fixture(scope="session")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    root = tmp_path_factory.mktemp("behind") / "kafka"
+
+    def broker() -> tuple[str, int]:
+        host, port = LocalKafka.attach(root).bootstrap.rsplit(":", 1)
+        return host, int(port)
+
+    with closing(Proxy(root.parent, broker)) as proxy:
+        settings = {
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+        }
+        with LocalKafka(root, keep=False, settings=settings) as cluster:
+            yield Behind(cluster, proxy, root)

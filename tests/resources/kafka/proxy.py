@@ -1,0 +1,101 @@
+"""A man in the middle between clients and one broker: passes on, loses answers, speaks TLS to those who do."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+FETCH, OFFSET_COMMIT, JOIN_GROUP, END_TXN = 1, 8, 11, 26
+_TLS_HANDSHAKE = 0x16
+
+
+class Proxy:
+    """Listens on loopback. `lose` says of how many requests, by API key, the answer is to be lost.
+
+    Such a request reaches the broker, its answer reaches nobody, and the connection is cut.
+    """
+
+    def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
+        self.lose: dict[int, int] = {}
+        self.certificate = folder / "ca.pem"
+        self._broker = broker
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(_self_signed(folder, self.certificate))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError), closing(client):
+            if client.recv(1, socket.MSG_PEEK)[:1] == bytes([_TLS_HANDSHAKE]):
+                client = self._tls.wrap_socket(client, server_side=True)
+            # One request at a time, as a broker serves a connection: which answer is whose is plain.
+            with closing(client), closing(socket.create_connection(self._broker())) as broker:
+                for request in _frames(client):
+                    (key,) = struct.unpack_from(">h", request, 4)
+                    broker.sendall(request)
+                    answer = next(_frames(broker), b"")
+                    if self.lose.get(key):
+                        self.lose[key] -= 1
+                        return
+                    client.sendall(answer)
+
+
+def _frames(source: socket.socket) -> Iterator[bytes]:
+    """Whole requests or answers, their length included."""
+    while head := _exactly(source, 4):
+        yield head + _exactly(source, int.from_bytes(head, "big"))
+
+
+def _exactly(source: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        more = source.recv(min(count - len(data), 1 << 16))
+        if not more:
+            return b""
+        data += more
+    return bytes(data)
+
+
+def _self_signed(folder: Path, certificate: Path) -> Path:
+    """A file with key and certificate for 127.0.0.1; the certificate alone in `certificate`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    address: Any = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    both = folder / "server.pem"
+    both.write_bytes(private + certificate.read_bytes())
+    return both

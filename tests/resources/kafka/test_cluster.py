@@ -1,0 +1,117 @@
+"""What Kafka says of itself: ids, leaders, ends, offsets by time, epochs; checked against its own tools."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
+from sluice.pipelines.values import Isolation, OffsetAtTime, TopicPartition
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.settings import KafkaAddress
+from tests.resources.kafka.tools import address, describe, produce, producing, transaction, until
+
+
+@pytest.fixture
+def cluster(kafka):
+    with closing(KafkaCluster(address(kafka))) as opened:
+        yield opened
+
+
+def test_topics_by_the_ids_that_kafkas_tools_print(kafka, cluster, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    produce(kafka, topic, 1)
+    with transaction(kafka, topic, 1) as producer:  # makes internal topics, which are not ours
+        producer.abort_transaction()
+    said = kafka.tool(
+        "org.apache.kafka.tools.TopicCommand", "--bootstrap-server", kafka.bootstrap, "--describe", "--topic", topic
+    )
+    assert f"TopicId: {cluster.topics()[topic]}" in said.stdout
+    assert not [name for name in cluster.topics() if name.startswith("__")]
+    assert cluster.cluster_id() == kafka.status().cluster_id
+
+
+def test_ends_under_both_isolations(kafka, fresh_topic):
+    topic = fresh_topic(partitions=3)
+    produce(kafka, topic, 10, partition=1)
+    with transaction(kafka, topic, 5, partition=1) as producer:
+        empty, state, _ = describe(kafka, topic)
+        assert (state.log_start, state.stable_end, state.high_watermark) == (0, 10, 15)
+        assert (empty.log_start, empty.stable_end, empty.high_watermark, empty.log_bytes) == (0, 0, 0, 0)
+        assert (state.leader, state.leader_epoch) == (1, 0)
+        assert state.log_bytes
+        (_, uncommitted, _) = describe(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
+        assert uncommitted.stable_end == 15
+        producer.commit_transaction()
+    until(lambda: describe(kafka, topic)[1].stable_end == 16)
+
+
+def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    with producing(kafka) as producer:
+        for stamp in (1_000, 2_000, 3_000):
+            producer.send(topic, b"x", partition=0, timestamp_ms=stamp)
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    assert cluster.offsets_at({first: 1_500, second: 0}) == {first: OffsetAtTime(1, 2_000), second: None}
+    assert cluster.offsets_at({first: 3_001}) == {first: None}
+    assert cluster.offsets_at({first: -5}) == {first: OffsetAtTime(0, 1_000)}
+    with transaction(kafka, topic, 1) as producer:
+        assert cluster.offsets_at({first: 3_001})[first].offset == 3, "over all records, also unstable ones"
+        producer.abort_transaction()
+
+
+def test_a_thousand_partitions_in_a_few_requests(kafka, cluster, fresh_topic):
+    topic = fresh_topic(partitions=200)
+    states = cluster.partitions([topic], Isolation.READ_COMMITTED)
+    assert [s.partition for s in states] == list(range(200))
+    assert {s.topic_id for s in states} == {cluster.topics()[topic]}
+    assert cluster.epoch_ends({s.tp: s.leader_epoch for s in states}) == {s.tp: 0 for s in states}
+
+
+def test_leaders_and_epochs_after_one_moved(kafka3, fresh_topic):
+    topic = fresh_topic(cluster=kafka3, assignments={0: [2, 1], 1: [1, 3]})
+    alone = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2]})
+    for partition in range(2):
+        produce(kafka3, topic, 10, partition)
+    before = describe(kafka3, topic)
+    kafka3.kill_broker(2)
+    try:
+        after = until(lambda: [s for s in describe(kafka3, topic) if s.partition == 0 and s.leader == 1])[0]
+        assert after.leader_epoch > before[0].leader_epoch
+        assert (after.log_start, after.stable_end) == (0, 10)
+        produce(kafka3, topic, 5, 0, acks=1)
+        with closing(KafkaCluster(address(kafka3))) as cluster:
+            first, second = (s.tp for s in before)
+            ends = cluster.epoch_ends({first: before[0].leader_epoch, second: before[1].leader_epoch})
+            assert ends == {first: 10, second: 10}
+            assert cluster.epoch_ends({first: after.leader_epoch}) == {first: 15}
+            assert cluster.epoch_ends({first: after.leader_epoch + 7}) == {}
+        with (
+            closing(KafkaCluster(address(kafka3), patience=1.0)) as cluster,
+            pytest.raises(KafkaUnavailable, match="LEADER_NOT_AVAILABLE") as caught,
+        ):
+            cluster.partitions([alone], Isolation.READ_COMMITTED)
+        assert (caught.value.topic, caught.value.partition) == (alone, 1)
+    finally:
+        kafka3.start_broker(2)
+
+
+def test_an_unknown_topic_is_named(cluster, fresh_topic):
+    with pytest.raises(UnknownTopic, match="nowhere") as caught:
+        cluster.partitions([fresh_topic(), "nowhere"], Isolation.READ_COMMITTED)
+    assert caught.value.topic == "nowhere"
+    with pytest.raises(UnknownTopic):
+        cluster.offsets_at({TopicPartition(fresh_topic(), 99): 0})
+    with pytest.raises(UnknownTopic):
+        cluster.partitions(["no such name!"], Isolation.READ_COMMITTED)
+
+
+def test_nobody_there_is_said_soon_and_clearly():
+    nowhere = KafkaAddress("127.0.0.1:1,127.0.0.1:2", {"bootstrap_timeout_ms": 200, "sasl_plain_password": "sesame"})
+    with closing(KafkaCluster(nowhere)) as cluster, pytest.raises(KafkaUnavailable) as caught:
+        cluster.topics()
+    assert "127.0.0.1:1: connection refused" in caught.value.message
+    assert "127.0.0.1:2: connection refused" in caught.value.message
+    assert "127.0.0.1:1,127.0.0.1:2" in caught.value.remedy
+    assert "sesame" not in str(caught.value)

@@ -1,0 +1,207 @@
+"""Answers that are lost, rights that are missing, TLS, a log with a hole: on a broker of our own behind a proxy."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing, nullcontext
+
+import pytest
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
+from sluice.pipelines.ports import FetchFailed, FetchLimits
+from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka.settings import KafkaAddress
+from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, OFFSET_COMMIT
+from tests.resources.kafka.tools import (
+    address,
+    admin,
+    consumed,
+    describe,
+    fetch,
+    produce,
+    producing,
+    slice_of,
+    slices,
+    transaction,
+    unpacked,
+    until,
+)
+
+pytestmark = pytest.mark.kafka
+SMALL = FetchLimits(active_slices=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
+
+
+# -- lost answers
+
+
+@pytest.mark.parametrize("lost", [1, 99])
+@pytest.mark.parametrize("transactional", [True, False])
+def test_a_lost_answer_to_a_commit_is_asked_for_again_or_unknown(behind, fresh_topic, lost, transactional):
+    topic = fresh_topic(cluster=behind.cluster)
+    spot = TopicPartition(topic, 0)
+    meant = CommittedOffset(5, 0, "mark")
+    with (
+        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", patience=3.0)) as group,
+        group.join([topic], f"t-{topic}" if transactional else None) as member,
+    ):
+        if transactional:
+            member.init_transactions()
+        commit = member.commit_transaction if transactional else member.commit_plain
+        behind.proxy.lose = {END_TXN if transactional else OFFSET_COMMIT: lost}
+        with nullcontext() if lost == 1 else pytest.raises(Unknown, match="lost"):
+            commit({spot: meant})
+        behind.proxy.lose = {}
+        assert member.committed([spot]) == {spot: meant}
+
+
+def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
+    topic = fresh_topic(cluster=behind.cluster)
+    with closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=2.0)) as group:
+        behind.proxy.lose = {JOIN_GROUP: 2}
+        with group.join([topic], None) as member:
+            assert len(group.members()) == 1
+            member.commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
+        assert group.members() == ()
+
+
+def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
+    topic = fresh_topic(partitions=2, cluster=behind.cluster)
+    for partition in range(2):
+        produce(behind.cluster, topic, 2000, partition)
+    pieces = slices(behind.cluster, topic)
+    with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
+        stream = fetcher.stream(pieces, SMALL)
+        items = [next(stream)]
+        behind.proxy.lose = {FETCH: 2}
+        items += stream
+    assert behind.proxy.lose == {FETCH: 0}
+    found = unpacked(items, pieces)
+    assert found == {index: consumed(behind.cluster, piece) for index, piece in enumerate(pieces)}
+
+
+# -- TLS
+
+
+def test_everything_over_tls(behind, fresh_topic):
+    topic = fresh_topic(partitions=2, cluster=behind.cluster)
+    for partition in range(2):
+        produce(behind.cluster, topic, 2000, partition, size=500)
+    pieces = slices(behind.cluster, topic)
+    secure = _secure(behind, str(behind.proxy.certificate))
+    with closing(KafkaFetcher(secure, Isolation.READ_COMMITTED)) as fetcher:
+        found = unpacked(fetcher.stream(pieces, FetchLimits()), pieces)
+    assert found == {index: consumed(behind.cluster, piece) for index, piece in enumerate(pieces)}
+
+
+def test_a_certificate_that_nobody_vouches_for(behind):
+    stranger = KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "bootstrap_timeout_ms": 500})
+    with (
+        closing(KafkaCluster(stranger)) as cluster,
+        pytest.raises(KafkaUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        cluster.cluster_id()
+    with (
+        closing(KafkaCluster(_secure(behind, "/nowhere/ca.pem"))) as cluster,
+        pytest.raises(FeedError, match="No such file"),
+    ):
+        cluster.cluster_id()
+
+
+def _secure(behind, cafile):
+    return KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "ssl_cafile": cafile})
+
+
+# -- rights
+
+
+def test_what_is_forbidden_is_named(behind, fresh_topic):
+    topic = fresh_topic(cluster=behind.cluster)
+    produce(behind.cluster, topic, 10)
+    pieces, group_name = slices(behind.cluster, topic), f"g-{topic}"
+    spot = TopicPartition(topic, 0)
+    with closing(KafkaGroup(address(behind.cluster), group_name)) as group:
+        with (
+            _forbidden(behind, ResourceType.TRANSACTIONAL_ID, f"t-{topic}"),
+            group.join([topic], f"t-{topic}") as member,
+            pytest.raises(NotAuthorized, match="TRANSACTIONAL_ID"),
+        ):
+            member.init_transactions()
+        with _forbidden(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
+            group.committed([spot])
+        assert group_name in caught.value.message
+        assert "grant" in caught.value.remedy
+    with _forbidden(behind, ResourceType.TOPIC, topic):
+        (failed,) = fetch(behind.cluster, pieces)
+        assert isinstance(failed, FetchFailed)
+        assert isinstance(failed.error, NotAuthorized)
+        with pytest.raises(NotAuthorized) as caught:
+            describe(behind.cluster, topic)
+        assert caught.value.topic == topic
+    with _forbidden(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.DESCRIBE):
+        (state,) = describe(behind.cluster, topic)
+        assert state.log_bytes is None
+        assert state.stable_end == 10
+
+
+class _forbidden:
+    """Denies everybody something, until the block ends."""
+
+    def __init__(self, behind, kind, name, operation=ACLOperation.ALL):
+        self._cluster = behind.cluster
+        self._acl = ACL(
+            principal="User:*",
+            host="*",
+            operation=operation,
+            permission_type=ACLPermissionType.DENY,
+            resource_pattern=ResourcePattern(kind, name),
+        )
+
+    def __enter__(self):
+        with admin(self._cluster) as client:
+            client.create_acls([self._acl])
+
+    def __exit__(self, *_):
+        with admin(self._cluster) as client:
+            client.delete_acls([self._acl])
+
+
+# -- a hole in the log
+
+
+def test_compaction_may_leave_nothing_up_to_the_stable_end(behind, fresh_topic):
+    """No batch covers the end of the slice: the position moves there on the leader's word.
+
+    Cleaners of old brokers left such logs; today's keep an empty last batch, which we take out of the file.
+    """
+    cluster = behind.cluster
+    eager = {
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.0",
+        "delete.retention.ms": "0",
+        "segment.ms": "1",
+    }
+    topic = fresh_topic(config=eager, cluster=cluster)
+    with producing(cluster, enable_idempotence=False) as producer:
+        for value in (b"x", None):
+            for n in range(40):
+                producer.send(topic, value=value, key=b"k%d" % n, partition=0)
+    (state,) = describe(cluster, topic)
+    piece = slice_of(state, 0, 80)
+    with transaction(cluster, topic, 1) as still_open:  # rolls the segment, and holds the stable end at 80
+        until(lambda: all(record[2] is None for record in consumed(cluster, piece)))
+        cluster.kill_broker(1, signal.SIGTERM)
+        os.truncate(behind.root / "node-1" / "data" / f"{topic}-0" / f"{0:020}.log", 0)
+        cluster.start_broker(1)
+        (state,) = describe(cluster, topic)
+        assert (state.log_start, state.stable_end, state.high_watermark) == (0, 80, 81)
+        (only,) = fetch(cluster, [piece])
+        assert (only.last, only.next_position, len(only.records)) == (True, 80, 0)
+        still_open.abort_transaction()
+    until(lambda: describe(cluster, topic)[0].stable_end == 82)
+    *_, last = fetch(cluster, [piece])
+    assert (last.last, last.next_position) == (True, 81)

@@ -1,0 +1,222 @@
+"""Reading slices from real brokers: what comes is what Kafka holds, and what cannot be read says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from kafka import TopicPartition as Plain
+
+from sluice.pipelines.errors import IncarnationChanged, KafkaUnavailable, OffsetsLost, UnknownTopic
+from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.values import Isolation, Slice
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.settings import KafkaAddress
+from tests.resources.kafka.tools import (
+    address,
+    admin,
+    consumed,
+    describe,
+    fetch,
+    produce,
+    producing,
+    slice_of,
+    slices,
+    transaction,
+    unpacked,
+    until,
+)
+
+SMALL = FetchLimits(active_slices=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
+
+
+def failures(items):
+    return [item.error for item in items if isinstance(item, FetchFailed)]
+
+
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, codec):
+    topic = fresh_topic(partitions=3, cluster=kafka3, assignments={0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1, 2]})
+    for partition in range(3):
+        produce(kafka3, topic, 3000, partition, compression_type=codec)
+    pieces = slices(kafka3, topic)
+    assert {state.leader for state in describe(kafka3, topic)} == {1, 2, 3}
+    found = unpacked(fetch(kafka3, pieces, SMALL), pieces)
+    assert found == {index: consumed(kafka3, piece) for index, piece in enumerate(pieces)}
+
+
+def test_slices_begin_and_end_anywhere(kafka, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    for partition in range(2):
+        produce(kafka, topic, 2000, partition)
+    states = describe(kafka, topic)
+    cuts = [0, 1, 499, 500, 731, 1998, 2000]
+    pieces = [slice_of(s, a, b) for s in states for a, b in pairwise(cuts)]
+    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
+    assert {i: [r[0] for r in records] for i, records in found.items()} == {
+        i: list(range(piece.start, piece.end)) for i, piece in enumerate(pieces)
+    }
+
+
+def test_a_batch_larger_than_every_limit_arrives_whole(kafka, fresh_topic):
+    topic = fresh_topic(partitions=3, config={"max.message.bytes": "9000000"})
+    for partition in range(3):
+        with producing(kafka, max_request_size=9_000_000) as producer:
+            for n in range(3):
+                producer.send(topic, value=bytes([65 + n]) * 3_000_000, partition=partition).get(10)
+    pieces = slices(kafka, topic)
+    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
+    assert [[len(r[2] or b"") for r in found[index]] for index in range(3)] == [[3_000_000] * 3] * 3
+
+
+def test_aborted_transactions_are_told_and_nothing_unstable_comes(kafka, fresh_topic):
+    topic = fresh_topic()
+    produce(kafka, topic, 10)
+    for commit in (False, True, False):
+        with transaction(kafka, topic, 20) as producer:
+            producer.commit_transaction() if commit else producer.abort_transaction()
+    with transaction(kafka, topic, 5) as still_open:
+        produce(kafka, topic, 10)
+        (state,) = describe(kafka, topic)
+        assert state.stable_end == 10 + 3 * 21
+        assert state.high_watermark == state.stable_end + 15
+        pieces = slices(kafka, topic)
+        items = fetch(kafka, pieces)
+        assert len({pair for item in items if isinstance(item, Fetched) for pair in item.aborted}) == 2
+        assert unpacked(items, pieces)[0] == consumed(kafka, pieces[0])
+        uncommitted = slices(kafka, topic, isolation=Isolation.READ_UNCOMMITTED)
+        read = unpacked(fetch(kafka, uncommitted, isolation=Isolation.READ_UNCOMMITTED), uncommitted)
+        assert len(read[0]) == 10 + 3 * 20 + 15
+        still_open.abort_transaction()
+
+
+def test_gone_offsets_fail_with_the_exact_range_and_the_others_go_on(kafka, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    for partition in range(2):
+        produce(kafka, topic, 100, partition)
+    pieces = slices(kafka, topic)
+    with admin(kafka) as client:
+        client.delete_records({Plain(topic, 1): 37})
+    items = fetch(kafka, pieces)
+    (error,) = failures(items)
+    assert isinstance(error, OffsetsLost)
+    assert (error.topic, error.partition, error.start, error.end) == (topic, 1, 0, 37)
+    assert "[0, 37)" in error.message
+    assert [item.last for item in items if item.index == 0][-1]
+
+
+def test_a_recreated_topic_is_another_topic(kafka, fresh_topic):
+    topic = fresh_topic()
+    produce(kafka, topic, 2000)
+    (piece,) = slices(kafka, topic)
+    tiny = FetchLimits(1, 16 << 10, 16 << 10, 16 << 10)
+    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+        stream = fetcher.stream([piece], tiny)
+        assert not next(stream).last
+        with admin(kafka) as client:
+            client.delete_topics([topic])
+            until(lambda: topic not in client.list_topics())
+            client.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
+        produce(kafka, topic, 2000)
+        *_, end = stream
+    assert isinstance(end.error, IncarnationChanged)
+    (error,) = failures(fetch(kafka, [piece]))
+    assert isinstance(error, IncarnationChanged)
+    assert piece.incarnation in error.message
+
+
+def test_a_deleted_topic_is_unknown(kafka, fresh_topic):
+    topic = fresh_topic()
+    produce(kafka, topic, 10)
+    pieces = slices(kafka, topic)
+    with admin(kafka) as client:
+        client.delete_topics([topic])
+    (error,) = failures(fetch(kafka, pieces))
+    assert isinstance(error, UnknownTopic)
+    assert error.topic == topic
+
+
+def test_a_log_that_ends_before_the_slice_was_truncated(kafka, fresh_topic):
+    topic = fresh_topic()
+    produce(kafka, topic, 10)
+    (state,) = describe(kafka, topic)
+    for epoch in (state.leader_epoch, -1):
+        piece = dataclasses.replace(slice_of(state, 5, 15), leader_epoch=epoch)
+        (error,) = failures(fetch(kafka, [piece]))
+        assert isinstance(error, IncarnationChanged)
+        assert (error.start, error.end) == (10, 15)
+
+
+def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3, fresh_topic):
+    topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2], 1: [1, 2, 3]})
+    alone = fresh_topic(cluster=kafka3, assignments={0: [3]}, config={"min.insync.replicas": "1"})
+    for name, partition in ((topic, 0), (topic, 1), (alone, 0)):
+        produce(kafka3, name, 3000, partition, size=100)
+    pieces, lonely = slices(kafka3, topic), slices(kafka3, alone)
+    with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
+        stream = fetcher.stream(pieces, SMALL)
+        items = [next(stream)]
+        kafka3.kill_broker(3)
+        items += stream
+    (error,) = failures(fetch(kafka3, lonely, patience=1.0))
+    kafka3.start_broker(3)
+    found = unpacked(items, pieces)
+    assert [[r[0] for r in found[index]] for index in range(2)] == [list(range(3000))] * 2
+    assert isinstance(error, KafkaUnavailable)
+    assert (error.topic, error.partition, error.start, error.end) == (alone, 0, 0, 3000)
+    assert unpacked(fetch(kafka3, lonely), lonely)[0] == consumed(kafka3, lonely[0])
+
+
+def test_many_slices_with_little_ahead(kafka, fresh_topic):
+    topic = fresh_topic(partitions=4)
+    for partition in range(4):
+        produce(kafka, topic, 1000, partition, size=200)
+    pieces = [slice_of(s, at, at + 50) for at in range(0, 1000, 50) for s in describe(kafka, topic)]
+    found = unpacked(fetch(kafka, pieces, SMALL), pieces)
+    assert sum(map(len, found.values())) == 4000
+
+
+def test_what_is_ahead_of_the_consumer_is_bounded(kafka, fresh_topic):
+    topic = fresh_topic(partitions=3)
+    for partition in range(3):
+        produce(kafka, topic, 3000, partition, size=300)
+    pieces = slices(kafka, topic)
+    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+        stream = fetcher.stream(pieces, SMALL)
+        next(stream)
+        (running,) = fetcher._streams
+        # The reader is left alone with a consumer that takes nothing: it fills the budget and stops there.
+        budget = running._sources.budget
+        until(lambda: budget._waiting)
+        assert budget._held <= SMALL.ahead_bytes
+        stream.close()
+        assert not any(t.name.startswith("kafka-io-sluice") for t in threading.enumerate())
+
+
+def test_closing_from_another_thread_wakes_the_consumer(kafka, fresh_topic):
+    topic = fresh_topic()
+    produce(kafka, topic, 10)
+    (state,) = describe(kafka, topic)
+    fetcher = KafkaFetcher(address(kafka), Isolation.READ_UNCOMMITTED)
+    with transaction(kafka, topic, 1) as still_open:
+        # Read committed up to where the open transaction begins and beyond: that never ends by itself.
+        waiting = KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)
+        stream = waiting.stream([slice_of(state, 0, 11)], FetchLimits())
+        assert next(stream).next_position == 10
+        threading.Timer(0.2, waiting.close).start()
+        with pytest.raises(KafkaUnavailable, match="closed"):
+            next(stream)
+        still_open.abort_transaction()
+    fetcher.close()
+
+
+def test_an_address_where_nobody_listens_fails_every_slice():
+    pieces = [Slice("t", p, "A" * 22, 0, 10) for p in range(2)]
+    nowhere = KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200})
+    with closing(KafkaFetcher(nowhere, Isolation.READ_COMMITTED)) as fetcher:
+        errors = failures(fetcher.stream(pieces, FetchLimits()))
+    assert [type(e) for e in errors] == [KafkaUnavailable] * 2
+    assert "127.0.0.1:1: connection refused" in errors[0].message

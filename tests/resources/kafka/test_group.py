@@ -1,0 +1,245 @@
+"""Holding a real consumer group: alone or not at all; every commit fenced, its outcome known or said to be unknown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import closing, contextmanager
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata
+from kafka import TopicPartition as Plain
+
+from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources import java, local_kafka
+from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka.settings import KafkaAddress
+from tests.resources.kafka.tools import address, admin, until
+
+
+@pytest.fixture
+def topic(fresh_topic):
+    return fresh_topic(partitions=3)
+
+
+@pytest.fixture
+def group(kafka, topic):
+    with closing(KafkaGroup(address(kafka), f"g-{topic}", session=2.0, transaction=2.0, patience=10.0)) as opened:
+        yield opened
+
+
+def spots(topic):
+    return [TopicPartition(topic, partition) for partition in range(3)]
+
+
+@contextmanager
+def consumer_in(kafka, topic, **settings):
+    """A live consumer of the topic's group, polling in a thread of its own until the block ends."""
+    done = threading.Event()
+    with closing(
+        KafkaConsumer(
+            topic, bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}", auto_offset_reset="earliest", **settings
+        )
+    ) as consumer:
+        assigned: list[int] = []
+
+        def poll():
+            while not done.is_set():
+                consumer.poll(100)
+                assigned.append(len(consumer.assignment()))
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield assigned, consumer
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_nothing_committed_is_none(group, topic):
+    assert group.committed(spots(topic)) == dict.fromkeys(spots(topic))
+    assert group.committed([]) == {}
+    assert group.members() == ()
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+def test_what_was_committed_is_read_back_at_once(kafka, group, topic, transactional):
+    first, second, third = spots(topic)
+    with group.join([topic], f"t-{topic}" if transactional else None) as member:
+        if transactional:
+            member.init_transactions()
+        commit = member.commit_transaction if transactional else member.commit_plain
+        for n in range(1, 6):  # a read that does not ask for stable offsets is one behind, now and then
+            meant = {first: CommittedOffset(n, 0, f"mark {n}"), second: CommittedOffset(n * 10, -1, "é" * n)}
+            commit(meant)
+            assert member.committed([first, second, third]) == meant | {third: None}
+        commit({})
+    with closing(KafkaConsumer(bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}")) as plain:
+        assert plain.committed(Plain(topic, 0), metadata=True) == OffsetAndMetadata(5, "mark 5", 0)
+    assert group.members() == ()
+
+
+def test_a_read_waits_for_an_open_transaction(kafka, group, topic):
+    """Somebody's transactional offsets are pending: what was there before is no answer."""
+
+    spot, *_ = spots(topic)
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=f"other-{topic}")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction({Plain(topic, 0): OffsetAndMetadata(7, "", -1)}, f"g-{topic}")
+        with (
+            closing(KafkaGroup(address(kafka), f"g-{topic}", patience=0.3)) as hasty,
+            pytest.raises(KafkaUnavailable, match="UNSTABLE_OFFSET_COMMIT"),
+        ):
+            hasty.committed([spot])
+        threading.Timer(0.3, producer.commit_transaction).start()
+        assert group.committed([spot]) == {spot: CommittedOffset(7)}
+
+
+def test_a_live_consumer_is_not_disturbed(kafka, group, topic):
+    with consumer_in(kafka, topic, client_id="somebody") as (assigned, consumer):
+        until(lambda: assigned and assigned[-1] == 3)
+        generation = consumer.group_metadata().generation_id
+        (member,) = group.members()
+        assert (member.client_id, member.host) == ("somebody", "127.0.0.1")
+        with pytest.raises(GroupHeld, match="somebody at 127"), group.join([topic], f"t-{topic}"):
+            pass
+        assert consumer.group_metadata().generation_id == generation
+        assert set(assigned[assigned.index(3) :]) == {3}
+
+
+def test_who_comes_in_after_us_fences_us(kafka, group, topic):
+    spot, *_ = spots(topic)
+    with group.join([topic], f"t-{topic}") as member:
+        member.init_transactions()
+        member.commit_transaction({spot: CommittedOffset(1)})
+        with consumer_in(kafka, topic) as (assigned, _):
+            until(lambda: assigned and assigned[-1] == 3)
+            with pytest.raises(CommitFenced, match=r"ILLEGAL_GENERATION|UNKNOWN_MEMBER"):
+                member.commit_transaction({spot: CommittedOffset(2)})
+            with pytest.raises(CommitFenced, match=r"ILLEGAL_GENERATION|UNKNOWN_MEMBER"):
+                member.commit_plain({spot: CommittedOffset(3)})
+            # The refused transaction was aborted: nobody has to wait for it to time out.
+            assert group.committed([spot]) == {spot: CommittedOffset(1)}
+
+
+def test_a_second_committer_fences_the_first(kafka, group, topic):
+    spot, *_ = spots(topic)
+    with group.join([topic], f"t-{topic}") as member:
+        member.init_transactions()
+        with closing(KafkaGroup(address(kafka), f"other-{topic}")) as other, other.join([topic], f"t-{topic}") as rival:
+            rival.init_transactions()
+            with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
+                member.commit_transaction({spot: CommittedOffset(1)})
+            rival.commit_transaction({spot: CommittedOffset(2)})
+        assert group.committed([spot]) == {spot: None}
+
+
+def test_a_crashed_run_of_ours_is_waited_for(kafka, group, topic):
+    crash = (
+        "import os, sys\n"
+        "from sluice.resources.kafka.group import KafkaGroup\n"
+        "from sluice.resources.kafka.settings import KafkaAddress\n"
+        "with KafkaGroup(KafkaAddress(sys.argv[1]), sys.argv[2], session=2.0).join([sys.argv[3]], None):\n"
+        "    os._exit(9)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", crash, kafka.bootstrap, f"g-{topic}", topic], check=False)
+    assert ended.returncode == 9
+    assert len(group.members()) == 1
+    with group.join([topic], None):
+        assert len(group.members()) == 1
+
+
+def test_a_live_run_of_ours_is_waited_for_and_keeps_its_seat(group, kafka, topic):
+    spot, *_ = spots(topic)
+    with (
+        closing(KafkaGroup(address(kafka), f"g-{topic}", session=1.0)) as other,
+        other.join([topic], None) as member,
+    ):
+        with pytest.raises(GroupHeld, match="sluice at"), group.join([topic], None):
+            pass
+        # We were waited for longer than our session: heartbeats kept the seat.
+        member.commit_plain({spot: CommittedOffset(4)})
+    assert group.committed([spot]) == {spot: CommittedOffset(4)}
+
+
+def test_leaving_also_when_the_block_fails(group, topic):
+    with pytest.raises(ZeroDivisionError), group.join([topic], None):
+        raise ZeroDivisionError
+    assert group.members() == ()
+
+
+def test_what_is_no_offset_is_refused_before_anything_is_sent(group, topic):
+    first, second, _ = spots(topic)
+    with group.join([topic], f"t-{topic}") as member:
+        with pytest.raises(UsageError, match="not started"):
+            member.commit_transaction({first: CommittedOffset(1)})
+        member.init_transactions()
+        for commit in (member.commit_transaction, member.commit_plain):
+            with pytest.raises(ProofFailed) as caught:
+                commit({first: CommittedOffset(1), second: CommittedOffset(-1)})
+            assert (caught.value.topic, caught.value.partition) == (topic, 1)
+        assert member.committed([first]) == {first: None}
+    with group.join([topic], None) as member, pytest.raises(UsageError, match="no transactional id"):
+        member.init_transactions()
+
+
+def test_deleted_offsets_are_none_again(kafka, group, topic):
+    spot, *_ = spots(topic)
+    with group.join([topic], None) as member:
+        member.commit_plain({spot: CommittedOffset(9)})
+    with admin(kafka) as client:
+        client.delete_groups([f"g-{topic}"])
+    assert group.committed([spot]) == {spot: None}
+
+
+def test_a_group_of_the_newer_protocol_is_held_by_others(kafka, group, topic):
+    """Its members are listed by no request of the classic protocol (KIP-848)."""
+    consumer = _console_consumer(kafka, topic)
+    try:
+        until(lambda: _is_held(group))
+        with pytest.raises(GroupHeld, match="newer"), group.join([topic], None):
+            pass
+    finally:
+        consumer.terminate()
+        consumer.wait()
+
+
+def _is_held(group):
+    try:
+        group.members()
+    except GroupHeld:
+        return True
+    return False
+
+
+def _console_consumer(kafka, topic):
+    jars = java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS)
+    name = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+    where = ["--bootstrap-server", kafka.bootstrap, "--topic", topic, "--group", f"g-{topic}"]
+    return subprocess.Popen(
+        [
+            java.find_java(),
+            "-Xmx128m",
+            "-cp",
+            f"{jars}/*",
+            name,
+            *where,
+            "--command-property",
+            "group.protocol=consumer",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def test_nobody_there():
+    with (
+        closing(KafkaGroup(KafkaAddress("127.0.0.1:1", {"bootstrap_timeout_ms": 200}), "g")) as group,
+        pytest.raises(KafkaUnavailable, match="connection refused"),
+        group.join(["t"], None),
+    ):
+        pass

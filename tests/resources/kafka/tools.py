@@ -1,0 +1,176 @@
+"""What the tests of the Kafka resources share: producing by kafka-python's clients, reading by other eyes than ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as Plain
+from kafka.record import MemoryRecords
+
+from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.values import Isolation, PartitionState, Slice, TopicPartition
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.local_kafka import LocalKafka
+
+Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], int]
+"""Offset, key, value, headers, timestamp."""
+
+
+def address(cluster: LocalKafka, **client: Any) -> KafkaAddress:
+    return KafkaAddress(cluster.bootstrap, client)
+
+
+@contextmanager
+def producing(cluster: LocalKafka, **settings: Any) -> Iterator[KafkaProducer]:
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, **settings)
+    try:
+        yield producer
+        producer.flush()
+    finally:
+        producer.close(5)
+
+
+def produce(
+    cluster: LocalKafka,
+    topic: str,
+    count: int,
+    partition: int = 0,
+    size: int = 20,
+    key: Callable[[int], bytes | None] = lambda n: b"k%d" % n,
+    value: Callable[[int], bytes | None] | None = None,
+    **settings: Any,
+) -> None:
+    """`count` records with headers into one partition; every seventh is a tombstone."""
+    make = value or (lambda n: None if n % 7 == 0 else (b"v%d " % n).ljust(size, b"."))
+    with producing(cluster, **settings) as producer:
+        for n in range(count):
+            producer.send(topic, value=make(n), key=key(n), partition=partition, headers=[("n", b"%d" % n)])
+
+
+@contextmanager
+def transaction(cluster: LocalKafka, topic: str, count: int, partition: int = 0) -> Iterator[KafkaProducer]:
+    """An open transaction with `count` records on the broker; end it yourself."""
+    name = f"tx-{topic}-{time.monotonic_ns()}"
+    with closing(
+        KafkaProducer(bootstrap_servers=cluster.bootstrap, transactional_id=name, transaction_timeout_ms=600_000)
+    ) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for n in range(count):
+            producer.send(topic, value=b"tx %d" % n, key=b"t%d" % n, partition=partition)
+        producer.flush()
+        yield producer
+
+
+def describe(
+    cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED
+) -> tuple[PartitionState, ...]:
+    with closing(KafkaCluster(address(cluster))) as kafka:
+        return kafka.partitions(topics, isolation)
+
+
+def slices(cluster: LocalKafka, *topics: str, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Slice]:
+    """One slice for each partition, from its log start to its stable end."""
+    return [
+        slice_of(state, state.log_start, state.stable_end)
+        for state in describe(cluster, *topics, isolation=isolation)
+        if state.stable_end > state.log_start
+    ]
+
+
+def slice_of(state: PartitionState, start: int, end: int) -> Slice:
+    return Slice(state.topic, state.partition, state.topic_id, start, end, state.leader_epoch)
+
+
+def fetch(
+    cluster: LocalKafka,
+    pieces: Sequence[Slice],
+    limits: FetchLimits | None = None,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    **settings: Any,
+) -> list[Fetched | FetchFailed]:
+    with closing(KafkaFetcher(address(cluster), isolation, **settings)) as fetcher:
+        return list(fetcher.stream(pieces, limits or FetchLimits()))
+
+
+def unpacked(items: Iterable[Fetched | FetchFailed], pieces: Sequence[Slice]) -> dict[int, list[Record]]:
+    """The visible records of each slice, decoded by kafka-python's own reader. Checks what a stream promises."""
+    found: dict[int, list[Record]] = {index: [] for index in range(len(pieces))}
+    positions = {index: piece.start for index, piece in enumerate(pieces)}
+    ended: set[int] = set()
+    for item in items:
+        assert isinstance(item, Fetched), item
+        assert item.index not in ended, "something after the last"
+        assert item.next_position >= positions[item.index], "the position went back"
+        positions[item.index] = item.next_position
+        wanted = range(pieces[item.index].start, pieces[item.index].end)
+        seen = {record[0] for record in found[item.index]}
+        new = [r for r in _records(item) if r[0] in wanted and r[0] not in seen]
+        found[item.index] += new
+        if item.last:
+            assert item.next_position >= pieces[item.index].end
+            ended.add(item.index)
+    assert ended == set(range(len(pieces)))
+    return found
+
+
+def _records(item: Fetched) -> Iterator[Record]:
+    """Without control records and those of aborted transactions (KIP-98)."""
+    aborted: set[int] = set()
+    due = sorted(item.aborted, key=lambda pair: pair[1])
+    memory = MemoryRecords(bytes(item.records))
+    while memory.has_next():
+        batch = memory.next_batch()
+        while due and due[0][1] <= batch.last_offset:
+            aborted.add(due.pop(0)[0])
+        if batch.is_control_batch:
+            aborted.discard(batch.producer_id)
+        elif not (batch.is_transactional and batch.producer_id in aborted):
+            for record in batch:
+                yield (record.offset, record.key, record.value, tuple(record.headers), record.timestamp)
+
+
+def consumed(cluster: LocalKafka, piece: Slice, isolation: Isolation = Isolation.READ_COMMITTED) -> list[Record]:
+    """The records of a slice as kafka-python's consumer gives them."""
+    tp = Plain(piece.topic, piece.partition)
+    with closing(
+        KafkaConsumer(
+            bootstrap_servers=cluster.bootstrap,
+            isolation_level=str(isolation),
+            auto_offset_reset="none",
+            check_crcs=True,
+        )
+    ) as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, piece.start)
+        found: list[Record] = []
+        while consumer.position(tp) < piece.end:
+            for record in consumer.poll(500).get(tp, []):
+                if record.offset < piece.end:
+                    found.append((record.offset, record.key, record.value, tuple(record.headers), record.timestamp))
+        return found
+
+
+@contextmanager
+def admin(cluster: LocalKafka) -> Iterator[KafkaAdminClient]:
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as client:
+        yield client
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait for a condition; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
+    return value
+
+
+def tp(state: PartitionState | Slice) -> TopicPartition:
+    return TopicPartition(state.topic, state.partition)
