@@ -127,17 +127,17 @@ def _committed(feed: Feed, partitions: dg.PartitionsDefinition[Any] | None) -> d
 
 
 def _observed(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefinition:
+    def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from steps.observe_step(context, feed, readers)
+
     specs = [dg.AssetSpec(topic_key(t), group_name="kafka", kinds={"kafka"}, description=_TOPIC) for t in readers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
-
-        @dg.multi_observable_source_asset(
+        decorate = dg.multi_observable_source_asset(
             name=f"observe_{feed}", specs=specs, can_subset=True, required_resource_keys={"session"}
         )
-        def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
-            yield from steps.observe_step(context, feed, readers)
-
-    return observe
+    made: dg.AssetsDefinition = decorate(observe)
+    return made
 
 
 _COMPLETE = "By the ledger: all that was asked for has landed, without holes up to where it reaches."

@@ -58,10 +58,10 @@ def of_batch(feed: str, ledger: Ledger, state: State, batch: Batch, lake: Lake) 
     if not isinstance(entry, PublishEntry):
         raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
     return {
-        **_amounts(entry, max(entry.at - batch.planned_at, 1) / 1000),
-        **_provenance(batch, state),
         "dagster/uri": lake.locate(layout.visible_roots(feed)[0]),
         "ranges": _ranges(entry.receipts),
+        **_amounts(entry, max(entry.at - batch.planned_at, 1) / 1000),
+        **_provenance(batch, state),
     }
 
 
@@ -86,8 +86,8 @@ def _amounts(entry: PublishEntry, seconds: float) -> Metadata:
         "dropped": counts.dropped,
         "invisible": counts.invisible,
         "seconds": seconds,
-        "rows_per_second": counts.landed / seconds,
-        "bytes_per_second": size / seconds,
+        "rows_per_second": round(counts.landed / seconds),
+        "bytes_per_second": round(size / seconds),
         "slices": len(entry.receipts),
         "slices_adopted": sum(r.adopted for r in entry.receipts),
         "slices_failed": len(entry.failures),

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence
+from sluice.assets import evidence, metadata
 from sluice.assets.definitions import build
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
@@ -18,7 +18,7 @@ from sluice.assets.steps import topic_key
 from sluice.pipelines.commit import CommitStatus
 from sluice.pipelines.errors import BatchIncomplete, Failed, GroupHeld, KafkaUnavailable, UsageError
 from sluice.pipelines.ports import Member
-from sluice.pipelines.values import AskedRange, Key, Request, RequestKind, TopicPartition
+from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
 from tests.assets.world import FEED, SECRET, World
 from tests.fakes import partition
 
@@ -58,12 +58,16 @@ def instance(world: World) -> Iterator[dg.DagsterInstance]:
 def stored(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
     """The metadata of the asset's materializations, oldest first."""
     records = instance.fetch_materializations(key, limit=100, ascending=True).records
-    return [{k: v.value for k, v in r.asset_materialization.metadata.items()} for r in records if r.asset_materialization]
+    return [
+        {k: v.value for k, v in r.asset_materialization.metadata.items()} for r in records if r.asset_materialization
+    ]
 
 
 def checks(instance: dg.DagsterInstance, run: str) -> list[dg.AssetCheckEvaluation]:
     found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
-    return [r.event_log_entry.dagster_event.asset_check_evaluation_data for r in found if r.event_log_entry.dagster_event]
+    return [
+        r.event_log_entry.dagster_event.asset_check_evaluation_data for r in found if r.event_log_entry.dagster_event
+    ]
 
 
 def cells(table: Any) -> list[dict[str, Any]]:
@@ -92,9 +96,17 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     assert said["dagster/uri"] == "memory://data/orders"
     assert (said["batch"], said["plan"], said["publish_entry"]) == (batch.batch, batch.plan.hash, batch.number)
     assert said["bytes"] == batch.bytes
-    assert said["rows_per_second"] == pytest.approx(200 / said["seconds"])
+    assert said["rows_per_second"] == round(200 / said["seconds"])
     assert cells(said["ranges"]) == [
-        {"partition": f"orders:{p}", "start": 0, "end": 100, "landed": 100, "quarantined": 0, "invisible": 0, "files": 1}
+        {
+            "partition": f"orders:{p}",
+            "start": 0,
+            "end": 100,
+            "landed": 100,
+            "quarantined": 0,
+            "invisible": 0,
+            "files": 1,
+        }
         for p in (0, 1)
     ]
     (moved,) = stored(instance, COMMITTED)
@@ -162,9 +174,7 @@ def test_progress_goes_to_whoever_asked(world: World) -> None:
 # -- what does not go well
 
 
-def test_a_partial_batch_fails_the_run_and_is_committed_by_the_next(
-    world: World, instance: dg.DagsterInstance
-) -> None:
+def test_a_partial_batch_fails_the_run_and_is_committed_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P1}
     outcome = world.run()
 
@@ -381,13 +391,11 @@ def test_a_run_whose_process_is_gone_is_buried(world: World, instance: dg.Dagste
     assert bury_dead_runs(instance, home) == []
 
 
-def test_tables_are_bounded(root: Path) -> None:
+def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "MAX_ROWS", 3)
     world = World(root)
-    states = [partition(number=i) for i in range(500)]
-    world.cluster.states = {s.tp: s for s in states}
+    world.cluster.states = {s.tp: s for s in (partition(number=i) for i in range(5))}
     world.run()
     with open_instance(world.project) as instance:
         (said,) = stored(instance, LANDED)
-    assert len(said["ranges"].records) == 201
-    assert said["ranges"].records[-1].data["partition"] == "… and 300 more"
-    assert world.state().frontier(Key("orders", 499, "id-1")) == 100
+    assert [r.data["partition"] for r in said["ranges"].records[2:]] == ["orders:2", "… and 2 more"]
