@@ -42,8 +42,9 @@ class BatchDecoder:
     """Decodes `[start, end)` of one partition. Not for two threads at once; the compiled parts release the GIL.
 
     A chunk is yielded when one more record would bring it above `chunk_rows` rows or `chunk_bytes` bytes of keys,
-    values and headers (a larger record makes a chunk of its own). `max_batch_bytes` bounds what one batch may
-    decompress to. Memory: one chunk, one decompressed batch (at least 4 MiB), 128 bytes for each batch of a response.
+    values and headers (8 more for each header; a larger record makes a chunk of its own). `max_batch_bytes` bounds
+    what one batch may decompress to. Memory: one chunk, one decompressed batch (at least 4 MiB), and 128 bytes for
+    each batch of a response.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _UNSUPPORTED = "check with kafka-dump-log what wrote it; a newer Sluice may read
 
 REASONS = {
     loops.BAD_SIZE: "the size field is smaller than any batch",
-    loops.BAD_OFFSETS: "negative base offset or last offset delta",
+    loops.BAD_OFFSETS: "its offsets are negative or out of bounds",
     loops.OUT_OF_ORDER: "its offsets do not follow those of the batch before",
     loops.BAD_VARINT: "a varint is cut or too long",
     loops.BAD_RECORD_LENGTH: "a record is longer than what is left, or shorter than any",

@@ -112,6 +112,9 @@ BATCH_OVERHEAD = 61
 MESSAGE_OVERHEAD = (26, 34)
 LEAST_RECORD = 7
 """Bytes of the smallest record of format v2, its length included."""
+HEADER_BYTES = 8
+"""What a header counts towards a chunk's bytes besides its key and value."""
+MOST_OFFSET = (1 << 63) - 1
 
 
 class Frame(NamedTuple):
@@ -175,7 +178,14 @@ _COLUMNS = types.NamedTuple(
 
 def _compiled(signature: Any) -> Callable[[F], F]:
     """Compiled when this module is imported, or loaded from numba's cache on disk."""
-    return cast(Callable[[F], F], njit(signature, cache=True, **_OPTIONS))
+
+    def compile(f: F) -> F:
+        try:
+            return cast(F, njit(signature, cache=True, **_OPTIONS)(f))
+        except RuntimeError:  # nowhere to write a cache: every process compiles for itself
+            return cast(F, njit(signature, **_OPTIONS)(f))
+
+    return compile
 
 
 def _inner(f: F) -> F:
@@ -353,7 +363,7 @@ def scan(raw: Array, table: Array) -> tuple[int, int, int]:
         last = offset
         if magic == 2:
             last = offset + _int32(raw, at + 23)
-        if offset < 0 or last < offset:
+        if offset < 0 or last < offset or last >= MOST_OFFSET:
             return rows, at, BAD_OFFSETS
         if offset <= after:
             return rows - 1, at, OUT_OF_ORDER
@@ -420,7 +430,8 @@ def _room(
     if rows > 0:
         if rows >= state[MAX_ROWS]:
             return FULL
-        if key_bytes + value_bytes + header_key_bytes + header_value_bytes > state[MAX_BYTES]:
+        total = key_bytes + value_bytes + header_key_bytes + header_value_bytes + headers * HEADER_BYTES
+        if total > state[MAX_BYTES]:
             return FULL
     if (
         rows < columns.offsets.size
@@ -539,7 +550,7 @@ def _record_error(state: Array, begin: int, at: int, code: int) -> int:
 
 @_inner
 def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
-    """Records of one batch of format v2, from where `state` stands."""
+    """Records of one batch of format v2 (KIP-98), from where `state` stands."""
     begin, end = row[FROM], row[TO]
     base, last, count, base_time = row[BASE], row[LAST], row[COUNT], row[BASE_TIME]
     emit = row[MODE] == EMIT
@@ -675,10 +686,10 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
         inner = _last_inner_offset(buf, begin, end, magic)
         if inner < 0:
             return _record_error(state, begin, begin, NO_MESSAGES)
-        if inner > last or (magic == 0 and inner != last):
+        if inner > last:
             return _record_error(state, begin, begin, BAD_OFFSET)
         # Magic 1 counts from the beginning of the set; only the wrapper knows the offset of the last (KIP-31).
-        shift = last - inner
+        shift = last - inner if magic == 1 else int64(0)
     at = state[AT]
     while at < end:
         stop = _message_end(buf, at, end, magic)

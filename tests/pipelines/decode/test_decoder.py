@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import cramjam
 import pytest
 from kafka.record import MemoryRecords
 
@@ -20,14 +21,16 @@ from tests.pipelines.decode.logs import (
     Batch,
     Log,
     Record,
+    Row,
+    compress,
     decode,
     decoder,
     log,
     lz4_frame,
+    message,
     raw_v2,
     read,
     rows,
-    v2,
     with_checksum,
 )
 
@@ -45,7 +48,7 @@ ODD = (
 )
 
 
-def both(source: Log, **options: object) -> tuple[list[dict], list[dict]]:
+def both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
     """Rows decoded and rows expected of a whole log."""
     return read(source, decoder(0, source.end, **options), source.end), source.visible(0, source.end)
 
@@ -417,8 +420,6 @@ def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
 
 
 def test_lz4_frames_of_other_writers() -> None:
-    import cramjam
-
     plain = log(Batch(SOME)).data
     linked = bytes(cramjam.lz4.compress(plain[61:]))
     assert not linked[4] & 0x20
@@ -431,11 +432,22 @@ def test_lz4_frames_of_other_writers() -> None:
 
 
 def test_a_compressed_set_inside_of_a_compressed_set() -> None:
-    from tests.pipelines.decode.logs import compress, message
-
     inner = log(Batch(SOME[:3], GZIP, 1)).data
     with pytest.raises(CorruptBatch, match="compressed"):
         decode(message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
+
+
+def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
+    inner = log(Batch(SOME[:3], NONE, 0)).data
+    d = decoder(0, 20)
+    got = rows([*d.feed(message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
+    assert ([r["offset"] for r in got], d.position) == ([0, 1, 2], 11)
+
+
+@pytest.mark.parametrize("base", [-1, (1 << 63) - 1, (1 << 63) - 3])
+def test_offsets_out_of_bounds(base: int) -> None:
+    with pytest.raises(CorruptBatch, match="offsets"):
+        decode(raw_v2(base, 2, 0, 0, 0, -1, 1, b"\x0c\0\0\0\1\1\0"))
 
 
 # --- what the fetcher asks ----------------------------------------------------------------------------------------
@@ -474,4 +486,3 @@ def test_an_empty_response_yields_nothing() -> None:
     d = decoder(0, 10)
     assert rows([*d.feed(b""), *d.feed(memoryview(b"")), *d.finish()]) == []
     assert d.position == 0
-    assert v2(Batch(), 0, 0, [0])

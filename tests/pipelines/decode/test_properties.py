@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -147,16 +148,20 @@ def survive(data: bytes, aborted: list[tuple[int, int]], **options: object) -> t
 
 @settings(max_examples=300, deadline=None)
 @given(st.data(), logs)
-def test_a_flipped_bit_is_found_or_cuts_the_response_short(data: st.DataObject, batches: list[Batch]) -> None:
+def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[Batch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     at = data.draw(st.integers(0, len(damaged) - 1), "byte")
     # No checksum covers a base offset: what it says is what Kafka's own consumer would read.
     assume(not in_base_offset(source.data, at))
     damaged[at] ^= 1 << data.draw(st.integers(0, 7), "bit")
-    got, _ = survive(bytes(damaged), source.fetch(0)[1])
-    expected = source.visible(0, source.end)
-    assert got == expected[: len(got)]
+    d, chunks = decoder(0, source.end, chunk_rows=data.draw(st.integers(1, 9), "chunk rows")), []
+    with suppress(*OURS):
+        for chunk in d.feed(bytes(damaged), source.fetch(0)[1]):
+            chunks.append(chunk)
+    assert rows(chunks) + read(source, d, source.end) == source.visible(0, source.end)
+    assert d.counts.control == source.count(0, source.end, control=True)
+    assert d.counts.aborted == source.count(0, source.end, control=False)
 
 
 def in_base_offset(data: bytes, at: int) -> bool:
@@ -211,10 +216,8 @@ def test_bytes_of_any_kind(noise: bytes, magic: int, size: int) -> None:
 
 
 def probe(data: bytes) -> None:
-    try:
+    with suppress(*OURS):
         assert next_position(data, 3) >= 3
-    except OURS:
-        pass
     assert bytes_needed(data) >= 0
 
 
