@@ -184,14 +184,14 @@ class _Show:
 
         with self.session.terminal.working("asking Kafka"), self.session.open_edges(self.feed) as edges:
             seen = preview(self.feed, edges, CATCH_UP)
-        self._say(_step(number, "The plan: nothing is read yet"), *plan.view(seen, FEED, CATCH_UP))
+        self._say(_step(number, "The plan: nothing is read yet"), *plan.view(seen, FEED, CATCH_UP)[1:])
         return plan.document(seen, FEED, CATCH_UP)
 
     def run(self, number: int, title: str) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
         self._say(_step(number, title))
         ran = run.execute(self.session, FEED, CATCH_UP)
-        self._say(*run.view(ran))
+        self._say(*run.view(ran)[1:])
         if ran.outcome.error:
             raise ran.outcome.error
         return run.document(ran)
@@ -210,9 +210,13 @@ class _Show:
             table(
                 ("partition", "offset", "key", "order", "amount", "currency", "status"), _texts(rows), "offset amount"
             ),
+            "",
             table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
         )
-        return {"files": files, "by_currency": [{"currency": c, "orders": n, "revenue": float(r)} for c, n, r in sums]}
+        return {
+            "files": files,
+            "by_currency": [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums],
+        }
 
     def committed(self, number: int) -> list[dict[str, Any]]:
         """The group's offsets as a plain consumer sees them."""
@@ -236,7 +240,7 @@ class _Show:
     def audit(self, number: int, *, rescan: bool) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=rescan)
         how = "The proof, against Kafka itself" if rescan else "The proof, for both batches"
-        self._say(_step(number, how), *audit.view(report, rescanned=rescan))
+        self._say(_step(number, how), *audit.view(report, rescanned=rescan)[1:])
         if not report.closes:
             raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
         return audit.document(report)
@@ -253,11 +257,14 @@ from landed group by 1 order by 2 desc"""
 
 
 def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Cells as text; numbers with separators, nothing for a tombstone."""
-    return [
-        [f"{c:,}" if isinstance(c, int | Decimal) else "(tombstone)" if c is None else str(c) for c in row]
-        for row in rows
-    ]
+    """Cells as text, numbers with separators. What has no currency is a tombstone."""
+    return [["tombstones" if row[0] is None else _text(row[0]), *map(_text, row[1:])] for row in rows]
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return "–"
+    return f"{cell:,}" if isinstance(cell, int | Decimal) else str(cell)
 
 
 def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:

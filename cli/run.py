@@ -121,7 +121,7 @@ def by_partition(batch: BatchResult) -> Iterator[PartitionResult]:
 
 def view(ran: Ran) -> list[RenderableType]:
     landed = ran.outcome.landed
-    out: list[RenderableType] = [heading(f"Run of {ran.feed}", f"{ran.asked}, Dagster run {ran.outcome.run_id[:8]}")]
+    out: list[RenderableType] = [heading(f"Run of {ran.feed}", str(ran.asked))]
     for batch in ran.batches:
         out += batch_view(batch)
     if landed is not None:
@@ -169,10 +169,11 @@ def _summary(ran: Ran) -> RenderableType:
     total = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}"
     spent = ran.stages.get("land", 0.0)
     return facts(
-        ("landed", f"{total} ({rate(counts.total, spent, 'offsets')} while landing)"),
+        ("landed", f"{total} ({rate(counts.total, spent, 'offsets')}, Spark's start included)"),
         ("published", f"batch {', '.join(published)}" if published else "nothing"),
         *((("adopted", f"{many(adopted, 'slice')} that an earlier attempt had finished"),) if adopted else ()),
         ("took", f"{seconds(sum(ran.stages.values()))}: {stages}"),
+        ("Dagster run", ran.outcome.run_id),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PORTS = range(3000, 3020)
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 _POLL = 0.2  # seconds between two looks at servers that are starting or running
 
@@ -55,7 +56,7 @@ def ui(
     with _ended(servers):
         with session.terminal.working("waiting for Dagster's web server"):
             _await(address, servers)
-        session.terminal.show(good(f"Dagster is at {address}"), "  Ctrl-C ends it")
+        session.terminal.show(good(f"Dagster is at {address}"), "  Ctrl-C ends it, and runs that were started from it")
         session.terminal.document({"address": address, "pids": {n: s.process.pid for n, s in servers.items()}})
         _watch(servers)
 
@@ -82,12 +83,23 @@ class _Server:
         return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *said]), remedy=f"read {self.log}")
 
     def end(self) -> None:
+        """End it and what it started: code servers, and runs that were launched from the UI."""
         self.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._signal(0) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        self._signal(signal.SIGKILL)
+        self.process.wait()
+
+    def _signal(self, number: int) -> bool:
+        """Signal its whole session; False when nothing of it is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+            return True
+        return False
 
 
 Servers = Mapping[str, _Server]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,3 +61,14 @@ def sluice(capfd: pytest.CaptureFixture[str]) -> Sluice:
         return Said(code, *capfd.readouterr())
 
     return run
+
+
+@pytest.fixture
+def unused_port() -> Callable[[], int]:
+    """A function that names a loopback port that nobody listens on."""
+
+    def free() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return int(server.getsockname()[1])
+
+    return free

@@ -1,0 +1,140 @@
+"""The commands one after the other on a real Kafka, with Dagster and Spark: what a user does on the first day."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from sluice.resources.local_kafka import LocalKafka
+from tests.cli.conftest import Sluice
+
+MAIN = [sys.executable, "-c", "import sys; from sluice.cli.main import main; sys.exit(main())"]
+
+
+def run_apart(*arguments: str) -> dict[str, Any]:
+    """A command in a process of its own, which must succeed; its stdout must be one JSON document."""
+    said = subprocess.run([*MAIN, *arguments, "--json"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    document = json.loads(said.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture
+def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> str:
+    """The feed `orders` of the project reads this topic, which does not exist yet."""
+    name = f"orders-{os.getpid()}"
+    text = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {name}\nstart: earliest\ngroup: g-{name}\n"
+    (project / "feeds" / "orders.yaml").write_text(text)
+    return name
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_first_day(topic: str, project: Path, sluice: Sluice) -> None:
+    assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
+    assert sluice("produce", "orders", "--json").code == 2  # not this project's own Kafka: --create is demanded
+    arguments = ("--create", "--partitions", "3", "--tombstones", "2%", "--headers", "20%", "--seed", "7", "--json")
+    sent = sluice("produce", "orders", "-n", "20000", "--transactional", "--aborted", "20%", *arguments).document
+    assert 0 < sent["aborted"] < sent["records"] == 20_000
+
+    planned = sluice("plan", "orders", "--json").document
+    assert planned["offsets"] == sum(p["stable_end"] for p in planned["partitions"]) > 20_000
+    ran = run_apart("run", "orders")
+    (batch,) = ran["batches"]
+    assert (batch["plan"], batch["landed"]) == (planned["hash"], sent["committed"])
+    assert batch["aborted"] == sent["aborted"]
+    assert {o["after"] for o in ran["committed"]["offsets"]} == {p["stable_end"] for p in planned["partitions"]}
+
+    files = duckdb.read_parquet(f"{project}/.sluice/lake/data/orders/**/*.parquet")
+    assert len(files.filter("value is null")) == sent["tombstones"]
+    assert len(files.filter("headers is not null and len(headers) > 0")) == sent["with_headers"]
+    _peek_and_explain_agree_with_the_files(topic, files, sluice)
+    audit = sluice("audit", "orders", "--rescan", "--hashes", "--json").document
+    assert (audit["closes"], audit["compared"]) == (True, sent["committed"])
+
+    more = sluice("produce", "orders", "-n", "500", "--json").document
+    again = run_apart("run", "orders")
+    assert again["batches"][0]["landed"] == more["committed"] == 500
+    starts = {p["partition"]: p["ranges"][0][0] for p in again["batches"][0]["partitions"]}
+    assert starts == {p["partition"]: p["stable_end"] for p in planned["partitions"]}
+    assert sluice("run", "orders", "--json").document["batches"] == []
+    (status,) = sluice("status", "orders", "--json").document["feeds"]
+    assert (status["lag"], status["uncommitted"]) == (0, 0)
+    assert sluice("feeds", "refresh", "--json").document["feeds"] == [{"feed": "orders", "topics": [topic]}]
+
+
+def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRelation, sluice: Sluice) -> None:
+    peeked = sluice("peek", f"{topic}:1:0", "-n", "12000", "--json").document["records"]
+    landed = dict(files.filter("partition = 1").project('"offset", value').fetchall())
+    shown = {r["offset"]: r["value"] and base64.b64decode(r["value"]) for r in peeked if r["state"] == "stable"}
+    assert shown == landed
+    aborted = next(r["offset"] for r in peeked if r["state"] == "aborted")
+    assert sluice("explain", "orders", f"{topic}:1:{aborted}", "--json").document["class"] == "invisible"
+    first = min(landed)
+    explained = sluice("explain", "orders", f"{topic}:1:{first}", "--json").document
+    assert (explained["class"], explained["record"]["offset"]) == ("landed", first)
+
+
+@pytest.mark.slow
+def test_ui_answers_on_loopback_and_ends_with_all_that_it_started(
+    project: Path, unused_port: Callable[[], int]
+) -> None:
+    port = unused_port()
+    with subprocess.Popen([*MAIN, "ui", "--port", str(port), "--json"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert told["address"] == f"http://127.0.0.1:{port}"
+        query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
+        asked = urllib.request.Request(f"{told['address']}/graphql", query, {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            paths = [n["assetKey"]["path"] for n in json.load(answer)["data"]["assetNodes"]]
+        assert ["orders", "landed"] in paths
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    assert process.returncode == 0
+    assert not any(_session_lives(pid) for pid in told["pids"].values())
+
+
+def _session_lives(pid: int) -> bool:
+    """Whether any process of the session is left that is not a zombie."""
+    stats = (Path(f"/proc/{p}/stat") for p in os.listdir("/proc") if p.isdigit())
+    for stat in stats:
+        try:
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == pid and state != "Z":
+            return True
+    return False
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP", "203.0.113.1:9092")  # somebody's own Kafka, which the demo must not touch
+    told = run_apart("demo", "-n", "9000")
+    first, second = told["runs"]
+    produced, more = told["produced"]
+    assert first["batches"][0]["landed"] == produced["committed"]
+    assert second["batches"][0]["landed"] == more["committed"] == 900 - more["aborted"]
+    assert [a["closes"] for a in told["audits"]] == [True, True]
+    assert told["audits"][0]["compared"] == produced["committed"]
+    assert [c["committed"] for c in told["committed"]] == [c["end"] for c in told["committed"]]
+    assert sum(c["orders"] for c in told["preview"]["by_currency"]) == produced["committed"]
+    demo = project / ".sluice" / "demo"
+    assert Path(told["project"]) == demo
+    assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
+    assert sorted(p.name for p in project.iterdir()) == [".sluice", "feeds"]
