@@ -19,7 +19,9 @@ Records = Annotated[
     int | None, typer.Option(min=1, help="Records in the topic; otherwise what the benchmark says (raw: 2,000,000).")
 ]
 Repeat = Annotated[int, typer.Option(min=1, help="Landings of each peer that count.")]
-WarmUps = Annotated[int, typer.Option("--warm-ups", min=0, help="Landings before those, of what warms up.")]
+WarmUps = Annotated[
+    int, typer.Option("--warm-ups", min=0, help="Landings before the first turn, and then one in each; 0: none.")
+]
 Cores = Annotated[int | None, typer.Option(min=1, help="Cores of Spark's and of Sluice's tasks; without it, all.")]
 Peers = Annotated[
     list[str] | None, typer.Option("--peer", help="Only this peer (again for more): sluice, spark, kafka-python.")

@@ -1,7 +1,8 @@
 """A race: several peers land one topic, in turn, again and again, and every landing is checked before it counts.
 
 Promises: all peers read the same topic in the same Kafka on the same number of cores; they take turns, and who begins
-changes with every round, so that a busy minute of the machine hits all; what warms up is warm before the clock runs.
+changes with every round, so that a busy minute of the machine hits all; a landing that counts follows directly upon
+one that does not, for every peer that warms up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a race is run. `records` None: as many as its workload has; `peers` empty: all of the race's."""
+    """How a race is run. `records` None: as many as its workload has; `peers` empty: all of the race's.
+
+    `warm_ups` are landings before the first turn; unless it is 0, each turn begins with one more.
+    """
 
     cores: int
     repeat: int = 3
@@ -74,10 +78,12 @@ class _Track:
         with ExitStack() as stack:
             ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]
             for peer in ready:
-                self._warm(peer)
+                self._warm(peer, self.terms.warm_ups)
             landings: dict[str, list[Landing]] = {peer.peer.name: [] for peer in ready}
             for turn in range(self.terms.repeat):
                 for peer in _rotated(ready, turn):
+                    # Spark ends Python workers that were idle for a minute, as they are while others take their turn.
+                    self._warm(peer, min(self.terms.warm_ups, 1))
                     landings[peer.peer.name].append(self._land(peer, f"{turn + 1} of {self.terms.repeat}"))
             records = sum(self.loaded.ends.values())
             return [
@@ -92,9 +98,9 @@ class _Track:
         with running(peer, assignment, self.folder) as ready:
             yield ready
 
-    def _warm(self, peer: Running) -> None:
-        for turn in range(self.terms.warm_ups if peer.peer.warms_up else 0):
-            self._land(peer, f"warm-up {turn + 1}")
+    def _warm(self, peer: Running, times: int) -> None:
+        for _ in range(times if peer.peer.warms_up else 0):
+            self._land(peer, "warm-up")
 
     def _land(self, peer: Running, which: str) -> Landing:
         out = self.folder / "out" / peer.peer.name

@@ -63,7 +63,7 @@ def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, t
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sluice_and_spark_land_the_same_rows(tmp_path: Path) -> None:
     asked = Asked(records=4_000, repeat=1, warm_ups=0, cores=2, peers=("sluice", "spark"), folder=tmp_path)
     report = run(asked, ["bench"], print)
