@@ -6,7 +6,6 @@ ledger says, nothing else under `data/` (DESIGN §8, invariants of §12 by numbe
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
 
@@ -177,7 +177,7 @@ def _file(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
 def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Problem]:
     if hashes:
         with lake.open(part.path) as f:
-            digest = hashlib.file_digest(f, "sha256").hexdigest()
+            digest = sha256(f)
         if digest != part.sha256:
             yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return

@@ -240,8 +240,8 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
-    refused = [Refusal(o.key.tp, pos.out_of_range(r.start, o.key, o.partition)) for o in owed for r in o.lost[:1]]
-    return tuple(r for r in refused if r.error)
+    errors = [(o.key.tp, pos.out_of_range(r.start, o.key, o.partition)) for o in owed for r in o.lost[:1]]
+    return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
 def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:

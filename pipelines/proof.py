@@ -157,12 +157,12 @@ def _stands(part: Part, lake: Lake) -> bool:
         return False
     try:
         with lake.open(part.staged) as f:
-            return _sha256(f) == part.sha256
+            return sha256(f) == part.sha256
     except FileNotFoundError:
         return False
 
 
-def _sha256(file: BinaryIO) -> str:
+def sha256(file: BinaryIO) -> str:
     digest = hashlib.sha256()
     while data := file.read(1 << 20):
         digest.update(data)

@@ -63,8 +63,8 @@ class Project:
         """Addresses of the project's local Kafka, if it was started."""
         if not self.kafka_folder.is_dir():
             return None
-        status = LocalKafka.attach(self.kafka_folder).status()
-        return status.bootstrap if status.running else None
+        local = LocalKafka.attach(self.kafka_folder)
+        return local.bootstrap if local.running else None
 
     def feeds(self) -> Mapping[str, Feed]:
         """Every feed, by name. Raises FeedError naming each file that is wrong."""

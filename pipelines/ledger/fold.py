@@ -6,10 +6,13 @@ of a live plan is void, whoever wrote it. Frontiers, accounted ranges and live r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel
 
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
@@ -223,7 +226,7 @@ class State:
             self.batches[batch.id] = replace(batch, plan=None, status=BatchStatus.ABANDONED)
 
 
-_APPLY = {
+_APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     OriginEntry: State._origin,
     BoundaryEntry: State._boundary,
     PlanEntry: State._plan,
