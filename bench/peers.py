@@ -22,6 +22,7 @@ from sluice.bench.stand import Assignment
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.resources import java
 
+_GRACE_SECONDS = 20.0
 _SPARK = "org.apache.spark"
 _TOKENS = "spark-token-provider-kafka-0-10_2.13"
 _IN_SPARK = (
@@ -123,6 +124,9 @@ def running(peer: Peer, assignment: Assignment, folder: Path) -> Iterator[Runnin
     try:
         _write(process.stdin, assignment.to_json())
         yield Running(peer, process, log)
+    except BaseException:
+        _kill(process)
+        raise
     finally:
         _end(process)
 
@@ -148,13 +152,19 @@ def _write(pipe: IO[str] | None, line: str) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close its input, and end its session when that does not end it."""
-    with suppress(BrokenPipeError):
-        process.stdin and process.stdin.close()
+    """Close its input, which tells it to end, and kill it when it does not."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(BrokenPipeError):
+                pipe.close()
     try:
-        process.wait(timeout=20)
+        process.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End the peer and what it started, which is of its session."""
+    if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    finally:
-        process.stdout and process.stdout.close()
