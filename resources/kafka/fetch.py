@@ -96,10 +96,10 @@ class _Stream:
                     raise error
 
     def close(self) -> None:
-        self._sources.wire.close()
         self._queue.put(
             KafkaUnavailable("the stream was closed while it was being read", remedy="read the slices again")
         )
+        self._sources.wire.close()
 
     def _next(self) -> Fetched | FetchFailed | BaseException | _End:
         while True:

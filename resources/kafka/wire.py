@@ -96,13 +96,12 @@ class Wire:
     def close(self) -> None:
         """End thread and connections; whoever waits is told. Idempotent."""
         with self._lock:
-            net, self._closed = self._net, True
-            self._net = None
-        if net is None:
+            done, self._closed = self._closed or self._net is None, True
+        if done:
             return
         with contextlib.suppress(KafkaError, RuntimeError):
-            net.run(self._manager.close)
-        net.close()
+            self._net.run(self._manager.close)
+        self._net.close()
 
     def _loop(self) -> Any:
         with self._lock:

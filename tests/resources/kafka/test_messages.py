@@ -1,0 +1,117 @@
+"""The answer to a fetch, read by hand: as kafka-python's own schema reads it, and no byte further than there are."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.errors import KafkaProtocolError
+from kafka.protocol.consumer import FetchResponse
+
+from sluice.pipelines.values import TopicPartition
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.messages import FetchPart
+
+int64 = st.integers(0, 2**62)
+parts = st.fixed_dictionaries(
+    {
+        "error_code": st.sampled_from([0, 0, 1, 6, 74]),
+        "high_watermark": int64,
+        "last_stable_offset": int64,
+        "log_start_offset": int64,
+        "preferred_read_replica": st.integers(-1, 9),
+        "records": st.none() | st.binary(max_size=300),
+        "aborted": st.none() | st.lists(st.tuples(int64, int64), max_size=3),
+    }
+)
+names = st.text("abc.-_", min_size=1, max_size=200)
+answers = st.dictionaries(names, st.dictionaries(st.integers(0, 99), parts, max_size=4), max_size=3)
+
+
+@given(answer=answers, version=st.sampled_from([12, 13]), throttled=st.integers(0, 1000))
+def test_the_answer_to_a_fetch_as_the_schema_says(answer, version, throttled):
+    data = _encoded(answer, version, throttled)
+    read = messages.read_fetch(memoryview(b"head" + data), 4, version)
+    assert (read.throttle_time_ms, read.error) == (throttled, None)
+    assert read.parts == {
+        (name if version == 12 else messages.printed_id(_id(name)), number): _expected(part)
+        for name, numbers in answer.items()
+        for number, part in numbers.items()
+    }
+
+
+@given(answer=answers, version=st.sampled_from([12, 13]), data=st.data())
+def test_an_answer_that_was_cut_or_changed_is_an_error_or_another_answer(answer, version, data):
+    whole = bytearray(_encoded(answer, version, 0))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(0, 255))
+    cut = whole[: data.draw(st.integers(at, len(whole)))]
+    try:
+        read = messages.read_fetch(memoryview(bytes(cut)), 0, version)
+    except KafkaProtocolError:
+        return
+    assert sum(len(part.records) for part in read.parts.values()) <= len(cut)
+
+
+def test_a_length_that_never_ends():
+    with pytest.raises(KafkaProtocolError):
+        messages.read_fetch(memoryview(bytes(10) + b"\xff" * 20), 0, 12)
+
+
+@given(st.uuids())
+def test_topic_ids_as_kafka_prints_them(topic_id):
+    printed = messages.printed_id(topic_id)
+    assert len(printed) == 22
+    assert messages.parsed_id(printed) == topic_id
+
+
+def _id(name: str) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_DNS, name)
+
+
+def _expected(part) -> FetchPart:
+    return FetchPart(
+        messages.error_of(part["error_code"]),
+        part["high_watermark"],
+        part["last_stable_offset"],
+        part["preferred_read_replica"],
+        tuple(part["aborted"] or ()),
+        memoryview(part["records"] or b""),
+    )
+
+
+def _encoded(answer, version: int, throttled: int) -> bytes:
+    topic = FetchResponse.FetchableTopicResponse
+    response = FetchResponse(
+        throttle_time_ms=throttled,
+        error_code=0,
+        session_id=0,
+        responses=[
+            topic(
+                topic=name,
+                topic_id=_id(name),
+                partitions=[
+                    topic.PartitionData(
+                        partition_index=number,
+                        **{k: v for k, v in part.items() if k != "aborted"},
+                        aborted_transactions=None
+                        if part["aborted"] is None
+                        else [
+                            topic.PartitionData.AbortedTransaction(producer_id=p, first_offset=o)
+                            for p, o in part["aborted"]
+                        ],
+                    )
+                    for number, part in numbers.items()
+                ],
+            )
+            for name, numbers in answer.items()
+        ],
+    )
+    return bytes(response.encode(version=version))
+
+
+def test_partitions_grouped_by_topic_in_their_order():
+    wanted = {TopicPartition("b", 1): 1, TopicPartition("a", 0): 2, TopicPartition("b", 0): 3}
+    assert messages.by_topic(wanted) == [("b", [(1, 1), (0, 3)]), ("a", [(0, 2)])]
