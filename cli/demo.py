@@ -240,7 +240,8 @@ class _Show:
     def audit(self, number: int, *, rescan: bool) -> dict[str, Any]:
         report = audit.prove(self.session, self.feed, rescan=rescan)
         how = "The proof, against Kafka itself" if rescan else "The proof, for both batches"
-        self._say(_step(number, how), *audit.view(report, rescanned=rescan)[1:])
+        shown = audit.view(report, rescanned=rescan)[1:]
+        self._say(_step(number, how), *(shown if rescan else shown[-1:]))
         if not report.closes:
             raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
         return audit.document(report)

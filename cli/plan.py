@@ -122,7 +122,7 @@ def _notes(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) -> str
     new = _new_origin(seen, key)
     held = p.high_watermark - p.stable_end
     parts = [
-        f"begins here ({new.why})" if new else "",
+        new.why if new else "",
         f"{count(held)} not stable yet" if held else "",
         *(f"lost {r}" for r in (owed.lost if owed else ())),
     ]

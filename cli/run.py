@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -49,12 +50,16 @@ def run(session: Session, feed: FeedName, offsets: Offsets = None, only: Only = 
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: what was asked, what came of it, and the seconds that each stage took, in order."""
+    """One run: what was asked, what came of it, and the seconds that each stage took, in order.
+
+    `cold` says that it had to load and start Spark first.
+    """
 
     feed: str
     asked: Request
     outcome: RunOutcome
     stages: Mapping[str, float]
+    cold: bool
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -65,10 +70,11 @@ def execute(session: Session, feed: str, asked: Request) -> Ran:
     """One run of the feed's job, with a meter on a terminal."""
     from sluice.assets.execution import run_feed
 
+    cold = "pyspark" not in sys.modules
     with session.terminal.progress() as meter:
         watch = Stopwatch(meter)
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges)
-    return Ran(feed, asked, outcome, watch.stopped())
+    return Ran(feed, asked, outcome, watch.stopped(), cold)
 
 
 class Stopwatch:
@@ -126,9 +132,7 @@ def view(ran: Ran) -> list[RenderableType]:
         out += batch_view(batch)
     if landed is not None:
         out += _beside(landed)
-        out.append(_summary(ran))
-    if ran.outcome.committed is not None:
-        out.append(commit_line(ran.outcome.committed))
+        out.append(facts(*_summary(ran)) if ran.batches else good("nothing is owed"))
     return out
 
 
@@ -157,36 +161,31 @@ def _beside(landed: Landed) -> list[RenderableType]:
     ]
 
 
-def _summary(ran: Ran) -> RenderableType:
-    if not ran.batches:
-        return good(f"nothing is owed ({seconds(sum(ran.stages.values()))})")
+def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     counts = sum((b.counts for b in ran.batches), Counts())
     files = sum(len(r.parts) for b in ran.batches for r in b.receipts)
-    adopted = sum(b.adopted for b in ran.batches)
-    published = [str(b.batch) for b in ran.batches if b.number is not None]
-    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in ran.stages.items() if spent >= 0.05)
     volume = size(sum(b.bytes for b in ran.batches))
-    total = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}"
-    spent = ran.stages.get("land", 0.0)
-    return facts(
-        ("landed", f"{total} ({rate(counts.total, spent, 'offsets')}, Spark's start included)"),
-        ("published", f"batch {', '.join(published)}" if published else "nothing"),
-        *((("adopted", f"{many(adopted, 'slice')} that an earlier attempt had finished"),) if adopted else ()),
-        ("took", f"{seconds(sum(ran.stages.values()))}: {stages}"),
-        ("Dagster run", ran.outcome.run_id),
-    )
+    speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets") + (", with Spark's start" if ran.cold else "")
+    yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
+    if adopted := sum(b.adopted for b in ran.batches):
+        yield "adopted", f"{many(adopted, 'slice')} that an earlier attempt had finished"
+    yield "published", ", ".join(f"batch {b.batch}" for b in ran.batches if b.number is not None) or "nothing"
+    if ran.outcome.committed is not None:
+        yield "committed", _committed_text(ran.outcome.committed)
+    stages = ", ".join(f"{name} {spent:.1f}" for name, spent in ran.stages.items() if spent >= 0.05)
+    yield "took", f"{seconds(sum(ran.stages.values()))} ({stages})"
+    yield "Dagster run", ran.outcome.run_id
 
 
-def commit_line(result: CommitResult) -> RenderableType:
-    moved = [m for m in result.offsets if m.before != m.after]
+def _committed_text(result: CommitResult) -> str:
     match str(result.status):
         case "disabled":
-            return facts(("committed", "not to Kafka (commit: none): the ledger alone says how far the feed is"))
+            return "not to Kafka (commit: none): the ledger alone says how far the feed is"
         case "unchanged":
-            return facts(("committed", "already, up to the frontier"))
+            return "the frontier, as before"
+    moved = [m for m in result.offsets if m.before != m.after]
     ends = ", ".join(f"{m.key} → {count(m.after)}" for m in moved[:6])
-    more = f" … {len(moved) - 6} more" if len(moved) > 6 else ""
-    return facts(("committed", ends + more))
+    return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
 
 
 # -- for programs

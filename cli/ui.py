@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -153,10 +151,12 @@ def _check(servers: Servers) -> None:
 
 
 def _answers(address: str) -> bool:
+    from urllib.request import urlopen
+
     try:
-        with urllib.request.urlopen(f"{address}/server_info", timeout=5) as answer:
+        with urlopen(f"{address}/server_info", timeout=5) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:  # URLError is one
         return False
 
 

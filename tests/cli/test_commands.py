@@ -80,7 +80,7 @@ def test_plan_shows_origin_owed_and_tasks_and_writes_nothing(world: World, tell:
     assert told.document["offsets"] == 200
     assert sum(s["end"] - s["start"] for t in told.document["tasks"] for s in t["slices"]) == 200
     assert told.document["blocked"] is None
-    assert "begins here (start: earliest)" in told.text
+    assert "start: earliest" in told.text
     assert told.document["hash"][:12] in told.text
     assert world.lake.files == {}
 
