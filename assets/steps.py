@@ -55,10 +55,11 @@ def _land(context: dg.AssetExecutionContext, session: Session, feed: Feed, edges
     session.witness.landed = landed
     remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
     state = ledger.read()
-    yield _complete(landed, state)
     yield from _read_topics(context, feed, edges, landed, state)
+    if not _failed(landed):
+        yield from _published(feed, edges, ledger, state, landed)
+    yield _complete(landed, state)  # of the materialization before it, or of none
     landed.check()
-    yield from _published(feed, edges, ledger, state, landed)
 
 
 @contextmanager
@@ -94,8 +95,7 @@ def _last_version(state: State) -> str:
 
 def _complete(landed: Landed, state: State) -> dg.AssetCheckResult:
     """Is everything that was asked for landed, and every account closed up to where it reaches?"""
-    found = metadata.standings(state)
-    failed = len(landed.refusals) + sum(len(b.failures) for b in landed.batches)
+    found, failed = metadata.standings(state), _failed(landed)
     open_ = [s for s in found if not s.whole]
     return dg.AssetCheckResult(
         check_name=COMPLETE,
@@ -104,6 +104,11 @@ def _complete(landed: Landed, state: State) -> dg.AssetCheckResult:
         description=_said(failed, len(open_), len(found)),
         metadata=metadata.of_standings(found) | metadata.of_failures(landed),
     )
+
+
+def _failed(landed: Landed) -> int:
+    """How many slices and partitions were asked for in vain; with any, `landed.check` raises."""
+    return len(landed.refusals) + sum(len(b.failures) for b in landed.batches)
 
 
 def _said(failed: int, open_: int, partitions: int) -> str:

@@ -111,7 +111,10 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     ]
     (moved,) = stored(instance, COMMITTED)
     assert (moved["status"], moved["committed_offsets"], moved["group"]) == ("committed", 200, "sluice-orders")
-    assert [c.passed for c in checks(instance, outcome.run_id)] == [True]
+    (check,) = checks(instance, outcome.run_id)
+    assert check.passed
+    assert check.target_materialization_data is not None
+    assert check.target_materialization_data.run_id == outcome.run_id
 
 
 def test_what_was_read_is_observed(world: World, instance: dg.DagsterInstance) -> None:
