@@ -34,9 +34,10 @@ TRIES = 3
 
 _LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
-_QUIET = {
+_OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.python.daemon.module": "sluice.resources.spark_daemon",
 }
 _session_lock = threading.Lock()
 
@@ -132,6 +133,8 @@ def _started(settings: SparkSettings) -> SparkSession:
             for key, value in settings.conf.items():
                 builder = builder.config(key, value)
             return builder.getOrCreate()  # type: ignore[no-any-return]
+        except SetupError:
+            raise
         except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
             raise _not_started(settings, error, said) from None
 
@@ -173,7 +176,7 @@ def _environment(settings: SparkSettings) -> None:
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
     loopback = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
-    return _QUIET | (loopback if is_local(settings) else {}) | settings.conf
+    return _OURS | (loopback if is_local(settings) else {}) | settings.conf
 
 
 def master(settings: SparkSettings) -> str:

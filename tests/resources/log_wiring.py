@@ -1,0 +1,63 @@
+"""Wiring for Spark's workers over logs in memory, with ways to die and to hang. Workers import it by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sluice.pipelines.feed import LandingSettings
+from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.task import Tools
+from sluice.pipelines.values import Isolation, Slice, TopicPartition
+from sluice.resources.lake_local import LocalLake
+from tests.pipelines.decode.logs import Log
+from tests.pipelines.log_fetcher import LogFetcher
+
+
+@dataclass(frozen=True)
+class LogWiring:
+    """`dies`: how often the process of partition 0's task is killed; `hangs`: it never ends. `notes`: who began."""
+
+    lake: Path
+    notes: Path
+    logs: Mapping[TopicPartition, Log]
+    dies: int = 0
+    hangs: bool = False
+    broken: bool = False
+    landing: LandingSettings = field(default_factory=LandingSettings)
+    limits: FetchLimits = field(default_factory=FetchLimits)
+    memory: int = 512 << 20
+
+    @contextmanager
+    def open(self, isolation: Isolation) -> Iterator[Tools]:
+        if self.broken:
+            raise ModuleNotFoundError("No module named 'elsewhere'")
+        yield Tools(Deadly(self.logs, wiring=self), LocalLake(self.lake), RawFormat())
+
+
+@dataclass
+class Deadly(LogFetcher):
+    wiring: LogWiring | None = None
+
+    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        for one in super().stream(slices, limits):
+            if any(s.partition == 0 for s in slices):
+                self._perhaps_end()
+            yield one
+
+    def _perhaps_end(self) -> None:
+        wiring = self.wiring
+        if wiring is None:
+            return
+        begun = len(list(wiring.notes.iterdir()))
+        (wiring.notes / f"{os.getpid()}").touch()
+        if wiring.hangs:
+            threading.Event().wait(600)
+        if begun < wiring.dies:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,200 @@
+"""The engine on a real Spark: tasks land, die, hang and fail, and the driver hears what became of each slice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.feed import SparkSettings
+from sluice.pipelines.ports import Job
+from sluice.pipelines.proof import prove
+from sluice.pipelines.values import (
+    Isolation,
+    Outcome,
+    Plan,
+    Receipt,
+    Request,
+    RequestKind,
+    Slice,
+    SliceFailure,
+    Task,
+    TopicPartition,
+    to_json,
+)
+from sluice.resources import executor, spark
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.spark import SparkEngine
+from tests.pipelines.decode.logs import LZ4, Batch, Record, log
+from tests.resources.log_wiring import LogWiring
+
+ROOT = Path(__file__).parents[2]
+LOG = log(*[Batch(tuple(Record(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
+LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
+SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[SparkSettings]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers import the wiring by its module's name, as they do the project's own.
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        yield SparkSettings(master="local[2,3]")
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> LogWiring:
+    (tmp_path / "notes").mkdir()
+    return LogWiring(tmp_path / "lake", tmp_path / "notes", LOGS)
+
+
+def run(settings: SparkSettings, wiring: LogWiring, attempt: str = "token") -> list[Outcome]:
+    return SparkEngine(settings).run(Job(PLAN, 12, attempt, wiring), [0, 1])
+
+
+@pytest.mark.spark
+def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring: LogWiring) -> None:
+    lake = LocalLake(wiring.lake)
+    receipts, failures = prove(PLAN, 12, run(settings, wiring), lake)
+    assert failures == []
+    assert [r.slice for r in receipts] == list(SLICES)
+    files = [lake.locate(p.staged) for r in receipts for p in r.parts]
+    query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
+    assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
+    assert [r.adopted for r in run(settings, wiring, "next") if isinstance(r, Receipt)] == [True] * 3
+
+
+@pytest.mark.spark
+def test_a_task_whose_process_dies_is_tried_again(settings: SparkSettings, wiring: LogWiring) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
+    receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
+    assert failures == []
+    assert len(list(wiring.notes.iterdir())) == 3, "two processes died, the third landed"
+    assert len(receipts) == 3
+
+
+@pytest.mark.spark
+def test_what_the_others_landed_survives_a_task_that_never_gets_through(
+    settings: SparkSettings, wiring: LogWiring
+) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
+    receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
+    assert [(f.slice, f.error, f.fatal) for f in failures] == [(SLICES[0], "Failed", True)]
+    assert "worker exited" in failures[0].message
+    assert "\n" not in failures[0].message
+    assert {r.slice for r in receipts} <= set(SLICES[1:])
+
+
+@pytest.mark.spark
+def test_a_job_that_cannot_run_says_why_in_one_line(settings: SparkSettings, wiring: LogWiring) -> None:
+    with pytest.raises(Failed) as e:
+        run(settings, LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
+    assert e.value.message == "the Spark job failed: ModuleNotFoundError: No module named 'elsewhere'"
+
+
+@pytest.mark.spark
+def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
+    engine = SparkEngine(settings)
+    job = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def cancel_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        engine.cancel()
+
+    canceller = threading.Thread(target=cancel_once_begun)
+    canceller.start()
+    with pytest.raises(Failed, match="cancelled"):
+        engine.run(job, [0, 1])
+    canceller.join()
+
+
+def _in_a_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.stderr
+
+
+_START = "from sluice.resources import java, spark; from sluice.pipelines.feed import SparkSettings\n"
+
+
+@pytest.mark.spark
+def test_spark_that_does_not_start_is_one_clear_error() -> None:
+    said = _in_a_process(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
+    assert "SetupError: Spark did not start on this machine" in said
+    assert "plenty" in said, "what the JVM printed is in the error"
+
+
+def test_a_machine_without_java_is_one_clear_error() -> None:
+    said = _in_a_process(
+        _START
+        + "from sluice.pipelines.errors import SetupError\n"
+        + "def home(): raise SetupError('no Java', remedy='install one')\n"
+        + "java.java_home = home; spark.session(SparkSettings())"
+    )
+    assert said.strip().endswith("SetupError: no Java\n  → install one")
+
+
+def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
+    assert SparkEngine(SparkSettings(master="spark://nowhere:1")).run(Job(PLAN, 12, "token", wiring), []) == []
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "tries", "local"),
+    [
+        (None, {}, 3, True),
+        ("local", {}, 1, True),
+        ("local[4]", {}, 1, True),
+        ("local[*, 5]", {}, 5, True),
+        ("spark://host:7077", {}, 4, False),
+        ("yarn", {"spark.task.maxFailures": "2"}, 2, False),
+        ("sc://host:15002", {}, 4, False),
+    ],
+)
+def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
+    settings = SparkSettings(master=master, conf=conf)
+    assert (spark.tries(settings), spark.is_local(settings)) == (tries, local)
+
+
+CRASHED = """An error occurred while calling o127.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \
+failure: Lost task 0.2 in stage 8.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: it crashed
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+RAISED = """Job aborted
+Traceback (most recent call last):
+  File "w.py", line 1, in f
+    g()
+ValueError: bad
+
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (CRASHED, "org.apache.spark.SparkException: it crashed"),
+        (RAISED, "ValueError: bad"),
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "[JAVA_GATEWAY_EXITED] Java gateway process exited"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_line_that_tells(text: str, cause: str) -> None:
+    assert spark.cause(RuntimeError(text)) == cause
+
+
+def test_outcomes_survive_the_way_as_rows() -> None:
+    failure = SliceFailure(SLICES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
+    assert executor.outcome_of("SliceFailure", to_json(failure)) == failure
+    with pytest.raises(ValueError, match="no kind"):
+        executor.outcome_of("Guess", "{}")
