@@ -83,7 +83,7 @@ class FetchLimits:
 
 
 class Fetcher(Protocol):
-    """Raw, bounded, by leader (FetchRequest v4–v12)."""
+    """Raw, bounded, by leader (FetchRequest v12–v13)."""
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         """Bytes of the slices from their leaders, fetching ahead of the consumer in a thread.
