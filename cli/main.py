@@ -23,6 +23,8 @@ from sluice.cli import demo, explain, feeds, kafka, peek, plan, produce, run, st
 from sluice.cli.terminal import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="sluice",
     help="Land Kafka topics as Parquet, batch by batch, and prove that nothing was lost.",
@@ -46,13 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str], terminal: Terminal) -> int:
     try:
-        return int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
+        code = int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
+        if code == INTERRUPTED:  # by Ctrl-C, which typer makes an exit code of
+            terminal.note("interrupted")
+        return code
     except BrokenPipeError:
         # Whoever read our output has enough: nothing more to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
         named = _named(error)
         if named.message.startswith("Usage:"):  # a group without a command: its help

@@ -6,8 +6,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
+
+from sluice.cli.terminal import count
 
 if TYPE_CHECKING:
     from sluice.pipelines.ports import Progress
@@ -21,14 +23,14 @@ class Moving:
             SpinnerColumn("dots"),
             TextColumn("{task.description:<14}", style="dim", markup=False),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[counted]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._bars.add_task("starting", total=None)
+        self._task = self._bars.add_task("starting", total=None, counted="")
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -41,4 +43,7 @@ class Moving:
 
     def __call__(self, progress: Progress) -> None:
         text = f"{progress.stage} {progress.note}".strip()
-        self._bars.update(self._task, description=text, completed=progress.done, total=progress.total or None)
+        counted = f"{count(progress.done)} of {count(progress.total)}" if progress.total else ""
+        self._bars.update(
+            self._task, description=text, completed=progress.done, total=progress.total or None, counted=counted
+        )
