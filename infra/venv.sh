@@ -28,6 +28,9 @@ if ! [ -x .venv/bin/pip ]; then
 fi
 
 echo "installing the locked requirements into .venv (minutes the first time)"
-.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+# Bytecode is made when a module is first imported: most of what is installed never is.
+.venv/bin/pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock
 # setuptools is in the lock: nothing is fetched to build our own package.
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+echo "compiling the record-batch decoder"
+.venv/bin/python -c 'import sluice.pipelines.decode'
