@@ -20,4 +20,4 @@ if __name__ == "__main__":
         except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
             break
     gc.freeze()  # collections in the workers would copy every shared page
-    manager()  # type: ignore[no-untyped-call]
+    manager()
