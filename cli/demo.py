@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -273,16 +274,21 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
         shown = folder.relative_to(Path.cwd())
     except ValueError:
         shown = folder
-    project = f"--project {shlex.quote(str(shown))}"
-    kafka = ("stop Kafka", f"sluice kafka stop {project}") if keep else ("Kafka again", f"sluice kafka start {project}")
+    sluice, project = _command(), f"--project {shlex.quote(str(shown))}"
+    kafka = ("stop Kafka", "stop") if keep else ("Kafka again", "start")
     return [
         Text.assemble(
             "\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"), ". It is all still there:"
         ),
         facts(
-            ("Dagster's UI", f"sluice ui {project}"),
-            ("the account", f"sluice audit {FEED} {project}"),
-            ("one record", f"sluice explain {FEED} {FEED}:0:150 {project}"),
-            kafka,
+            ("Dagster's UI", f"{sluice} ui {project}"),
+            ("the account", f"{sluice} audit {FEED} {project}"),
+            ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
+            (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
         ),
     ]
+
+
+def _command() -> str:
+    """How to call us from here: `make demo` does not put us on the path."""
+    return "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, facts, good, heading, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.units import show_instant
 from sluice.pipelines.values import Key
@@ -80,9 +80,12 @@ def status(
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
         found = [look(session, f) for f in feeds.values()]
-    session.terminal.show(*(_detail(found[0]) if feed else _overview(found)))
-    session.terminal.document({"feeds": [document(f) for f in found]})
-    return max((f.error.exit_code for f in found if f.error), default=0)
+    broken = {} if feed else session.files.broken
+    session.terminal.show(
+        *(_detail(found[0]) if feed else _overview(found)), *(bad(e.message) for e in broken.values())
+    )
+    session.terminal.document({"feeds": [document(f) for f in found], "broken": [e.fields() for e in broken.values()]})
+    return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
 
 
 def look(session: Session, feed: Feed) -> FeedStatus:

@@ -88,6 +88,9 @@ def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice:
     assert listed.code == 2
     assert [f["feed"] for f in listed.document["feeds"]] == ["orders"]
     assert [Path(b["file"]).name for b in listed.document["broken"]] == ["bad.yaml"]
+    status = sluice("status", "--json")
+    assert status.code == 2
+    assert "bad.yaml" in status.document["broken"][0]["message"]
 
 
 @pytest.mark.parametrize("command", ["plan", "produce"])
