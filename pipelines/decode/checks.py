@@ -29,9 +29,9 @@ class Checks:
         self._read_committed, self._check_crc = read_committed, check_crc
         self._aborted = Aborted()
 
-    def begin(self, aborted: Sequence[tuple[int, int]]) -> None:
-        """A new response, with its aborted transactions."""
-        self._aborted.begin(aborted)
+    def begin(self, aborted: Sequence[tuple[int, int]], position: int) -> None:
+        """A new response, read at `position`, with its aborted transactions."""
+        self._aborted.begin(aborted, position)
 
     def run(self, view: memoryview, table: Array, position: int) -> tuple[int, Problem | None]:
         """Decide the modes of these frames: how many come before the first bad one, and what is wrong with that.

@@ -23,6 +23,7 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE = 0x20, 0x10, 0x08
 _LZ4_STORED = 0x80000000
 
 _u32 = struct.Struct("<I").unpack_from
+_lz4_header = struct.Struct("<IBB").unpack_from
 _be32 = struct.Struct(">i").unpack_from
 
 
@@ -77,18 +78,15 @@ def _snappy_block(data: memoryview, out: memoryview) -> int:
 
 
 def _lz4(data: memoryview, out: memoryview) -> int:
-    (magic,) = _u32(data, 0)
-    if magic != _LZ4_MAGIC or len(data) < 7:
+    """The blocks of a frame one by one: faster than liblz4's own reader of frames, which the odd ones are left to."""
+    magic, flags, descriptor = _lz4_header(data, 0)
+    if magic != _LZ4_MAGIC:
         raise Undecodable("not an LZ4 frame")
-    flags = data[4]
     if not flags & _LZ4_INDEPENDENT:
         return _lz4_frame(data, out)
-    most = 1 << (8 + 2 * (data[5] >> 4 & 7))
-    return _lz4_blocks(data, 15 if flags & _LZ4_CONTENT_SIZE else 7, 4 if flags & _LZ4_BLOCK_CHECKSUM else 0, most, out)
-
-
-def _lz4_blocks(data: memoryview, at: int, checksum: int, most: int, out: memoryview) -> int:
-    """The blocks of a frame from byte `at` on, each of at most `most` bytes. Faster than liblz4's own frame reader."""
+    at = 15 if flags & _LZ4_CONTENT_SIZE else 7
+    checksum = 4 if flags & _LZ4_BLOCK_CHECKSUM else 0
+    most = 1 << (8 + 2 * (descriptor >> 4 & 7))
     written = 0
     while True:
         (size,) = _u32(data, at)
@@ -98,20 +96,16 @@ def _lz4_blocks(data: memoryview, at: int, checksum: int, most: int, out: memory
         stored, size = size & _LZ4_STORED, size & ~_LZ4_STORED
         if size > len(data) - at or size > most:
             raise Undecodable("an LZ4 block runs past the end")
-        block = data[at : at + size]
-        room = out[written : written + most]
-        if len(room) < (size if stored else 1):
-            raise NoRoom("lz4")
-        written += _lz4_stored(block, room) if stored else _lz4_block(block, room, most)
+        written += _lz4_block(data[at : at + size], out[written : written + most], most, bool(stored))
         at += size + checksum
 
 
-def _lz4_stored(block: memoryview, out: memoryview) -> int:
-    out[: len(block)] = block
-    return len(block)
-
-
-def _lz4_block(block: memoryview, out: memoryview, most: int) -> int:
+def _lz4_block(block: memoryview, out: memoryview, most: int, stored: bool) -> int:
+    if len(out) < (len(block) if stored else 1):
+        raise NoRoom("lz4")
+    if stored:
+        out[: len(block)] = block
+        return len(block)
     try:
         return cramjam.lz4.decompress_block_into(block, out, output_len=len(out))
     except cramjam.DecompressionError as e:

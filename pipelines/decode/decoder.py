@@ -97,7 +97,7 @@ class BatchDecoder:
         if not len(records) or self.position >= self._end:
             return
         raw = read_only(records)
-        self._checks.begin(aborted)
+        self._checks.begin(aborted, self.position)
         table, _, problem = frame_table(raw, self._place)
         for first in range(0, len(table), _BLOCK):
             yield from self._block(raw, table[first : first + _BLOCK])

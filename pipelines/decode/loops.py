@@ -595,9 +595,12 @@ def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
             return _record_error(state, begin, p, BAD_VARINT)
         if headers < 0 or headers > (stop - headers_at) // 2:
             return _record_error(state, begin, p, BAD_HEADER_COUNT)
-        p, header_key_bytes, header_value_bytes, code = _measure(buf, headers_at, stop, headers)
-        if code != DONE:
-            return _record_error(state, begin, p, code)
+        p = headers_at
+        header_key_bytes = header_value_bytes = int64(0)
+        if headers > 0:
+            p, header_key_bytes, header_value_bytes, code = _measure(buf, headers_at, stop, headers)
+            if code != DONE:
+                return _record_error(state, begin, p, code)
         if p != stop:
             return _record_error(state, begin, p, BAD_RECORD_END)
         if offset >= state[POSITION]:

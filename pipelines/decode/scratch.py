@@ -21,7 +21,7 @@ class Scratch:
 
     def __init__(self, place: Place, max_batch_bytes: int) -> None:
         self._place, self._most = place, max_batch_bytes
-        self._memory = np.empty(0, np.uint8)
+        self._resize(0)
 
     @property
     def data(self) -> Array:
@@ -36,7 +36,7 @@ class Scratch:
         Returns how many frames are ready, one at least unless the first is damaged, and what is wrong with the next.
         """
         if len(self._memory) > _USUAL_BYTES:
-            self._memory = np.empty(0, np.uint8)
+            self._resize(0)
         used, cells = 0, table.data
         rows = table[:, loops.MODE : loops.TO + 1].tolist()
         for i, (mode, attributes, first, stop) in enumerate(rows):
@@ -63,11 +63,15 @@ class Scratch:
         """Bytes written from byte `used` on; −1 when that takes more room than the others left."""
         while True:
             try:
-                return codecs.decompress(codec, data, self._memory.data[used:])
+                return codecs.decompress(codec, data, self._view[used:])
             except codecs.NoRoom:
                 if used:
                     return -1
             size = len(self._memory)
             if size >= self._most:
                 raise codecs.Undecodable(f"damaged, or of more than {self._most:,} bytes")
-            self._memory = np.empty(min(max(4 * size, _USUAL_BYTES), self._most), np.uint8)
+            self._resize(min(max(4 * size, _USUAL_BYTES), self._most))
+
+    def _resize(self, size: int) -> None:
+        self._memory = np.empty(size, np.uint8)
+        self._view = self._memory.data

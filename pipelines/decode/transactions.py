@@ -2,7 +2,8 @@
 
 A response under read_committed lists the aborted transactions that touch it, as (producer id, first offset); a
 transaction is over at its producer's next control batch. Each response stands alone. Promise: the answer is right
-also when one response is given in pieces with the same list, and when reading begins amid an aborted transaction.
+also when one response is given in pieces with the same list, or again after an error, and when reading begins amid
+an aborted transaction.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ class Aborted:
         self._open: set[int] = set()
         self._ended: dict[int, int] = {}
 
-    def begin(self, aborted: Iterable[tuple[int, int]]) -> None:
-        """A new response with its (producer id, first offset) pairs, in any order.
+    def begin(self, aborted: Iterable[tuple[int, int]], position: int) -> None:
+        """A new response, read at `position`, with its (producer id, first offset) pairs in any order.
 
-        What a marker ended before stays ended: a pair is only news when it begins above that marker.
+        What a marker below the position ended stays ended: a pair is only news when it begins above that marker.
         """
         pairs = list(aborted)
-        self._ended = {producer: self._ended.get(producer, -1) for producer, _ in pairs}
-        news = ((first, producer) for producer, first in pairs if first > self._ended[producer])
-        self._waiting = sorted(news, reverse=True)
+        ended = {producer: marker for producer, marker in self._ended.items() if marker < position}
+        self._ended = {producer: ended.get(producer, -1) for producer, _ in pairs}
+        self._waiting = sorted(((f, p) for p, f in pairs if f > self._ended[p]), reverse=True)
         self._open.clear()
 
     def covers(self, producer: int, last_offset: int) -> bool:

@@ -206,6 +206,18 @@ def test_one_response_may_be_fed_in_pieces_with_its_whole_list() -> None:
     assert rows([*pieces, *d.finish()]) == INTERLEAVED.visible(0, INTERLEAVED.end)
 
 
+def test_markers_seen_behind_an_error_are_seen_again() -> None:
+    source = log(
+        Batch(SOME[:2], magic=1), txn(1), Batch(producer=1, marker=ABORT), txn(1), Batch(producer=1, marker=COMMIT)
+    )
+    damaged = bytearray(source.data)
+    damaged[12] ^= 1  # the CRC-32 of the first message, which the decode loop checks, long after the markers were met
+    d = decoder(0, source.end)
+    with pytest.raises(CorruptBatch, match="CRC-32"):
+        list(d.feed(bytes(damaged), [(1, 2)]))
+    assert read(source, d, source.end) == source.visible(0, source.end)
+
+
 def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
     thin = tuple(Record(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
     source = log(Batch(thin, LZ4, producer=4, transactional=True), Batch(producer=4, marker=ABORT))
@@ -313,7 +325,7 @@ def test_a_checksum_that_does_not_match_names_the_batch() -> None:
 
 
 def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
-    source = log(Batch(ODD), Batch(ODD[:7]))
+    source = log(Batch(ODD), Batch(ODD[7:8] + ODD[:7]))
     bad = bytearray(source.batches[1].data)
     bad[-1] = 2  # the last record claims a header
     d = decoder(0, source.end)
