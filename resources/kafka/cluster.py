@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kafka.errors import KafkaError, UnknownTopicOrPartitionError
+from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.errors import BrokerTooOld, SluiceError
 from sluice.pipelines.values import Isolation, OffsetAtTime, PartitionState, TopicPartition
@@ -106,6 +106,8 @@ class KafkaCluster:
         answers: dict[TopicPartition, Answer[PartitionState]] = {}
         for place in places:
             tp = place.tp
+            if not (tp in starts and tp in stable and tp in highs):
+                continue  # asked again
             start, end, high = starts[tp], stable[tp], highs[tp]
             state = PartitionState(
                 topic=tp.topic,
@@ -190,6 +192,7 @@ class KafkaCluster:
             except KafkaError as error:
                 failures.update({place.tp: error for place in places})
                 return
+            failures.update({place.tp: UnknownError("left out") for place in places if place.tp not in answers})
             failures.update({tp: error() for tp, (error, _) in answers.items() if error})
             found.update({tp: value for tp, (error, value) in answers.items() if not error})  # type: ignore[misc]
 

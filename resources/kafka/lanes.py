@@ -8,7 +8,7 @@ questions asked at about the same time go out as one request.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from kafka.errors import KafkaError
@@ -110,8 +110,10 @@ class Lane:
             for place, ((_, _, answer), part) in enumerate(zip(batch, parts, strict=True)):
                 answer.success((part, place == 0))
         except KafkaError as error:
-            for _, _, answer in batch:
-                answer.failure(error)
+            _fail((answer for _, _, answer in batch), error)
+        except BaseException as error:  # a bug, or the end: nobody may be left waiting
+            _fail((answer for _, _, answer in batch), error)
+            raise
         finally:
             self._budget.change(received - granted)
 
@@ -126,6 +128,12 @@ def _parts(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[Fetch
         part = answer.parts.get((ask.place.topic_id, tp.partition)) or answer.parts.get(tp)
         parts.append(part or FetchPart(AnswerLost, -1, -1, -1, (), memoryview(b"")))
     return parts
+
+
+def _fail(answers: Iterable[Future], error: BaseException) -> None:
+    for answer in answers:
+        if not answer.is_done:
+            answer.failure(error)
 
 
 class Together(Generic[K, V]):
@@ -147,12 +155,13 @@ class Together(Generic[K, V]):
         waiting, self._waiting = self._waiting, {}
         try:
             found = await self._ask(list(waiting))
-        except KafkaError as error:
-            for answer in waiting.values():
-                answer.failure(error)
-        else:
             for key, answer in waiting.items():
                 answer.success(found[key])
+        except KafkaError as error:
+            _fail(waiting.values(), error)
+        except BaseException as error:  # as above
+            _fail(waiting.values(), error)
+            raise
 
 
 class Sources:

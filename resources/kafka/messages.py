@@ -28,6 +28,8 @@ from sluice.pipelines.values import Isolation, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
 FETCH_API = 1
+FETCH_VERSIONS = 12, 13
+"""12 is of Kafka 2.7; 13 (Kafka 3.1) names topics by id."""
 LATEST, EARLIEST = -1, -2
 """Times that ask ListOffsets for the end (stable under read_committed) and the start of a log."""
 _LEVELS = {Isolation.READ_UNCOMMITTED: 0, Isolation.READ_COMMITTED: 1}
@@ -222,7 +224,7 @@ class FetchAnswer:
 def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wait_ms: int, rack: str) -> Any:
     """One multi-partition fetch without a session, partitions in the order given.
 
-    Version 13 (Kafka 3.1) names topics by id, so that a recreated topic cannot answer; 12 by name.
+    Where topics go by id (KIP-516) a recreated one cannot answer.
     """
     topic = FetchRequest.FetchTopic
     topics = [
@@ -254,8 +256,8 @@ def ask_fetch(asks: Sequence[FetchAsk], isolation: Isolation, max_bytes: int, wa
         topics=topics,
         forgotten_topics_data=[],
         rack_id=rack,
-        min_version=12,
-        max_version=13,
+        min_version=FETCH_VERSIONS[0],
+        max_version=FETCH_VERSIONS[1],
     )
 
 

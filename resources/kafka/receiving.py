@@ -33,11 +33,7 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
 
 
 class _Receiving:
-    """Mixed into kafka-python's transports: bytes go from the socket into the frame that they belong to, once.
-
-    kafka-python reads 4 KiB at a time and copies each byte five times before the caller sees it; at the rates of a
-    fetch that costs more than decoding.
-    """
+    """Mixed into kafka-python's transports, in place of its reading."""
 
     _net: Any
     _sock: Any
@@ -52,24 +48,28 @@ class _Receiving:
         while self._read and not self._closed:
             await self._net.wait_read(self._sock)
             try:
-                self._drain(connection, frame)
+                while self._next_frame(connection, frame):
+                    # Whoever waited for it goes first: a broker that refuses a login says why, then hangs up.
+                    await self._net.sleep(0)
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
             except OSError as error:
                 self.abort(error=kafka_errors.KafkaConnectionError(str(error)))  # type: ignore[attr-defined]
 
-    def _drain(self, connection: Any, frame: _Frame) -> None:
-        """Take what the socket holds; hand over each frame that is complete."""
+    def _next_frame(self, connection: Any, frame: _Frame) -> bool:
+        """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""
         while not self._closed:
             try:
                 received = self._sock.recv_into(frame.room)
             except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                return
+                return False
             if not received:
                 raise kafka_errors.KafkaConnectionError("the broker closed the connection")
             self.last_read = time.monotonic()
             if (whole := frame.filled(received)) is not None:
                 connection.data_received(whole)
+                return True
+        return False
 
 
 class _Transport(_Receiving, KafkaTCPTransport):  # type: ignore[misc]

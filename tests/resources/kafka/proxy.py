@@ -58,8 +58,9 @@ class Proxy:
                     (key,) = struct.unpack_from(">h", request, 4)
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")
-                    if self.lose.get(key):
+                    if lost := bool(self.lose.get(key)):
                         self.lose[key] -= 1
+                    if lost or not answer:
                         return
                     client.sendall(answer)
 

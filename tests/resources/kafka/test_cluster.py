@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from sluice.pipelines.errors import KafkaUnavailable, UnknownTopic
+from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, UnknownTopic
 from sluice.pipelines.values import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAddress
@@ -69,6 +69,7 @@ def test_a_thousand_partitions_in_a_few_requests(kafka, cluster, fresh_topic):
     assert cluster.epoch_ends({s.tp: s.leader_epoch for s in states}) == {s.tp: 0 for s in states}
 
 
+@pytest.mark.faults
 def test_leaders_and_epochs_after_one_moved(kafka3, fresh_topic):
     topic = fresh_topic(cluster=kafka3, assignments={0: [2, 1], 1: [1, 3]})
     alone = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2]})
@@ -114,4 +115,13 @@ def test_nobody_there_is_said_soon_and_clearly():
     assert "127.0.0.1:1: connection refused" in caught.value.message
     assert "127.0.0.1:2: connection refused" in caught.value.message
     assert "127.0.0.1:1,127.0.0.1:2" in caught.value.remedy
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_login_where_none_is_wanted(kafka):
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+    user = {"sasl_plain_username": "ali", "sasl_plain_password": "sesame"}
+    with closing(KafkaCluster(address(kafka, **login, **user))) as cluster, pytest.raises(NotAuthorized) as caught:
+        cluster.topics()
+    assert "security_protocol" in caught.value.remedy
     assert "sesame" not in str(caught.value)

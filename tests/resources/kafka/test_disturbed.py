@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
@@ -32,7 +32,7 @@ from tests.resources.kafka.tools import (
     until,
 )
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.faults]
 SMALL = FetchLimits(active_slices=3, request_bytes=64 << 10, partition_bytes=16 << 10, ahead_bytes=64 << 10)
 
 
@@ -148,26 +148,15 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
         assert state.stable_end == 10
 
 
-class _forbidden:
-    """Denies everybody something, until the block ends."""
-
-    def __init__(self, behind, kind, name, operation=ACLOperation.ALL):
-        self._cluster = behind.cluster
-        self._acl = ACL(
-            principal="User:*",
-            host="*",
-            operation=operation,
-            permission_type=ACLPermissionType.DENY,
-            resource_pattern=ResourcePattern(kind, name),
-        )
-
-    def __enter__(self):
-        with admin(self._cluster) as client:
-            client.create_acls([self._acl])
-
-    def __exit__(self, *_):
-        with admin(self._cluster) as client:
-            client.delete_acls([self._acl])
+@contextmanager
+def _forbidden(behind, kind, name, operation=ACLOperation.ALL):
+    """Denies everybody an operation, and no other, until the block ends."""
+    rules = {ACLOperation.ALL: ACLPermissionType.ALLOW} | {operation: ACLPermissionType.DENY}
+    acls = [ACL("User:*", "*", what, rule, ResourcePattern(kind, name)) for what, rule in rules.items()]
+    with admin(behind.cluster) as client:
+        client.create_acls(acls)
+        yield
+        client.delete_acls(acls)
 
 
 # -- a hole in the log

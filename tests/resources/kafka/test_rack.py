@@ -1,0 +1,54 @@
+"""Reading from a replica nearby (KIP-392), and from the leader when that is gone: three brokers in three racks."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.values import Isolation
+from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.kafka.lanes import Lane
+from sluice.resources.local_kafka import LocalKafka
+from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
+
+pytestmark = [pytest.mark.kafka, pytest.mark.soak]
+SMALL = FetchLimits(4, request_bytes=64 << 10, partition_bytes=32 << 10, ahead_bytes=128 << 10)
+
+
+@pytest.fixture(scope="module")
+def racks(tmp_path_factory):
+    root = tmp_path_factory.mktemp("racks") / "kafka"
+    settings = {
+        "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+        # Settings are the same for all brokers; what differs is in a file in each one's folder.
+        "config.providers": "file",
+        "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+        "broker.rack": "${file:rack.properties:rack}",
+    }
+    for broker in (1, 2, 3):
+        (root / f"node-{broker}").mkdir(parents=True)
+        (root / f"node-{broker}" / "rack.properties").write_text(f"rack=rack-{broker}\n")
+    with LocalKafka(root, brokers=3, keep=False, settings=settings) as cluster:
+        yield cluster
+
+
+def test_a_replica_nearby_is_read_from_until_it_is_gone(racks, fresh_topic, monkeypatch):
+    topic = fresh_topic(cluster=racks, assignments={0: [1, 2, 3], 1: [2, 3, 1]})
+    for partition in range(2):
+        produce(racks, topic, 5000, partition, size=300)
+    assert [state.rack for state in describe(racks, topic)] == ["rack-1", "rack-2"]
+    asked = []
+    serve = Lane._round
+    monkeypatch.setattr(Lane, "_round", lambda lane, granted: asked.append(lane._node) or serve(lane, granted))
+    pieces = slices(racks, topic)
+    whole = unpacked(fetch(racks, pieces, SMALL, rack="rack-3"), pieces)
+    assert [len(whole[index]) for index in range(2)] == [5000, 5000]
+    assert (asked.count(1), asked.count(2)) == (1, 1), "each leader is asked once, and sends us on"
+    with closing(KafkaFetcher(address(racks), Isolation.READ_COMMITTED, rack="rack-3")) as fetcher:
+        stream = fetcher.stream(pieces, SMALL)
+        items = [next(stream)]
+        racks.kill_broker(3)
+        items += stream
+    assert unpacked(items, pieces) == whole
