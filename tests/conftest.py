@@ -7,12 +7,16 @@ it and is thrown away at the end, data and all.
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from kafka import KafkaAdminClient
 
 from sluice.resources.local_kafka import LocalKafka
+
+# A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _CLUSTERS = {"kafka", "kafka3", "fresh_topic"}
 _numbers = itertools.count(1)
