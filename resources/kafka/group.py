@@ -49,9 +49,9 @@ Errors = Callable[[Any], set[type[KafkaError]]]
 
 
 class KafkaGroup:
-    """Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it
-    aborts what we leave open; `patience` with a coordinator that is away, longer than `transaction` so that a read
-    of committed offsets outlasts it. Opens no connection before the first question.
+    """One consumer group. Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it
+    aborts what we leave open; `patience` with a coordinator that is away, by default so much longer than
+    `transaction` that a read of committed offsets outlasts one. Opens no connection before the first question.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class KafkaGroup:
         *,
         session: float = 10.0,
         transaction: float = 20.0,
-        patience: float = 45.0,
+        patience: float | None = None,
     ) -> None:
         self._wire = Wire(access)
-        self._coordinators = _Coordinators(self._wire, patience)
+        self._coordinators = _Coordinators(self._wire, transaction + 25 if patience is None else patience)
         self._group = group
         self._session = session
         self._transaction = transaction
@@ -169,18 +169,24 @@ class KafkaGroup:
 
     async def _join(self, topics: Sequence[str]) -> Any:
         """The first attempt is told a member id, the second joins under it (KIP-394)."""
-        member_id, times = "", int(self._session * 1000)
-        while True:
-            response = await self._coordinators.ask(
-                GROUP,
-                self._group,
-                partial(group_messages.ask_join, self._group, member_id, topics, times, times),
-                lambda answer: top_error(answer) - {kafka_errors.MemberIdRequiredError},
-                self._session + 15,  # an empty group is held open for a moment, for others to come in
-            )
-            if response.error_code == 0:
-                return response
-            member_id = response.member_id
+        told_id = await self._ask_to_join("", topics)
+        if told_id.error_code == 0:
+            return told_id
+        try:
+            return await self._ask_to_join(told_id.member_id, topics)
+        except KafkaError:
+            await self._leave(told_id.member_id)
+            raise
+
+    async def _ask_to_join(self, member_id: str, topics: Sequence[str]) -> Any:
+        times = int(self._session * 1000)
+        return await self._coordinators.ask(
+            GROUP,
+            self._group,
+            partial(group_messages.ask_join, self._group, member_id, topics, times, times),
+            lambda answer: top_error(answer) - ({kafka_errors.MemberIdRequiredError} if not member_id else set()),
+            self._session + 15,  # an empty group is held open for a moment, for others to come in
+        )
 
     async def _leave(self, member_id: str) -> None:
         with contextlib.suppress(KafkaError):

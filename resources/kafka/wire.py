@@ -123,7 +123,7 @@ class Wire:
         """Run them side by side; the first error is raised when all have ended."""
         futures = [self._net.call_soon_with_future(c) for c in coroutines]
         for future in futures:
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(Exception):
                 await future
         return [await future for future in futures]
 
