@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,8 @@ TRIES = 3
 
 _LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
+_WATCH_SECONDS = 0.25
+_INTERRUPTS = 20
 _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -47,9 +49,7 @@ class SparkEngine:
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
-        self._tag = f"sluice-{secrets.token_hex(8)}"
         self._cancelled = threading.Event()
-        self._spark: SparkSession | None = None
 
     def prepare(self) -> None:
         """Begin to start the session, and return: what is slow about Spark then overlaps with planning."""
@@ -69,24 +69,27 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        spark = self._spark = session(self._settings)
-        work = executor.Work.of(job, tasks, tries(self._settings))
-        spark.addTag(self._tag)
+        # A session of our own: what is cancelled in it is ours, and tags reach no further than the thread they are of.
+        spark = session(self._settings).newSession()
+        done = threading.Event()
+        threading.Thread(target=self._watch, args=(spark, done), name="sluice-cancel", daemon=True).start()
         try:
-            return self._carried_out(spark, work)
+            return self._carried_out(spark, executor.Work.of(job, tasks, tries(self._settings)))
         except BaseException as error:
-            # An interrupt leaves the driver's thread, not the cluster's: the job must be told.
             if not isinstance(error, Exception):
-                self.cancel()
+                _interrupt(spark)  # the interrupt ended our thread's wait; the job must be told
             raise
         finally:
-            spark.removeTag(self._tag)
+            done.set()
 
     def cancel(self) -> None:
-        """End the Spark job of this engine, if one runs. Any thread may call it."""
+        """End the Spark job of this engine: `run` raises Failed. Any thread may call it, at any time."""
         self._cancelled.set()
-        if self._spark is not None:
-            self._spark.interruptTag(self._tag)
+
+    def _watch(self, spark: SparkSession, done: threading.Event) -> None:
+        while not done.wait(_WATCH_SECONDS):
+            if self._cancelled.is_set():
+                spark.interruptAll()  # again and again: the job may not have been submitted yet
 
     def _carried_out(self, spark: SparkSession, work: executor.Work) -> list[Outcome]:
         try:
@@ -104,6 +107,14 @@ class SparkEngine:
                 f"the Spark job failed: {cause(error)}",
                 remedy="the same Python environment must be on driver and executors; run again when it is mended",
             ) from None
+
+
+def _interrupt(spark: SparkSession) -> None:
+    """End the session's jobs, also one that is only about to begin."""
+    for _ in range(_INTERRUPTS):
+        if spark.interruptAll():
+            return
+        time.sleep(_WATCH_SECONDS)
 
 
 def _collect(spark: SparkSession, work: executor.Work) -> list[Outcome]:
@@ -147,15 +158,19 @@ def _launch(settings: SparkSettings, said: BinaryIO) -> None:
     if SparkContext._active_spark_context is not None:
         return
     _environment(settings)
-    conf = SparkConf().setMaster(master(settings)).setAppName("sluice").setAll(list(_conf(settings).items()))
-    gateway = launch_gateway(conf, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
-    SparkContext(conf=conf, gateway=gateway)
+    conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
+    # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
+    masked = settings.model_dump()["conf"]
+    public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
+    popen = {"stdout": said, "stderr": said}
+    gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
+    SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
 
 
 def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:
     said.seek(max(0, said.seek(0, os.SEEK_END) - 10_000))
     lines = said.read().decode("utf-8", "replace").splitlines()
-    telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|refused", line)][:3]
+    telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|[Ii]nvalid|refused", line)][:3]
     where = settings.master or "this machine"
     connect = is_connect(settings)
     return SetupError(

@@ -37,6 +37,7 @@ from tests.pipelines.decode.logs import LZ4, Batch, Record, log
 from tests.resources.log_wiring import LogWiring
 
 ROOT = Path(__file__).parents[2]
+SECRET = "not-for-everybody"
 LOG = log(*[Batch(tuple(Record(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
 LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
 SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
@@ -49,7 +50,7 @@ def settings() -> Iterator[SparkSettings]:
     with pytest.MonkeyPatch.context() as patch:
         # Workers import the wiring by its module's name, as they do the project's own.
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-        yield SparkSettings(master="local[2,3]")
+        yield SparkSettings(master="local[2,3]", conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
 
 
 @pytest.fixture
@@ -100,6 +101,22 @@ def test_a_job_that_cannot_run_says_why_in_one_line(settings: SparkSettings, wir
     with pytest.raises(Failed) as e:
         run(settings, LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
     assert e.value.message == "the Spark job failed: ModuleNotFoundError: No module named 'elsewhere'"
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads command lines where Linux has them")
+def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> None:
+    assert spark.session(settings).conf.get("spark.hadoop.fs.s3a.secret.key") == SECRET
+    lines = [_command_line(place) for place in Path("/proc").glob("[0-9]*/cmdline")]
+    assert any(b"org.apache.spark.deploy.SparkSubmit" in line for line in lines)
+    assert not any(SECRET.encode() in line for line in lines)
+
+
+def _command_line(place: Path) -> bytes:
+    try:
+        return place.read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.spark
