@@ -69,7 +69,7 @@ class Checks:
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
         """Mode of a frame, and how many records count when it is passed over."""
         if f.codec > (codecs.ZSTD if f.kind == loops.BATCH else codecs.LZ4):
-            raise self._place.unsupported(f"codec {f.codec}", f.base, f.last)
+            raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
         if f.kind != loops.BATCH:
             return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)
         if not 0 <= f.records <= f.last - f.base + 1:
@@ -110,4 +110,4 @@ class Checks:
             raise self._corrupt(f, f"a control batch that does not decompress: {e}") from None
 
     def _corrupt(self, f: Frame, reason: str) -> CorruptBatch:
-        return self._place.corrupt(reason, f.base, f.last)
+        return self._place.corrupt(reason, f.first, f.last)

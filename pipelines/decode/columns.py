@@ -107,54 +107,50 @@ def _enlarged(old: Array, capacity: Capacity, kind: Any, measure: str, how: str)
 
 def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
     """The rows written so far, without a copy: the buffers now belong to the record batch."""
-    rows = int(state[loops.ROWS])
-    keys = _binary(columns.keys, columns.key_offsets, columns.key_valid, rows, int(state[loops.NULL_KEYS]))
-    values = _binary(columns.values, columns.value_offsets, columns.value_valid, rows, int(state[loops.NULL_VALUES]))
+    c, rows = columns, int(state[loops.ROWS])
     arrays = [
-        keys,
-        values,
-        _fixed(pa.int64(), columns.offsets, rows),
-        _fixed(SCHEMA.field("timestamp").type, columns.timestamps, rows),
-        _fixed(pa.int32(), columns.timestamp_types, rows),
-        _headers(columns, state, rows),
+        _blobs(c.keys, c.key_offsets, rows, _validity(c.key_valid, state[loops.NULL_KEYS])),
+        _blobs(c.values, c.value_offsets, rows, _validity(c.value_valid, state[loops.NULL_VALUES])),
+        _numbers("offset", c.offsets, rows),
+        _numbers("timestamp", c.timestamps, rows),
+        _numbers("timestampType", c.timestamp_types, rows),
+        _headers(c, state, rows),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _fixed(kind: pa.DataType, data: Array, rows: int) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(data[:rows])], 0)
+def _numbers(name: str, data: Array, rows: int) -> pa.Array:
+    return pa.Array.from_buffers(SCHEMA.field(name).type, rows, [None, pa.py_buffer(data[:rows])])
 
 
-def _binary(data: Array, offsets: Array, valid: Array, rows: int, nulls: int) -> pa.Array:
-    buffers = [_validity(valid, rows, nulls), pa.py_buffer(offsets[: rows + 1]), pa.py_buffer(data[: offsets[rows]])]
-    return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls)
+def _blobs(data: Array, ends: Array, n: int, validity: pa.Buffer | None = None, kind: Any = None) -> pa.Array:
+    buffers = [validity, pa.py_buffer(ends[: n + 1]), pa.py_buffer(data[: ends[n]])]
+    return pa.Array.from_buffers(kind or pa.binary(), n, buffers)
 
 
-def _validity(valid: Array, rows: int, nulls: int) -> pa.Buffer | None:
-    return pa.py_buffer(valid[: (rows + 7) // 8]) if nulls else None
+def _validity(bitmap: Array, nulls: int) -> pa.Buffer | None:
+    return pa.py_buffer(bitmap) if nulls else None
 
 
-def _headers(columns: Columns, state: Array, rows: int) -> pa.Array:
-    n, nulls = int(state[loops.HEADERS]), int(state[loops.NULL_HEADERS])
-    keys = _binary(columns.header_keys, columns.header_key_offsets, columns.header_values_valid, n, 0)
-    values = _binary(
-        columns.header_values,
-        columns.header_value_offsets,
-        columns.header_values_valid,
-        n,
-        int(state[loops.NULL_HEADER_VALUES]),
-    )
-    pairs = pa.StructArray.from_arrays([_text(keys), values], fields=list(HEADERS.value_type))
-    buffers = [_validity(columns.header_lists_valid, rows, nulls), pa.py_buffer(columns.header_lists[: rows + 1])]
-    return pa.Array.from_buffers(HEADERS, rows, buffers, nulls, children=[pairs])
+def _headers(c: Columns, state: Array, rows: int) -> pa.Array:
+    n = int(state[loops.HEADERS])
+    validity = _validity(c.header_values_valid, state[loops.NULL_HEADER_VALUES])
+    keys = _text(c.header_keys, c.header_key_offsets, n)
+    values = _blobs(c.header_values, c.header_value_offsets, n, validity)
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
+    validity = _validity(c.header_lists_valid, state[loops.NULL_HEADERS])
+    buffers = [validity, pa.py_buffer(c.header_lists[: rows + 1])]
+    return pa.Array.from_buffers(HEADERS, rows, buffers, children=[pairs])
 
 
-def _text(keys: pa.Array) -> pa.Array:
+def _text(data: Array, ends: Array, n: int) -> pa.Array:
     """Header keys as strings. Bytes that are no UTF-8 become U+FFFD, just as Java's String(bytes, UTF_8) puts it."""
+    keys = _blobs(data, ends, n, kind=pa.string())
     try:
-        return keys.cast(pa.string())
+        keys.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([as_java_reads(k) for k in keys.to_pylist()], pa.string())
+        return pa.array([as_java_reads(k) for k in _blobs(data, ends, n).to_pylist()], pa.string())
+    return keys
 
 
 def as_java_reads(key: bytes) -> str:

@@ -51,7 +51,7 @@ class Place:
     partition: int | None
 
     def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
-        """The batch at offset `base` (to `last`) does not parse, at byte `at` of it or of its decompressed records."""
+        """The batch of offsets `base` to `last` is damaged, at byte `at` of the response or of the batch's records."""
         return CorruptBatch(
             self._message(reason, base, at),
             remedy=_CORRUPT,

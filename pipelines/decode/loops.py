@@ -141,6 +141,11 @@ class Frame(NamedTuple):
     def codec(self) -> int:
         return self.attributes & CODEC_BITS
 
+    @property
+    def first(self) -> int:
+        """Its first offset; the last of a wrapper, which tells no other."""
+        return self.last if self.kind == WRAPPER else self.base
+
 
 class Columns(NamedTuple):
     """The Arrow buffers of one chunk. Bitmaps begin as all ones (valid); offsets arrays have one item more."""

@@ -97,4 +97,4 @@ class Rows:
         return chunk
 
     def _corrupt(self, f: Frame, code: int) -> CorruptBatch:
-        return self._place.corrupt(REASONS[code], f.base, f.last, int(self._state[loops.ERROR_AT]))
+        return self._place.corrupt(REASONS[code], f.first, f.last, int(self._state[loops.ERROR_AT]))

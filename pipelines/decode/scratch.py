@@ -50,7 +50,7 @@ class Scratch:
             except codecs.Undecodable as e:
                 frame = Frame(*table[i].tolist())
                 reason = f"{codecs.NAMES[codec]} data does not decompress: {e}"
-                return i, self._place.corrupt(reason, frame.base, frame.last)
+                return i, self._place.corrupt(reason, frame.first, frame.last)
             if size < 0:
                 return i, None
             cells[i, loops.SOURCE] = loops.SCRATCH

@@ -347,8 +347,9 @@ def test_messages_have_checksums_of_their_own(magic: int, codec: int) -> None:
     source = log(Batch(SOME[:4], codec, magic))
     data = bytearray(source.data)
     data[-1] ^= 1
-    with pytest.raises(CorruptBatch, match=r"checksum|CRC-32"):
+    with pytest.raises(CorruptBatch, match=r"checksum|CRC-32") as e:
         decode(bytes(data))
+    assert (e.value.start, e.value.end) == (3 if codec else 0, 4)
 
 
 def test_unknown_formats_and_codecs_are_unsupported() -> None:
