@@ -49,9 +49,11 @@ Errors = Callable[[Any], set[type[KafkaError]]]
 
 
 class KafkaGroup:
-    """One consumer group. Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it
-    aborts what we leave open; `patience` with a coordinator that is away, by default so much longer than
-    `transaction` that a read of committed offsets outlasts one. Opens no connection before the first question.
+    """One consumer group. Opens no connection before the first question.
+
+    Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it aborts
+    what we leave open; `patience` with a coordinator that is away, by default so much longer than `transaction` that a
+    read of committed offsets outlasts one.
     """
 
     def __init__(
