@@ -45,19 +45,19 @@ _session_lock = threading.Lock()
 
 
 class SparkEngine:
-    """`ports.Engine` over Spark. The session starts with the first `run`, or in the background with `prepare`."""
+    """`ports.Engine` over Spark. Session and workers start with the first `run`, or in the background by `prepare`."""
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
         self._cancelled = threading.Event()
 
     def prepare(self) -> None:
-        """Begin to start the session, and return: what is slow about Spark then overlaps with planning."""
+        """Begin to start session and workers, and return: what is slow about Spark then overlaps with planning."""
         threading.Thread(target=self._prepare, name="sluice-spark", daemon=True).start()
 
     def _prepare(self) -> None:
         try:
-            session(self._settings)
+            session(self._settings).range(1).mapInArrow(executor.nothing, executor.SCHEMA).collect()
         except Exception:  # noqa: BLE001 - `run` meets the same error again and raises it
             return
 
@@ -175,7 +175,7 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
     connect = is_connect(settings)
     return SetupError(
         "\n    ".join([f"Spark did not start on {where}: {cause(error)}", *(line[:300] for line in telling)]),
-        remedy="is the Spark Connect server up, and `spark.master` of the feed right?"
+        remedy="Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
         if connect
         else "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark",
     )
