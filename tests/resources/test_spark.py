@@ -72,7 +72,20 @@ def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring
     files = [lake.locate(p.staged) for r in receipts for p in r.parts]
     query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
     assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
+    _spark_reads_its_own_kafka_columns(settings, files)
     assert [r.adopted for r in run(settings, wiring, "next") if isinstance(r, Receipt)] == [True] * 3
+
+
+def _spark_reads_its_own_kafka_columns(settings: SparkSettings, files: list[str]) -> None:
+    frame = spark.session(settings).read.parquet(*files)
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    columns = ("key", "value", "offset", "unix_millis(timestamp) as timestamp", "timestampType", "headers")
+    rows = frame.where("partition = 1").orderBy("offset").selectExpr(*columns).collect()
+    found = [r.asDict(recursive=True) for r in rows]
+    assert [r | {"key": bytes(r["key"]), "value": bytes(r["value"])} for r in found] == LOG.visible(0, LOG.end)
 
 
 @pytest.mark.spark
