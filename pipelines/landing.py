@@ -26,6 +26,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
+PAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,14 @@ class PartWriter:
         if not self._pending:
             return
         begun = time.perf_counter_ns()
+        rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
         if self._file is None:
-            self._file = _File(self._lake, self._target, len(self._parts), self._schema, self._settings)
-        self._file.add(pa.Table.from_batches(self._pending, self._schema))
-        self._pending = []
+            options = _options(self._schema, self._settings, rows.nbytes // rows.num_rows)
+            self._file = _File(self._lake, self._target, len(self._parts), self._schema, options)
+        self._file.add(rows)
+        if rows.nbytes > 2 * self._row_group_bytes:
+            # What a huge value took is not kept for the next one: there may be none.
+            pa.default_memory_pool().release_unused()
         self._ns += time.perf_counter_ns() - begun
         if self._file.sink.bytes >= self._settings.target_file_bytes:
             self._finish_file()
@@ -153,7 +158,7 @@ class _Abandoned(Exception):
 class _File:
     """One part on its way into staging."""
 
-    def __init__(self, lake: Lake, target: Target, sequence: int, schema: pa.Schema, settings: LandingSettings) -> None:
+    def __init__(self, lake: Lake, target: Target, sequence: int, schema: pa.Schema, options: dict[str, Any]) -> None:
         s, folder = target.slice, layout.folder_of(target.slice.window)
         name = layout.part_name(s, target.batch, sequence)
         self._name, self._kind, self._rows = name, target.kind, 0
@@ -163,7 +168,7 @@ class _File:
         self._block: AbstractContextManager[BinaryIO] = lake.create(self._staged)
         self.sink, self._open = _HashingSink(self._block.__enter__()), True
         with self._whole_or_nothing():
-            self._writer = pq.ParquetWriter(self.sink, schema, **_options(schema, settings))
+            self._writer = pq.ParquetWriter(self.sink, schema, **options)
             self._writer.add_key_value_metadata(file_metadata(feed, batch, target.plan_hash, s))
 
     def add(self, rows: pa.Table) -> None:
@@ -235,7 +240,7 @@ class _HashingSink:
     def close(self) -> None: ...
 
 
-def _options(schema: pa.Schema, settings: LandingSettings) -> dict[str, Any]:
+def _options(schema: pa.Schema, settings: LandingSettings, row_bytes: int) -> dict[str, Any]:
     """Settings by column type, as measured: keys and values plain (a dictionary costs more than it saves
     before compression), numbers and times as deltas with statistics, dictionaries where the format says so.
     """
@@ -246,6 +251,9 @@ def _options(schema: pa.Schema, settings: LandingSettings) -> dict[str, Any]:
         "use_dictionary": [f.name for f in schema if pa.types.is_dictionary(f.type)],
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_statistics": numbers,
+        # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
+        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 1024),
+        "data_page_size": PAGE_BYTES,
         # The Arrow schema would bring the dictionary type back for some readers and not for others.
         "store_schema": False,
     }
