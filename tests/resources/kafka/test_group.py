@@ -43,6 +43,8 @@ def consumer_in(kafka, topic, **settings):
             topic, bootstrap_servers=kafka.bootstrap, group_id=f"g-{topic}", auto_offset_reset="earliest", **settings
         )
     ) as consumer:
+        # kafka-python's group leader assigns nothing, for good, when it joined before it knew the topic.
+        until(lambda: consumer.partitions_for_topic(topic))
         assigned: list[int] = []
 
         def poll():
