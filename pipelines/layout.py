@@ -26,6 +26,7 @@ from sluice.pipelines.topics import encode_topic
 from sluice.pipelines.values import PartKind, Slice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR, _DAY = 3_600_000, 86_400_000
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
@@ -71,9 +72,13 @@ def owner_path(feed: str, token: str) -> str:
     return f"_sluice/{feed}/owners/{token}.json"
 
 
+def manifest_folder(feed: str) -> str:
+    return f"_sluice/{feed}/windows"
+
+
 def window_path(feed: str, window: int) -> str:
     """The manifest of the window that begins at `window` (ms)."""
-    return f"_sluice/{feed}/windows/{window_name(window)}.json"
+    return f"{manifest_folder(feed)}/{window_name(window)}.json"
 
 
 def window_name(window: int) -> str:
@@ -132,9 +137,14 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
     return _join(_ROOTS[kind], feed, folder, part)
 
 
-def folder_of(window: int | None) -> str:
-    """The folder of a window that begins at `window` (ms): its day and hour in UTC; none outside windows."""
-    return "" if window is None else _utc(window).strftime("date=%Y-%m-%d/hour=%H")
+def window_folder(window: int | None, length: int) -> str:
+    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC: by day, hour and minute, as
+    finely as windows are long; none outside windows.
+    """
+    if window is None:
+        return ""
+    levels = "date=%Y-%m-%d" if length >= _DAY else "date=%Y-%m-%d/hour=%H"
+    return _utc(window).strftime(levels if length >= _HOUR else levels + "/minute=%M")
 
 
 class PartName(NamedTuple):

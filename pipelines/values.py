@@ -127,7 +127,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows."""
+    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows.
+
+    `folder` is where its parts go below the feed's data.
+    """
 
     topic: str
     partition: int
@@ -137,6 +140,7 @@ class Slice:
     leader_epoch: int = -1
     estimated_bytes: int = 0
     window: int | None = None
+    folder: str = ""
 
     @property
     def key(self) -> Key:
