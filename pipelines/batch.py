@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Event, Thread
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError
 from sluice.pipelines.feed import Feed, OnLoss, PublishPolicy
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
+from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.plan import Owed, Sizing
 from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liveness, Progress, Reporter
 from sluice.pipelines.positions import Committed, Refusal
@@ -36,6 +38,7 @@ from sluice.pipelines.values import (
     Plan,
     Receipt,
     Request,
+    RequestKind,
     Slice,
     SliceFailure,
 )
@@ -114,6 +117,8 @@ class Landed:
     batches: tuple[BatchResult, ...]
     refusals: tuple[Refusal, ...]
     losses: tuple[KeyRange, ...]
+    windows: tuple[int, ...] = ()
+    """Windows (their starts, ms) that are complete since this call."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -142,9 +147,19 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     state = ledger.read()
     refusals = _changed(state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
-    origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     keyed = {pos.key_of(state, p): p for p in sound}
+    origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
+    origins = _opened(feed, edges, state, keyed, origins)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, origins, refusals)
+
+
+def _opened(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], origins: tuple[OriginItem, ...]
+) -> tuple[OriginItem, ...]:
+    """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
+    if state.boundaries:
+        return tuple(o.model_copy(update={"opens": max(state.boundaries)}) for o in origins)
+    return windows.opening(edges.cluster, partitions, origins, feed.window, edges.clock()) if origins else ()
 
 
 def _changed(state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
@@ -157,13 +172,39 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
     found = survey(feed, edges, open_ledger(feed, edges))
     state = _with_origins(found)
-    owed, refused = planning.owed(request, state, found.partitions)
-    plan = planning.build(feed.name, found.cluster_id, request, feed.isolation, owed, sizing(feed, edges))
+    state = _with_boundaries(feed, edges, state, found.partitions, request)
+    owed, refused = planning.owed(request, state, found.partitions, feed.window)
+    plan = planning.build(
+        feed.name, found.cluster_id, request, feed.isolation, owed, sizing(feed, edges), state, feed.window
+    )
     return Preview(found, owed, found.refusals + refused + _losses_refused(feed, owed), plan, _blocked(state, owed))
 
 
 def _with_origins(found: Survey) -> State:
     return found.state.extended([OriginEntry(items=found.new_origins)]) if found.new_origins else found.state
+
+
+def _with_boundaries(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
+) -> State:
+    """The state with the boundaries that a run would pin, in memory alone."""
+    for boundary in _boundaries(feed, state, request, edges.clock()):
+        missing = windows.unpinned(state, partitions, boundary)
+        if missing:
+            entry = windows.resolved(edges.cluster, edges.clock, missing, boundary, feed.window)
+            pinned = windows.clamped(state, entry)
+            state = state.extended([pinned]) if pinned else state
+    return state
+
+
+def _boundaries(feed: Feed, state: State, request: Request, now: int) -> Sequence[int]:
+    """The boundaries that a request rests on: its window's two, or every one that is due. Raises UsageError."""
+    if request.kind is RequestKind.OFFSETS:
+        return ()
+    if request.window is None:
+        return windows.due_boundaries(state, feed.window, now)
+    windows.check_window(request.window, feed.window, state, now)
+    return (request.window, request.window + feed.window.length)
 
 
 def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
@@ -208,6 +249,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         report(Progress("plan"))
         found = _bounded(survey(feed, edges, ledger), ends)
         _pin_origins(ledger, found)
+        _pin_boundaries(feed, edges, ledger, found, request)
         losses += _accept_losses(feed, ledger, found, request)
         batch, refusals = _pinned(feed, edges, ledger, found, request, owner)
         if batch is None:
@@ -218,7 +260,8 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
             break
     state = ledger.read()
     frontiers = {k: state.frontier(k) for k in state.current.values() if k in state.origins}
-    return Landed(tuple(done), refusals, tuple(losses), frontiers)
+    complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
+    return Landed(tuple(done), refusals, tuple(losses), complete, frontiers)
 
 
 def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
@@ -237,6 +280,15 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
     ledger.append(decide)
 
 
+def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
+    """Resolve what is not pinned yet; each boundary is clamped again on the very state that it is put on."""
+    for boundary in _boundaries(feed, ledger.read(), request, edges.clock()):
+        missing = windows.unpinned(ledger.read(), found.partitions, boundary)
+        if missing:
+            entry = windows.resolved(edges.cluster, edges.clock, missing, boundary, feed.window)
+            ledger.append(partial(windows.clamped, entry=entry))
+
+
 def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
@@ -250,7 +302,7 @@ def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) 
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed(request, state, found.partitions)
+        owed, _ = planning.owed(request, state, found.partitions, feed.window)
         gone = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
@@ -269,7 +321,7 @@ def _pinned(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way
-        owed, refused = planning.owed(request, state, found.partitions)
+        owed, refused = planning.owed(request, state, found.partitions, feed.window)
         losses = _losses_refused(feed, owed)
         refusals = found.refusals + refused + losses
         lost = {r.tp for r in losses}
@@ -277,7 +329,9 @@ def _pinned(
         in_the_way = planning.overlap(state, free)
         if in_the_way:
             return None
-        plan = planning.build(feed.name, found.cluster_id, request, feed.isolation, free, sizing(feed, edges))
+        plan = planning.build(
+            feed.name, found.cluster_id, request, feed.isolation, free, sizing(feed, edges), state, feed.window
+        )
         return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
 
     appended = ledger.append(decide)

@@ -11,6 +11,8 @@
     │   ├── IncarnationChanged     topic recreated, log truncated, or another cluster
     │   ├── GroupHeld              somebody else is a member of the group
     │   ├── GroupMoved             committed offsets are not what the ledger expects
+    │   ├── WindowIncomplete       reading it now would miss records
+    │   ├── WindowHeld             an open transaction reaches into the window
     │   ├── QuarantineExceeded     too many records broke the contract
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
@@ -116,6 +118,12 @@ class GroupHeld(Refused): ...
 
 
 class GroupMoved(Refused): ...
+
+
+class WindowIncomplete(Refused): ...
+
+
+class WindowHeld(Refused): ...
 
 
 class QuarantineExceeded(Refused): ...

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, windows
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key, Part, PartKind, Receipt, TopicPartition
 
 
@@ -57,17 +59,24 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
 
 
 def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
-    """(batch, publish entry, receipt) that covers the offset, newest first."""
+    """(batch, publish entry, receipt) that covers the offset, newest first; its window says where to look."""
     if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
         return None
-    published = sorted((b.published, b.id) for b in state.batches.values() if b.published is not None)
-    for number, batch in reversed(published):
+    for number in _candidates(state, key, offset):
         entry = ledger.entry(number)
         if isinstance(entry, PublishEntry):
             for r in entry.receipts:
                 if r.slice.key == key and r.slice.start <= offset < r.slice.end:
-                    return batch, number, r
+                    return entry.batch, number, r
     return None
+
+
+def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
+    """Numbers of publish entries, those of the offset's own window first, each newest first."""
+    (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
+    first = state.published_in.get(piece.window, ())
+    yield from sorted(first, reverse=True)
+    yield from sorted({n for ns in state.published_in.values() for n in ns} - set(first), reverse=True)
 
 
 def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:

@@ -27,7 +27,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed_errors import problems_of, raise_problems
 from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchLimits
-from sluice.pipelines.settings import Count, GroupName, Name, Settings, Size, Text, below_root, number
+from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.topics import TopicFilter
 from sluice.pipelines.values import Isolation
 from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
@@ -232,6 +232,41 @@ def _lake(text: str, info: ValidationInfo) -> str:
     return below_root(text, info)
 
 
+DAY = 86_400_000
+
+
+def _divides_a_day(length: int) -> int:
+    if length < 60_000 or DAY % length:
+        raise ValueError("does not divide a day into windows of a minute or more (15m, 1h, 6h, 1d)")
+    return length
+
+
+class WindowSettings(Settings):
+    """All in ms: a window's `length`, how long to `settle` after its end, how far ahead of the clock a stamp may be."""
+
+    length: Annotated[Duration, AfterValidator(_divides_a_day)] = 3_600_000
+    settle: Duration = 600_000
+    max_skew: Duration = 300_000
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled(cls, value: object) -> object:
+        """`window: 15m` says the length alone."""
+        return {"length": value} if isinstance(value, str) else value
+
+    def start_of(self, time: int) -> int:
+        """The start of the window that holds `time`; windows are aligned to the epoch, in UTC."""
+        return time - time % self.length
+
+    def last_boundary(self, now: int) -> int:
+        """The newest boundary that may be resolved at `now`."""
+        return self.start_of(now - self.settle)
+
+    def closed(self, window: int, now: int) -> bool:
+        """Whether the window that starts at `window` has ended, and settled."""
+        return window + self.length <= self.last_boundary(now)
+
+
 class Feed(Settings):
     """One dataset: its topics, its group, and how they are landed and committed."""
 
@@ -243,6 +278,7 @@ class Feed(Settings):
     isolation: Isolation = Isolation.READ_COMMITTED
     format: Literal["raw"] = "raw"
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
+    window: WindowSettings = WindowSettings()
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
     commit: CommitMode = CommitMode.TRANSACTIONAL
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")

@@ -159,7 +159,7 @@ class _File:
     """One part on its way into staging."""
 
     def __init__(self, lake: Lake, target: Target, sequence: int, schema: pa.Schema, options: dict[str, Any]) -> None:
-        s, folder = target.slice, layout.folder_of(target.slice.window)
+        s, folder = target.slice, target.slice.folder
         name = layout.part_name(s, target.batch, sequence)
         self._name, self._kind, self._rows = name, target.kind, 0
         feed, batch, kind = target.feed, target.batch, target.kind

@@ -23,9 +23,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sluice.pipelines.topics import encode_topic
+from sluice.pipelines.units import show_duration
 from sluice.pipelines.values import PartKind, Slice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR, _DAY = 3_600_000, 86_400_000
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
@@ -71,15 +73,14 @@ def owner_path(feed: str, token: str) -> str:
     return f"_sluice/{feed}/owners/{token}.json"
 
 
-def window_path(feed: str, window: int) -> str:
-    """The manifest of the window that begins at `window` (ms)."""
-    return f"_sluice/{feed}/windows/{window_name(window)}.json"
+def manifest_folder(feed: str) -> str:
+    return f"_sluice/{feed}/windows"
 
 
-def window_name(window: int) -> str:
-    """`2026-11-20T14`, in UTC; where the window does not begin with an hour, `2026-11-20T1415`."""
-    begin = _utc(window)
-    return begin.strftime("%Y-%m-%dT%H%M" if begin.minute else "%Y-%m-%dT%H")
+def window_path(feed: str, window: int, length: int) -> str:
+    """The manifest of the window that begins at `window` and lasts `length` (ms)."""
+    name = _utc(window).strftime("%Y-%m-%dT%H%M")  # a colon is no character for every file system
+    return f"{manifest_folder(feed)}/{name}-{show_duration(length)}.json"
 
 
 # -- staging
@@ -132,9 +133,14 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
     return _join(_ROOTS[kind], feed, folder, part)
 
 
-def folder_of(window: int | None) -> str:
-    """The folder of a window that begins at `window` (ms): its day and hour in UTC; none outside windows."""
-    return "" if window is None else _utc(window).strftime("date=%Y-%m-%d/hour=%H")
+def window_folder(window: int | None, length: int) -> str:
+    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC: by day, hour and minute, as
+    finely as windows are long. Outside windows they are Hive's null, so that every reader finds the same columns.
+    """
+    levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: 1 if length >= _DAY else 2 if length >= _HOUR else 3]
+    if window is None:
+        return "/".join(f"{level.partition('=')[0]}=__HIVE_DEFAULT_PARTITION__" for level in levels)
+    return _utc(window).strftime("/".join(levels))
 
 
 class PartName(NamedTuple):

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines import layout, windows
+from sluice.pipelines.errors import PlanBusy, SluiceError, UsageError, WindowHeld
+from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.positions import Refusal, out_of_range
 from sluice.pipelines.ranges import Range, cut, intersect, subtract
@@ -71,7 +73,7 @@ class Owed:
 
 
 def owed(
-    request: Request, state: State, partitions: Mapping[Key, PartitionState]
+    request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
     """What the request still owes in each partition, and the partitions that cannot take part.
 
@@ -80,11 +82,10 @@ def owed(
     """
     found: list[Owed] = []
     refused: list[Refusal] = []
-    for key, asked in _asked(request, state, partitions):
+    for key, asked in _asked(request, state, partitions, window):
         partition = partitions[key]
-        beyond = out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
-        if beyond:
-            refused.append(Refusal(key.tp, beyond))
+        if wrong := _unreadable(request, asked, key, partition):
+            refused.append(Refusal(key.tp, wrong))
             continue
         due = subtract(asked, state.accounted(key))
         gone = Range(0, partition.log_start)
@@ -93,7 +94,25 @@ def owed(
     return tuple(found), tuple(refused)
 
 
-def _asked(request: Request, state: State, partitions: Mapping[Key, PartitionState]) -> Iterable[tuple[Key, Range]]:
+def _unreadable(request: Request, asked: Range, key: Key, partition: PartitionState) -> SluiceError | None:
+    """Why what is asked of the partition cannot be read now, if so."""
+    if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
+        return WindowHeld(
+            f"{key}: the window ends at {asked.end}, but an open transaction holds the stable end at "
+            f"{partition.stable_end}",
+            remedy="the next run lands it once the transaction has ended; one that hangs is ended by its producer, "
+            "or by kafka-transactions.sh abort",
+            topic=key.topic,
+            partition=key.partition,
+            start=partition.stable_end,
+            end=asked.end,
+        )
+    return out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
+
+
+def _asked(
+    request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
+) -> Iterable[tuple[Key, Range]]:
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
         for r in request.ranges:
@@ -101,7 +120,12 @@ def _asked(request: Request, state: State, partitions: Mapping[Key, PartitionSta
         return
     _check_only(request.only, by_tp)
     for key, partition in partitions.items():
-        if not request.only or key.tp in request.only:
+        if request.only and key.tp not in request.only:
+            continue
+        if request.window is not None:
+            if (pinned := windows.range_of(state, key, request.window, window)) is not None:
+                yield key, pinned
+        else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.stable_end))
 
@@ -171,13 +195,15 @@ def build(
     isolation: Isolation,
     found: Sequence[Owed],
     sizing: Sizing,
+    state: State,
+    window: WindowSettings,
 ) -> Plan | None:
     """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed."""
     within = _limited([o for o in found if o.ranges], sizing)
     if not within:
         return None
     size = _slice_size(within, sizing)
-    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size)]
+    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window)]
     return Plan(feed, cluster, request, isolation, _tasks(slices, sizing))
 
 
@@ -211,17 +237,18 @@ def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
     return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
 
 
-def _slices(o: Owed, size: int) -> Iterable[Slice]:
-    for r in o.ranges:
-        for piece in _even(r, math.ceil(r.span * o.bytes_per_offset / size)):
+def _slices(o: Owed, size: int, state: State, window: WindowSettings) -> Iterable[Slice]:
+    """The owed ranges cut at the windows' pinned boundaries, and where a piece is large, evenly."""
+    for piece in (p for r in o.ranges for p in windows.pieces(state, o.key, r)):
+        for r in _even(piece.range, math.ceil(piece.range.span * o.bytes_per_offset / size)):
             yield Slice(
-                o.key.topic,
-                o.key.partition,
-                o.key.incarnation,
-                piece.start,
-                piece.end,
+                *o.key,
+                r.start,
+                r.end,
                 o.partition.leader_epoch,
-                math.ceil(piece.span * o.bytes_per_offset),
+                math.ceil(r.span * o.bytes_per_offset),
+                piece.window,
+                layout.window_folder(piece.window, window.length),
             )
 
 

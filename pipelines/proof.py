@@ -101,7 +101,7 @@ def _each(counts: Counts) -> Iterator[int]:
 
 
 def _check_names(claim: _Claim, r: Receipt, parts: Sequence[Part]) -> None:
-    folder = layout.folder_of(r.slice.window)
+    folder = r.slice.folder
     for sequence, part in enumerate(parts):
         name = layout.part_name(r.slice, claim.batch, sequence)
         staged = layout.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)

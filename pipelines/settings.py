@@ -15,7 +15,7 @@ from pydantic import (
     ValidationInfo,
 )
 
-from sluice.pipelines.units import parse_size
+from sluice.pipelines.units import parse_duration, parse_size
 
 
 def number(value: object) -> object:
@@ -41,6 +41,8 @@ def below_root(text: str, info: ValidationInfo) -> str:
 
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, lt=1 << 62)]
 Count = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 62)]
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40)]
+"""Milliseconds."""
 Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]

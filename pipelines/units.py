@@ -16,6 +16,7 @@ _SIZES = {"B": 1} | {
     for unit, base in (("iB", 1024), ("B", 1000))
 }
 _DURATIONS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WINDOW = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2})(?::?([0-9]{2}))?)?(?::00)?Z?")
 _AMOUNT = re.compile(r"([0-9]{1,15})\s*([A-Za-z]*)")
 
 
@@ -69,3 +70,22 @@ def show_instant(ms: int) -> str:
     except OverflowError:
         return f"{ms} ms"
     return moment.isoformat(timespec="milliseconds" if ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def parse_window(value: object) -> int:
+    """Milliseconds since the epoch of a window's start as people write it: `2026-11-20`, `2026-11-20T14` or
+    `2026-11-20T14:15`, in UTC. Raises ValueError.
+    """
+    found = _WINDOW.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("is not a window: write its start in UTC, such as 2026-11-20T14 or 2026-11-20T14:15")
+    year, month, day, hour, minute = (int(part or 0) for part in found.groups())
+    try:
+        return _since_epoch(datetime(year, month, day, hour, minute, tzinfo=UTC))
+    except ValueError:
+        raise ValueError("is not a time that the calendar has, from 1970 on") from None
+
+
+def show_window(ms: int) -> str:
+    """A window's start, in UTC: `2026-11-20T14:00`. `parse_window` reads it back."""
+    return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M")

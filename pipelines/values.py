@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.units import show_window
 
 
 class TopicPartition(NamedTuple):
@@ -120,14 +121,17 @@ class Request:
             case RequestKind.OFFSETS:
                 return "offsets " + ", ".join(f"{r.topic}:{r.partition}:{r.start}-{r.end}" for r in self.ranges)
             case RequestKind.WINDOW:
-                return f"window {self.window}"
+                return f"window {show_window(self.window or 0)}"
             case _:
                 return "catch-up"
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows."""
+    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows.
+
+    `folder` is where its parts go below the feed's data.
+    """
 
     topic: str
     partition: int
@@ -137,6 +141,7 @@ class Slice:
     leader_epoch: int = -1
     estimated_bytes: int = 0
     window: int | None = None
+    folder: str = ""
 
     @property
     def key(self) -> Key:

@@ -13,44 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginItem
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.ranges import Range, covers, cut
-from sluice.pipelines.units import show_duration, show_instant
+from sluice.pipelines.units import show_duration, show_instant, show_window
 from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, TopicPartition
 
 Partitions = Mapping[Key, PartitionState]
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSettings:
-    """All in ms: a window's `length`, how long to `settle` after its end, how far ahead of the clock a stamp may be."""
-
-    length: int = 3_600_000
-    settle: int = 600_000
-    max_skew: int = 300_000
-
-    def start_of(self, time: int) -> int:
-        """The start of the window that holds `time`; windows are aligned to the epoch, in UTC."""
-        return time - time % self.length
-
-    def last_boundary(self, now: int) -> int:
-        """The newest boundary that may be resolved at `now`."""
-        return self.start_of(now - self.settle)
-
-    def closed(self, window: int, now: int) -> bool:
-        """Whether the window that starts at `window` has ended, and settled."""
-        return window + self.length <= self.last_boundary(now)
-
-
 def check_window(window: int, settings: WindowSettings, state: State, now: int) -> None:
     """Raises UsageError for a window that is not aligned, before the first one, or not closed yet."""
-    name = show_instant(window)
+    name = show_window(window)
     if window % settings.length:
         raise UsageError(
             f"{name} is no start of a window: windows of this feed last {show_duration(settings.length)}",
-            remedy=f"ask for the window that begins at {show_instant(settings.start_of(window))}",
+            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
         )
     if not settings.closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
@@ -60,7 +40,7 @@ def check_window(window: int, settings: WindowSettings, state: State, now: int) 
         )
     if state.first_window is not None and window < state.first_window:
         raise UsageError(
-            f"window {name} is before the feed's first window {show_instant(state.first_window)}",
+            f"window {name} is before the feed's first window {show_window(state.first_window)}",
             remedy="ask for offsets below the origin by number: --offsets TOPIC:PARTITION:START-END",
         )
 

@@ -46,6 +46,7 @@ def dump(state: State) -> bytes:
             "intents": _by_index(state.intents, index, sorted),
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
+            "published_in": [[w, n] for w, n in state.published_in.items()],
             "boundaries": {str(t): _columns(at, index) for t, at in state.boundaries.items()},
         },
         separators=(",", ":"),
@@ -80,6 +81,7 @@ def _state(raw: dict[str, Any]) -> State:
         intents=_by_key(raw["intents"], keys, frozenset),
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
+        published_in={w: tuple(n) for w, n in raw["published_in"]},
         boundaries={
             int(t): dict(zip(map(keys.__getitem__, at[0]), at[1], strict=True)) for t, at in raw["boundaries"].items()
         },

@@ -90,6 +90,8 @@ class State:
     """By boundary (ms): the offset that separates the windows before and after it, in each partition."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of what a catch-up landed in its open window: the floor of the boundaries after it."""
+    published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
+    """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
@@ -197,6 +199,8 @@ class State:
             furthest = (r.slice.end, r.slice.leader_epoch)
             self.epochs[r.slice.key] = max(furthest, self.epochs.get(r.slice.key, furthest))
             self._raise_floor(r.slice)
+        for window in {r.slice.window for r in entry.receipts}:
+            self.published_in[window] = (*self.published_in.get(window, ()), self.number)
 
     def _raise_floor(self, s: Slice) -> None:
         last = max(self.boundaries, default=None)

@@ -237,7 +237,10 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"policies": {"quarantine_limit": {"sher": 1}}}, "policies.quarantine_limit.sher: is unknown"),
         ({"fetch": {"active_slices": 0}}, "fetch.active_slices: "),
         ({"spark": {"conf": {"a": [1]}}}, "spark.conf.a: "),
-        ({"window": "1h"}, "window: is unknown"),
+        ({"window": "7h"}, "window.length: does not divide a day"),
+        ({"window": "30s"}, "window.length: does not divide a day"),
+        ({"window": {"settle": "soon"}}, "window.settle: "),
+        ({"window": {"lenght": "1h"}}, "window.lenght: is unknown\n  → did you mean `length`?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:

@@ -37,12 +37,12 @@ def test_every_path_of_a_batch() -> None:
 
 def test_windows_are_days_and_hours_in_utc() -> None:
     start = 1_795_183_200_000  # 2026-11-20T14:00:00Z
-    assert layout.folder_of(start) == "date=2026-11-20/hour=14"
-    assert layout.folder_of(None) == ""
-    assert layout.window_path("sales", start) == "_sluice/sales/windows/2026-11-20T14.json"
-    assert layout.window_name(start + HOUR // 4) == "2026-11-20T1415"
-    assert layout.folder_of(start + HOUR // 4) == "date=2026-11-20/hour=14"
-    assert layout.folder_of(0) == "date=1970-01-01/hour=00"
+    assert layout.window_folder(start, HOUR) == "date=2026-11-20/hour=14"
+    assert layout.window_folder(None, 24 * HOUR) == "date=__HIVE_DEFAULT_PARTITION__"
+    assert layout.window_path("sales", start, HOUR) == "_sluice/sales/windows/2026-11-20T1400-1h.json"
+    assert layout.window_path("sales", start + HOUR // 4, HOUR // 4) == "_sluice/sales/windows/2026-11-20T1415-15m.json"
+    assert layout.window_folder(start + HOUR // 4, HOUR // 4) == "date=2026-11-20/hour=14/minute=15"
+    assert layout.window_folder(0, 24 * HOUR) == "date=1970-01-01"
 
 
 @given(slices, st.integers(0, 1 << 40), st.integers(0, 1000))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem
 from sluice.pipelines.plan import Sizing, build, owed
@@ -24,6 +25,7 @@ from sluice.pipelines.values import (
 from tests.fakes import partition
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
+HOURLY = WindowSettings()
 SIZING = Sizing(slice_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
 
 
@@ -40,9 +42,9 @@ def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = No
 def planned(
     s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
 ) -> Plan | None:
-    found, refused = owed(request, s, parts)
+    found, refused = owed(request, s, parts, HOURLY)
     assert not refused
-    return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing)
+    return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing, s, HOURLY)
 
 
 partitions = st.lists(
@@ -58,7 +60,7 @@ partitions = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]))
 def test_a_plan_covers_exactly_what_is_owed(
     world: list[tuple[int, int, list[tuple[int, int]], int, int | None]], parallelism: int, size: int
@@ -126,23 +128,23 @@ def test_explicit_ranges_owe_only_what_is_not_accounted() -> None:
 )
 def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        owed(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()})
+        owed(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
 
 
 def test_only_must_match() -> None:
     request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
     with pytest.raises(UsageError, match="orders:9"):
-        owed(request, state({0: 0}), {key(): partition()})
+        owed(request, state({0: 0}), {key(): partition()}, HOURLY)
 
 
 def test_owed_offsets_below_the_log_start_are_set_apart() -> None:
-    found, _ = owed(CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)})
+    found, _ = owed(CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY)
     assert found[0].lost == (Range(10, 15), Range(20, 40))
     assert found[0].ranges == (Range(40, 100),)
 
 
 def test_a_position_beyond_the_log_is_refused() -> None:
-    found, refused = owed(CATCH_UP, state({0: 500}), {key(): partition()})
+    found, refused = owed(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
     assert not found
     assert "beyond the end of the log" in refused[0].error.message
 

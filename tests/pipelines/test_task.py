@@ -321,7 +321,7 @@ def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
 
 
 def test_windows_have_folders(lake: LocalLake) -> None:
-    s = replace(whole(ZERO, PLAIN), window=1_795_183_200_000)
+    s = replace(whole(ZERO, PLAIN), window=1_795_183_200_000, folder="date=2026-11-20/hour=14")
     (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(LogFetcher({ZERO: PLAIN}), lake, RawFormat())))
     assert receipt.parts[0].path == f"data/sales/date=2026-11-20/hour=14/{receipt.parts[0].name}"
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.windows import (
-    WindowSettings,
     check_window,
     clamped,
     complete,
