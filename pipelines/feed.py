@@ -232,19 +232,20 @@ def _lake(text: str, info: ValidationInfo) -> str:
     return below_root(text, info)
 
 
-DAY = 86_400_000
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 
 
-def _divides_a_day(length: int) -> int:
-    if length < 60_000 or DAY % length:
-        raise ValueError("does not divide a day into windows of a minute or more (15m, 1h, 6h, 1d)")
+def _even_window(length: int) -> int:
+    """Windows that a calendar has: every hour, and every day, holds a whole number of them."""
+    if length < MINUTE or length % MINUTE or (HOUR % length and (length % HOUR or DAY % length)):
+        raise ValueError("is no part of an hour in whole minutes, nor of a day in whole hours (15m, 1h, 6h, 1d)")
     return length
 
 
 class WindowSettings(Settings):
     """All in ms: a window's `length`, how long to `settle` after its end, how far ahead of the clock a stamp may be."""
 
-    length: Annotated[Duration, AfterValidator(_divides_a_day)] = 3_600_000
+    length: Annotated[Duration, AfterValidator(_even_window)] = 3_600_000
     settle: Duration = 600_000
     max_skew: Duration = 300_000
 
