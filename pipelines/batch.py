@@ -38,7 +38,6 @@ from sluice.pipelines.values import (
     Plan,
     Receipt,
     Request,
-    RequestKind,
     Slice,
     SliceFailure,
 )
@@ -157,8 +156,8 @@ def _opened(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], origins: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
     """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
-    if state.boundaries:
-        return tuple(o.model_copy(update={"opens": max(state.boundaries)}) for o in origins)
+    if state.boundary_times:
+        return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in origins)
     return windows.opening(edges.cluster, partitions, origins, feed.window, edges.clock()) if origins else ()
 
 
@@ -187,24 +186,17 @@ def _with_origins(found: Survey) -> State:
 def _with_boundaries(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
 ) -> State:
-    """The state with the boundaries that a run would pin, in memory alone."""
-    for boundary in _boundaries(feed, state, request, edges.clock()):
-        missing = windows.unpinned(state, partitions, boundary)
-        if missing:
-            entry = windows.resolved(edges.cluster, edges.clock, missing, boundary, feed.window)
-            pinned = windows.clamped(state, entry)
-            state = state.extended([pinned]) if pinned else state
+    """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
+    _check_window(feed, edges, state, request)
+    for entry in windows.due(state, edges.cluster, edges.clock, partitions, feed.window):
+        pinned = windows.clamped(state, entry)
+        state = state.extended([pinned]) if pinned else state
     return state
 
 
-def _boundaries(feed: Feed, state: State, request: Request, now: int) -> Sequence[int]:
-    """The boundaries that a request rests on: its window's two, or every one that is due. Raises UsageError."""
-    if request.kind is RequestKind.OFFSETS:
-        return ()
-    if request.window is None:
-        return windows.due_boundaries(state, feed.window, now)
-    windows.check_window(request.window, feed.window, state, now)
-    return (request.window, request.window + feed.window.length)
+def _check_window(feed: Feed, edges: Edges, state: State, request: Request) -> None:
+    if request.window is not None:
+        windows.check_window(request.window, feed.window, state, edges.clock())
 
 
 def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
@@ -281,12 +273,11 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 
 
 def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
-    """Resolve what is not pinned yet; each boundary is clamped again on the very state that it is put on."""
-    for boundary in _boundaries(feed, ledger.read(), request, edges.clock()):
-        missing = windows.unpinned(ledger.read(), found.partitions, boundary)
-        if missing:
-            entry = windows.resolved(edges.cluster, edges.clock, missing, boundary, feed.window)
-            ledger.append(partial(windows.clamped, entry=entry))
+    """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
+    state = ledger.read()
+    _check_window(feed, edges, state, request)
+    for entry in windows.due(state, edges.cluster, edges.clock, found.partitions, feed.window):
+        ledger.append(partial(windows.clamped, entry=entry))
 
 
 def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:

@@ -8,27 +8,32 @@ ledger, so a reader never sees half of what is being made visible.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.pipelines import layout, windows
-from sluice.pipelines.errors import UsageError, WindowIncomplete
+from sluice.pipelines.errors import WindowIncomplete
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Part, PartKind, Receipt
+from sluice.pipelines.values import Part, PartKind, Receipt, Slice
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFiles:
-    """The parts of one window. `complete` says that nothing of it is owed any more."""
+    """The parts of one window, each with the slice that it is of. `complete`: nothing of it is owed any more."""
 
     window: int
     complete: bool
-    parts: tuple[Part, ...]
+    placed: tuple[tuple[Slice, Part], ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for _, part in self.placed)
 
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         return tuple(p for p in self.parts if p.kind is kind)
@@ -38,11 +43,10 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     """Declare complete every window that is and has no manifest yet; returns those. Idempotent."""
     state = ledger.read()
     standing = set(lake.list(layout.manifest_folder(feed)))
-    bounded = (t for t in sorted(state.boundaries) if t + settings.length in state.boundaries)
-    missing = (t for t in bounded if layout.window_path(feed, t, settings.length) not in standing)
-    done = tuple(t for t in missing if windows.complete(state, t, settings))
+    paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
+    done = tuple(t for t, path in paths.items() if path not in standing and windows.complete(state, t, settings))
     for window in done:
-        lake.put_if_absent(layout.window_path(feed, window, settings.length), _dump(state, feed, window, settings))
+        lake.put_if_absent(paths[window], _dump(state, feed, window, settings))
     return done
 
 
@@ -66,29 +70,42 @@ def _dump(state: State, feed: str, window: int, settings: WindowSettings) -> byt
     return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 
 
+def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
+    """Whether the window was declared complete."""
+    return lake.size(layout.window_path(feed, window, settings.length)) is not None
+
+
 def files(ledger: Ledger, feed: str, window: int, settings: WindowSettings) -> WindowFiles:
     """The window's live parts, in log order, from the ledger. Raises UsageError for what is no window of the feed."""
+    windows.check_aligned(window, settings)
     state = ledger.read()
-    if window % settings.length:
-        raise UsageError(
-            f"{show_window(window)} is no start of a window of feed {feed}",
-            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
-        )
-    receipts = sorted(receipts_of(ledger, state, window), key=lambda r: (r.slice.key, r.slice.start))
-    parts = tuple(p for r in receipts for p in r.parts if p.path not in state.replaced)
-    return WindowFiles(window, windows.complete(state, window, settings), parts)
+    receipts = sorted(receipts_of(ledger, state, window, settings), key=lambda r: (r.slice.key, r.slice.start))
+    placed = tuple((r.slice, p) for r in receipts for p in r.parts if p.path not in state.replaced)
+    return WindowFiles(window, windows.complete(state, window, settings), placed)
 
 
-def receipts_of(ledger: Ledger, state: State, window: int | None) -> list[Receipt]:
-    """Receipts of the slices that lie in the window (None: outside windows), of every entry that counts."""
-    entries = (ledger.entry(number) for number in state.published_in.get(window, ()))
-    return [r for e in entries if isinstance(e, PublishEntry) for r in e.receipts if r.slice.window == window]
+def receipts_of(ledger: Ledger, state: State, window: int, settings: WindowSettings) -> list[Receipt]:
+    """Receipts of the slices that lie in the window, of every publish entry that counts."""
+    inside = range(window, window + settings.length)  # a feed's windows may have been shorter once
+    numbers = {n for w, published in state.published_in.items() if w is not None and w in inside for n in published}
+    entries = (ledger.entry(number) for number in sorted(numbers))
+    receipts = (r for e in entries if isinstance(e, PublishEntry) for r in e.receipts)
+    return [r for r in receipts if r.slice.window is not None and r.slice.window in inside]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:
     """Raises WindowIncomplete while part of the window is owed, or a boundary of it not resolved."""
     if not found.complete:
+        shown = show_window(found.window)
         raise WindowIncomplete(
-            f"window {show_window(found.window)} of feed {feed} is not complete",
-            remedy=f"land it (sluice run {feed} --window …), or wait for it (sluice wait {feed} --window …)",
+            f"window {shown} of feed {feed} is not complete",
+            remedy=f"land it: sluice run {feed} --window {shown}; or wait for it: sluice wait {feed} --window {shown}",
         )
+
+
+def missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts that are published and not visible yet: the roll-forward has still to show them."""
+    wanted = tuple(parts)
+    folders = {p.path.rpartition("/")[0] for p in wanted}
+    visible = {path for folder in folders for path in lake.list(folder)}
+    return tuple(p for p in wanted if p.path not in visible)

@@ -16,6 +16,7 @@ from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.positions import Refusal, out_of_range
 from sluice.pipelines.ranges import Range, cut, intersect, subtract
+from sluice.pipelines.units import show_window
 from sluice.pipelines.values import (
     AskedRange,
     Isolation,
@@ -123,8 +124,7 @@ def _asked(
         if request.only and key.tp not in request.only:
             continue
         if request.window is not None:
-            if (pinned := windows.range_of(state, key, request.window, window)) is not None:
-                yield key, pinned
+            yield key, _pinned(state, key, request.window, window)
         else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.stable_end))
@@ -147,6 +147,15 @@ def _explicit(
             partition=key.partition,
         )
     return key, Range(r.start, r.end)
+
+
+def _pinned(state: State, key: Key, window: int, settings: WindowSettings) -> Range:
+    if (found := windows.range_of(state, key, window, settings)) is None:
+        raise UsageError(
+            f"{key} has no window {show_window(window)}: windows were cut otherwise there",
+            remedy="ask for a window of the length that the feed had then, or for offsets by number",
+        )
+    return found
 
 
 def _check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:

@@ -16,6 +16,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginItem
+from sluice.pipelines.ledger.fold import Pins, with_pin
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.ranges import Range, covers, cut
 from sluice.pipelines.units import show_duration, show_instant, show_window
@@ -26,21 +27,31 @@ Partitions = Mapping[Key, PartitionState]
 
 def check_window(window: int, settings: WindowSettings, state: State, now: int) -> None:
     """Raises UsageError for a window that is not aligned, before the first one, or not closed yet."""
-    name = show_window(window)
-    if window % settings.length:
-        raise UsageError(
-            f"{name} is no start of a window: windows of this feed last {show_duration(settings.length)}",
-            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
-        )
+    check_aligned(window, settings)
     if not settings.closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
         raise UsageError(
-            f"window {name} is not closed yet",
+            f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
         )
+    check_begun(window, state)
+
+
+def check_aligned(window: int, settings: WindowSettings) -> None:
+    """Raises UsageError for a time at which no window of the feed begins."""
+    if window % settings.length:
+        raise UsageError(
+            f"{show_window(window)} is no start of a window: windows of this feed last "
+            f"{show_duration(settings.length)}",
+            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
+        )
+
+
+def check_begun(window: int, state: State) -> None:
+    """Raises UsageError for a window before the feed's first one, once that is known."""
     if state.first_window is not None and window < state.first_window:
         raise UsageError(
-            f"window {name} is before the feed's first window {show_window(state.first_window)}",
+            f"window {show_window(window)} is before the feed's first window {show_window(state.first_window)}",
             remedy="ask for offsets below the origin by number: --offsets TOPIC:PARTITION:START-END",
         )
 
@@ -50,76 +61,140 @@ def opening(
 ) -> tuple[OriginItem, ...]:
     """The first plan's origins with the window that opens there: the earliest that any partition begins in.
 
-    A partition begins in the newest window whose boundary is at or below its origin, found by bisecting over time.
+    A partition begins in the newest window before which no record from its origin on is stamped: bisected over time.
     """
     newest = now // settings.length
     bounds = {item.key: (0, newest) for item in origins}
+    offsets = {item.key: item.offset for item in origins}
     while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
         found = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
-        for item in origins:
-            if (middle := open_.get(item.key)) is not None:
-                low, high = bounds[item.key]
-                boundary = _item(item.key, partitions[item.key], found.get(item.key.tp), now + settings.max_skew)
-                bounds[item.key] = (middle, high) if boundary.offset <= item.offset else (low, middle - 1)
-    first = min((a for a, _ in bounds.values() if a > 0), default=newest) * settings.length
-    return tuple(item.model_copy(update={"opens": first}) for item in origins)
+        for key, middle in open_.items():
+            hit, (low, high) = found.get(key.tp), bounds[key]
+            first = partitions[key].high_watermark if hit is None else hit.offset
+            bounds[key] = (middle, high) if first <= offsets[key] else (low, middle - 1)
+    opens = min(a for a, _ in bounds.values()) * settings.length
+    return tuple(item.model_copy(update={"opens": opens}) for item in origins)
 
 
-def unpinned(state: State, partitions: Partitions, boundary: int) -> dict[Key, PartitionState]:
-    """The partitions without that boundary, although their first window began before it."""
-    pinned = state.boundaries.get(boundary, {})
-    opened = _opened(state)
-    return {k: p for k, p in partitions.items() if k not in pinned and k in opened and opened[k] < boundary}
+def due(
+    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
+) -> list[BoundaryEntry]:
+    """The boundaries that have passed and are not pinned yet in some partition, as Kafka tells them now, oldest first.
+
+    Found by bisecting over time, so that a log of few records over many years costs few questions: between two equal
+    boundaries every boundary is the same. Those are left out, but for the newest `LISTED`.
+    """
+    now = clock()
+    last = settings.last_boundary(now)
+    behind = {k: p for k, p in partitions.items() if _newest(state, k, last) < last}
+    if not behind:
+        return []
+    since = min(_newest(state, k, last) for k in behind)
+    times = _times(state, settings, since, last)
+    look = _Lookup(state, cluster, behind, now + settings.max_skew)
+    look.between(times)
+    items = [i for t in times for i in look.items(t)]
+    return [BoundaryEntry(items=tuple(items[at : at + _ENTRY])) for at in range(0, len(items), _ENTRY)]
 
 
-def _opened(state: State) -> dict[Key, int]:
-    return {k: item.opens for k, item in state.origins.items() if item.opens is not None}
+LISTED = 100
+"""So many of the newest windows are pinned by name even where nothing was produced; a longer silence by its ends."""
+_ENTRY = 10_000
 
 
-def resolved(
-    cluster: Cluster, clock: Clock, partitions: Partitions, boundary: int, settings: WindowSettings
-) -> BoundaryEntry:
-    """The boundary in each of the partitions as Kafka tells it now, not yet clamped."""
-    found = cluster.offsets_at({k.tp: boundary for k in partitions})
-    latest = clock() + settings.max_skew
-    items = tuple(_item(k, p, found.get(k.tp), latest) for k, p in partitions.items())
-    return BoundaryEntry(boundary=boundary, items=items)
+def _newest(state: State, key: Key, otherwise: int) -> int:
+    """Time of the newest boundary of the key; `otherwise` when it has no windows."""
+    pinned = state.boundaries.get(key)
+    return pinned[-1][0] if pinned else otherwise
 
 
-def _item(key: Key, p: PartitionState, hit: OffsetAtTime | None, latest: int) -> BoundaryItem:
-    if hit is None or hit.timestamp > latest:
-        return BoundaryItem(key=key, offset=p.high_watermark, by_clock=True)
-    return BoundaryItem(key=key, offset=hit.offset)
+def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
+    """Times after `since` and up to `last`: those that others have already, then every window's end."""
+    have = [t for t in state.boundary_times if since < t <= last]
+    newest = max(state.boundary_times[-1], since)
+    return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
+
+
+class _Lookup:
+    """Boundaries of the partitions in one moment's view: none beyond the high watermark that was seen before."""
+
+    def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
+        self._state, self._cluster, self._latest = state, cluster, latest
+        self._partitions = partitions
+        self._found: dict[int, dict[Key, BoundaryItem]] = {}
+
+    def between(self, times: Sequence[int]) -> None:
+        self._look(times[-1])
+        self._bisect(times, -1, len(times) - 1)
+        above = times[-1]
+        for time in reversed(times[-LISTED:]):
+            above = time if time in self._found else above
+            self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
+
+    def items(self, time: int) -> tuple[BoundaryItem, ...]:
+        items = self._found.get(time, {}).values()
+        return tuple(i for i in items if _newest(self._state, i.key, time) < time)
+
+    def _bisect(self, times: Sequence[int], low: int, high: int) -> None:
+        if high - low <= 1 or self._offsets(times, low) == self._offsets(times, high):
+            return
+        middle = (low + high) // 2
+        self._look(times[middle])
+        self._bisect(times, low, middle)
+        self._bisect(times, middle, high)
+
+    def _look(self, time: int) -> None:
+        found = self._cluster.offsets_at({k.tp: time for k in self._partitions})
+        items = (_item(k, time, p, found.get(k.tp), self._latest) for k, p in self._partitions.items())
+        self._found[time] = {i.key: clamp(self._state, i, self._state.boundaries[i.key]) for i in items}
+
+    def _offsets(self, times: Sequence[int], index: int) -> list[int]:
+        if index < 0:
+            return [self._state.boundaries[k][-1][1] for k in self._partitions]
+        return [i.offset for i in self._found[times[index]].values()]
+
+
+def _item(key: Key, time: int, p: PartitionState, hit: OffsetAtTime | None, latest: int) -> BoundaryItem:
+    if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
+        return BoundaryItem(key=key, time=time, offset=p.high_watermark, by_clock=True)
+    return BoundaryItem(key=key, time=time, offset=hit.offset)
 
 
 def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
-    """What of a resolved boundary is still to be pinned, clamped on this state; None when nothing is."""
-    pinned = state.boundaries.get(entry.boundary, {})
-    times = sorted(state.boundaries)
-    due = [i for i in entry.items if i.key not in pinned and state.current.get(i.key.tp) == i.key]
-    offsets = [clamp(state, times, i.key, entry.boundary, i.offset) for i in due]
-    items = tuple(i.model_copy(update={"offset": o}) for i, o in zip(due, offsets, strict=True))
-    return BoundaryEntry(boundary=entry.boundary, items=items) if items else None
+    """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
+    pinned = {i.key: state.boundaries.get(i.key, ()) for i in entry.items}
+    out = []
+    for item in entry.items:
+        if _awaits(state, pinned[item.key], item):
+            out.append(found := clamp(state, item, pinned[item.key]))
+            pinned[item.key] = with_pin(pinned[item.key], item.time, found.offset)
+    return BoundaryEntry(items=tuple(out)) if out else None
 
 
-def clamp(state: State, times: Sequence[int], key: Key, boundary: int, offset: int) -> int:
-    """`offset` moved between the pinned boundaries around it, the origin, and what a catch-up landed before it.
+def _awaits(state: State, pinned: Pins, item: BoundaryItem) -> bool:
+    """Whether the key is current, its windows began before, and nothing is pinned there yet."""
+    at = bisect_left(pinned, (item.time,))
+    return state.current.get(item.key.tp) == item.key and at > 0 and (at == len(pinned) or pinned[at][0] != item.time)
 
-    `times` are the pinned boundaries' times, sorted.
+
+def clamp(state: State, item: BoundaryItem, pinned: Pins) -> BoundaryItem:
+    """The boundary moved between those around it, above the origin and what a catch-up landed before it."""
+    at = bisect_left(pinned, (item.time,))
+    window, end = state.floors.get(item.key, (item.time, 0))
+    landed = end if window < item.time else 0
+    offset = max(item.offset, state.origins[item.key].offset, pinned[at - 1][1] if at else 0, landed)
+    return item.model_copy(update={"offset": offset if at == len(pinned) else min(offset, pinned[at][1])})
+
+
+def boundary_of(state: State, key: Key, time: int) -> int | None:
+    """The offset that separates the windows before and after `time`; None while it is not pinned.
+
+    Between two equal boundaries every boundary is the same; before the key's first window nothing precedes the origin.
     """
-    at = bisect_left(times, boundary)
-    below = next((o for t in reversed(times[:at]) if (o := state.boundaries[t].get(key)) is not None), 0)
-    above = next((o for t in times[at:] if (o := state.boundaries[t].get(key)) is not None), None)
-    window, end = state.floors.get(key, (boundary, 0))
-    floor = max(state.origins[key].offset, below, end if window < boundary else 0)
-    return max(floor, offset) if above is None else min(max(floor, offset), above)
-
-
-def due_boundaries(state: State, settings: WindowSettings, now: int) -> range:
-    """Every boundary from the feed's first window on that may be resolved now."""
-    if state.first_window is None:
-        return range(0)
-    return range(state.first_window, settings.last_boundary(now) + 1, settings.length)
+    at = bisect_left(pinned := state.boundaries.get(key, ()), (time,))
+    if at < len(pinned) and (pinned[at][0] == time or at == 0 or pinned[at - 1][1] == pinned[at][1]):
+        return pinned[at][1]
+    return None
 
 
 def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
@@ -127,12 +202,14 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
 
     A partition that opened after the window has nothing in it: an empty range at its origin.
     """
-    origin = state.origins[key]
-    if origin.opens is not None and window < origin.opens:
-        return Range(origin.offset, origin.offset)
-    start = state.boundaries.get(window, {}).get(key)
-    end = state.boundaries.get(window + settings.length, {}).get(key)
+    start, end = (boundary_of(state, key, t) for t in (window, window + settings.length))
     return None if start is None or end is None else Range(start, end)
+
+
+def listed(state: State, settings: WindowSettings) -> tuple[int, ...]:
+    """The windows that have both boundaries pinned by name, oldest first: those that get a manifest."""
+    times = set(state.boundary_times)
+    return tuple(t for t in state.boundary_times if t + settings.length in times and t % settings.length == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +222,18 @@ class Piece:
 
 def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
     """`r` cut at the pinned boundaries; what lies after the last one is in the open window that it begins."""
-    pinned = _from(state, key, r.start)
-    offsets = [o for o, _ in pinned]
+    pinned = state.boundaries.get(key, ())
+    first = max(bisect_right(pinned, r.start, key=_offset) - 1, 0)
+    offsets = [o for _, o in pinned[first : bisect_left(pinned, r.end, key=_offset)]]
     out = []
     for piece in cut(r, offsets):
-        before = bisect_right(offsets, piece.start)
-        out.append(Piece(piece, pinned[before - 1][1] if before else None))
+        before = first + bisect_right(offsets, piece.start)
+        out.append(Piece(piece, pinned[before - 1][0] if before else None))
     return tuple(out)
 
 
-def _from(state: State, key: Key, offset: int) -> list[tuple[int, int]]:
-    """(offset, time) of the key's boundaries in order, from the newest one at or below `offset` on."""
-    found = []
-    for time in sorted(state.boundaries, reverse=True):
-        boundary = state.boundaries[time].get(key)
-        if boundary is not None:
-            found.append((boundary, time))
-            if boundary <= offset:
-                break
-    return found[::-1]
+def _offset(pin: tuple[int, int]) -> int:
+    return pin[1]
 
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:

@@ -7,7 +7,7 @@ is passed over: an older one, or the log itself, serves.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -47,7 +47,8 @@ def dump(state: State) -> bytes:
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
             "published_in": [[w, n] for w, n in state.published_in.items()],
-            "boundaries": {str(t): _columns(at, index) for t, at in state.boundaries.items()},
+            "boundaries": _by_index(state.boundaries, index, _columns),
+            "boundary_times": state.boundary_times,
         },
         separators=(",", ":"),
     ).encode()
@@ -82,9 +83,8 @@ def _state(raw: dict[str, Any]) -> State:
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
         published_in={w: tuple(n) for w, n in raw["published_in"]},
-        boundaries={
-            int(t): dict(zip(map(keys.__getitem__, at[0]), at[1], strict=True)) for t, at in raw["boundaries"].items()
-        },
+        boundaries=_by_key(raw["boundaries"], keys, _pairs),
+        boundary_times=tuple(raw["boundary_times"]),
     )
 
 
@@ -106,5 +106,9 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(Range(*r) for r in raw)
 
 
-def _columns(at: Mapping[Key, int], index: Mapping[Key, int]) -> list[list[int]]:
-    return [[index[k] for k in at], list(at.values())]
+def _columns(pinned: Sequence[tuple[int, int]]) -> list[list[int]]:
+    return [[t for t, _ in pinned], [o for _, o in pinned]]
+
+
+def _pairs(columns: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(*columns, strict=True))

@@ -63,18 +63,21 @@ class OriginEntry(_Entry):
 
 
 class BoundaryItem(_Model):
-    """`by_clock`: no record, or an absurdly stamped one, marked the boundary, so the high watermark served."""
+    """The offset that separates the windows before and after `time` (ms) in one partition.
+
+    `by_clock`: no record, or an absurdly stamped one, marked the boundary, so the high watermark served.
+    """
 
     key: Key
+    time: int
     offset: int
     by_clock: bool = False
 
 
 class BoundaryEntry(_Entry):
-    """The offsets that separate two windows at `boundary` (ms): first resolution wins."""
+    """Boundaries, oldest first: first resolution wins."""
 
     kind: Literal["boundary"] = "boundary"
-    boundary: int
     items: tuple[BoundaryItem, ...]
 
 

@@ -6,6 +6,7 @@ of a live plan is void, whoever wrote it. Frontiers, accounted ranges and live r
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -63,6 +64,8 @@ class Batch:
 
 
 Accounted = dict[Key, tuple[Range, ...]]
+Pins = tuple[tuple[int, int], ...]
+"""(time in ms, offset) of boundaries, in order: the offset separates the windows before and after that time."""
 
 
 @dataclass(slots=True)
@@ -86,8 +89,10 @@ class State:
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
-    boundaries: dict[int, dict[Key, int]] = field(default_factory=dict)
-    """By boundary (ms): the offset that separates the windows before and after it, in each partition."""
+    boundaries: dict[Key, Pins] = field(default_factory=dict)
+    """The boundaries pinned in each partition."""
+    boundary_times: tuple[int, ...] = ()
+    """Every time at which a boundary is pinned in some partition, in order."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of what a catch-up landed in its open window: the floor of the boundaries after it."""
     published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
@@ -163,12 +168,13 @@ class State:
     def _boundary(self, entry: BoundaryEntry) -> None:
         for item in entry.items:
             if self.current.get(item.key.tp) == item.key:
-                self._pin(entry.boundary, item.key, item.offset)
+                self._pin(item.time, item.key, item.offset)
 
-    def _pin(self, boundary: int, key: Key, offset: int) -> None:
-        pinned = self.boundaries.get(boundary, {})
-        if key not in pinned:
-            self.boundaries[boundary] = {**pinned, key: offset}
+    def _pin(self, time: int, key: Key, offset: int) -> None:
+        self.boundaries[key] = with_pin(self.boundaries.get(key, ()), time, offset)
+        at = bisect_left(times := self.boundary_times, time)
+        if at == len(times) or times[at] != time:
+            self.boundary_times = (*times[:at], time, *times[at:])
 
     def _plan(self, entry: PlanEntry) -> None:
         self.batches[self.number] = Batch(
@@ -203,8 +209,8 @@ class State:
             self.published_in[window] = (*self.published_in.get(window, ()), self.number)
 
     def _raise_floor(self, s: Slice) -> None:
-        last = max(self.boundaries, default=None)
-        if s.window is None or last is None or (last > s.window and s.key in self.boundaries[last]):
+        pinned = self.boundaries.get(s.key)
+        if s.window is None or not pinned or pinned[-1][0] > s.window:
             return
         self.floors[s.key] = max((s.window, s.end), self.floors.get(s.key, (s.window, s.end)))
 
@@ -242,6 +248,12 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     SkipEntry: State._skip,
     AbandonEntry: State._abandon,
 }
+
+
+def with_pin(pinned: Pins, time: int, offset: int) -> Pins:
+    """The boundaries of a partition with one more, in order; one that stands stays."""
+    at = bisect_left(pinned, (time,))
+    return pinned if at < len(pinned) and pinned[at][0] == time else (*pinned[:at], (time, offset), *pinned[at:])
 
 
 def _account(into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
