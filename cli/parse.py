@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from sluice.pipelines import units
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.values import AskedRange, TopicPartition
 
@@ -28,6 +30,23 @@ def record(text: str) -> tuple[TopicPartition, int]:
     """`orders:0:150`. Raises UsageError."""
     found = _read(_RECORD, text, "a record's place", "TOPIC:PARTITION:OFFSET, such as orders:0:150")
     return TopicPartition(found[1], int(found[2])), int(found[3])
+
+
+def window(text: str) -> int:
+    """`2026-11-20T14`: the start of a window, in ms. Raises UsageError."""
+    return _value(units.parse_window, text)
+
+
+def duration(text: str) -> int:
+    """`30m`, in ms. Raises UsageError."""
+    return _value(units.parse_duration, text)
+
+
+def _value(read: Callable[[str], int], text: str) -> int:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} {error}", remedy="see --help for an example") from None
 
 
 def _read(pattern: re.Pattern[str], text: str, what: str, form: str) -> re.Match[str]:

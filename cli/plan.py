@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli import parse
+from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, size, table, warn
+from sluice.cli.terminal import bad, count, good, heading, many, size, table, warn
+from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Preview
+    from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger.entries import OriginItem
     from sluice.pipelines.plan import Owed
 
@@ -33,7 +36,7 @@ Offsets = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="T:P", help="Catch up these partitions only; repeatable.", show_default=False),
+    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
 ]
 
 
@@ -41,33 +44,60 @@ def register(app: typer.Typer) -> None:
     command(app)(plan)
 
 
-def request(offsets: Sequence[str] | None, only: Sequence[str] | None) -> Request:
-    """What `--offsets` and `--only` ask for; neither: catch up. Raises UsageError."""
-    if offsets and only:
-        raise UsageError("--offsets and --only together", remedy="--offsets names its partitions: leave --only out")
+Spelled = tuple[Sequence[str] | None, str | None, str | None]
+"""`--window`, `--from` and `--to` as typed."""
+
+
+def requests(
+    session: Session, feed: Feed, offsets: Sequence[str] | None, only: Sequence[str] | None, spelled: Spelled
+) -> tuple[Request, ...]:
+    """What is asked for: offsets, one request for each window, or to catch up. Raises UsageError."""
+    if offsets and (only or any(spelled)):
+        raise UsageError(
+            f"--offsets and {'--only' if only else 'windows'} together",
+            remedy="--offsets names exactly what to land: leave the others out",
+        )
     if offsets:
-        return Request(RequestKind.OFFSETS, tuple(parse.asked_range(text) for text in offsets))
-    return Request(RequestKind.CATCH_UP, only=tuple(parse.partition(text) for text in only or ()))
+        return (Request(RequestKind.OFFSETS, tuple(parse.asked_range(text) for text in offsets)),)
+    narrowed = tuple(parse.partition(text) for text in only or ())
+    asked = windows.chosen(session, feed, *spelled)
+    if not asked:
+        return (Request(RequestKind.CATCH_UP, only=narrowed),)
+    return tuple(Request(RequestKind.WINDOW, window=w, only=narrowed) for w in asked)
 
 
-def plan(session: Session, feed: FeedName, offsets: Offsets = None, only: Only = None) -> int:
+def plan(
+    session: Session,
+    feed: FeedName,
+    offsets: Offsets = None,
+    only: Only = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+) -> int:
     """Show what a run would read, and from whom.
 
     A dry run: nothing is written anywhere. Exits as the run would: 3 when partitions are refused or
     another batch is in the way.
 
     $ sluice plan orders
+    $ sluice plan orders --window 2026-11-20T14
     $ sluice plan orders --offsets orders:0:100-200 --offsets orders:1:0-50
     """
     from sluice.pipelines.batch import preview
 
-    asked = request(offsets, only)
     found = session.feed(feed)
+    asked = requests(session, found, offsets, only, (window, start, end))
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
-        seen = preview(found, edges, asked)
-    session.terminal.show(*view(seen, feed, asked))
-    session.terminal.document(document(seen, feed, asked))
-    return max((e.exit_code for e in problems(seen)), default=0)
+        seen = [preview(found, edges, each) for each in asked]
+    if start or len(asked) > 1:
+        session.terminal.show(*_brief(feed, asked, seen))
+        plans = [document(s, feed, a) for a, s in zip(asked, seen, strict=True)]
+        session.terminal.document({"feed": feed, "plans": plans})
+    else:
+        session.terminal.show(*view(seen[0], feed, asked[0]))
+        session.terminal.document(document(seen[0], feed, asked[0]))
+    return max((e.exit_code for each in seen for e in problems(each)), default=0)
 
 
 def problems(seen: Preview) -> list[SluiceError]:
@@ -85,6 +115,19 @@ def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
     out += [_refusal(error) for error in problems(seen)]
     out += _verdict(seen)
     return out
+
+
+def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list[RenderableType]:
+    """Several windows, a line each."""
+    rows = []
+    for request, each in zip(asked, seen, strict=True):
+        plan, wrong = each.plan, problems(each)
+        told = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
+        amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
+        rows.append((show_window(request.window or 0), *amount, told))
+    names = ("window", "owed", "about", "tasks", "")
+    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'window')}, one run each")]
+    return [*out, table(names, shortened(rows, len(names)), right="owed about tasks")]
 
 
 def _partitions(seen: Preview) -> RenderableType:

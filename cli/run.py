@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
-from sluice.cli.plan import Offsets, Only, request, shortened
+from sluice.cli import windows
+from sluice.cli.plan import Offsets, Only, requests, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, many, rate, seconds, size, table, warn
+from sluice.cli.windows import From, To, Window
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.values import Counts, Key, Receipt, Request
@@ -22,30 +26,75 @@ if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
     from sluice.pipelines.batch import BatchResult, Landed
     from sluice.pipelines.commit import CommitResult
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.standing import WindowStanding
 
 
 def register(app: typer.Typer) -> None:
     command(app)(run)
 
 
-def run(session: Session, feed: FeedName, offsets: Offsets = None, only: Only = None) -> int:
+def run(
+    session: Session,
+    feed: FeedName,
+    offsets: Offsets = None,
+    only: Only = None,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+) -> int:
     """Land what is owed, publish it, commit its offsets.
 
-    Without options it catches up. It executes the feed's Dagster job on the project's instance, so the UI shows it.
+    Without options it catches up. It executes the feed's Dagster job on the project's instance, so the UI shows it;
+    of several windows each is a run of its own, and one that fails does not keep the others from theirs.
     A run that dies is finished by the next one: nothing is read twice, nothing twice visible.
 
     $ sluice run orders
+    $ sluice run orders --window 2026-11-20T14
+    $ sluice run orders --from 2026-11-20 --to 2026-11-21
     $ sluice run orders --only orders:3
     $ sluice run orders --offsets orders:0:100-200 --offsets orders:1:0-50
     """
-    asked = request(offsets, only)
-    session.feed(feed)
-    ran = execute(session, feed, asked)
-    session.terminal.show(*view(ran))
+    found = session.feed(feed)
+    asked = requests(session, found, offsets, only, (window, start, end))
+    if start or len(asked) > 1:
+        return _each(session, found, asked)
+    ran = execute(session, feed, asked[0])
+    stands = stands_after(session, found, ran)
+    session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []))
     if ran.outcome.error:
         session.terminal.fail(ran.outcome.error)
-    session.terminal.document(document(ran))
+    session.terminal.document(document(ran, stands))
     return ran.outcome.exit_code
+
+
+def _each(session: Session, feed: Feed, asked: Sequence[Request]) -> int:
+    """One run for each window, in order; the worst exit code. A request that is wrong ends it: so are the others."""
+    done: list[tuple[Ran, WindowStanding | None]] = []
+    session.terminal.show(heading(f"Run of {feed.name}", many(len(asked), "window")))
+    for each in asked:
+        ran = execute(session, feed.name, each)
+        stands = stands_after(session, feed, ran)
+        done.append((ran, stands))
+        session.terminal.show(*_brief(ran, stands))
+        if ran.outcome.error:
+            session.terminal.fail(ran.outcome.error)
+        if isinstance(ran.outcome.error, UsageError):
+            break
+    session.terminal.document({"feed": feed.name, "runs": [document(ran, stands) for ran, stands in done]})
+    return max(ran.outcome.exit_code for ran, _ in done)
+
+
+def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
+    """How the window that a run was for stands now; None for other runs."""
+    from sluice.pipelines.strip import Seen, standing
+
+    if ran.asked.window is None:
+        return None
+    held = {r.tp: r.error.start for r in (ran.outcome.landed.refusals if ran.outcome.landed else ())}
+    state, now = windows.ledger_state(session, feed)
+    ends = {k: at for k in state.current.values() if (at := held.get(k.tp)) is not None}
+    return standing(state, feed.window, ran.asked.window, now, Seen(stable_ends=ends))
 
 
 @dataclass(frozen=True)
@@ -136,6 +185,23 @@ def view(ran: Ran) -> list[RenderableType]:
     return out
 
 
+def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
+    """Two lines at most: how the window stands, and what this run landed of it."""
+    counts, files, volume = _totals(ran)
+    spent = seconds(sum(ran.stages.values()))
+    landed = (
+        f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing was owed"
+    )
+    line = windows.verdict(stands) if stands else Text(str(ran.asked))
+    return [line.append(f"  {landed}, {spent}", style="dim")]
+
+
+def _totals(ran: Ran) -> tuple[Counts, int, str]:
+    counts = sum((b.counts for b in ran.batches), Counts())
+    files = sum(len(r.parts) for b in ran.batches for r in b.receipts)
+    return counts, files, size(sum(b.bytes for b in ran.batches))
+
+
 def batch_view(batch: BatchResult) -> list[RenderableType]:
     found = list(by_partition(batch))
     columns = {
@@ -162,9 +228,7 @@ def _beside(landed: Landed) -> list[RenderableType]:
 
 
 def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
-    counts = sum((b.counts for b in ran.batches), Counts())
-    files = sum(len(r.parts) for b in ran.batches for r in b.receipts)
-    volume = size(sum(b.bytes for b in ran.batches))
+    counts, files, volume = _totals(ran)
     speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets") + (", with Spark's start" if ran.cold else "")
     yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
     if adopted := sum(b.adopted for b in ran.batches):
@@ -191,11 +255,12 @@ def _committed_text(result: CommitResult) -> str:
 # -- for programs
 
 
-def document(ran: Ran) -> dict[str, Any]:
+def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
     landed, committed, error = ran.outcome.landed, ran.outcome.committed, ran.outcome.error
     return {
         "feed": ran.feed,
         "request": str(ran.asked),
+        **({"window": windows.document(stands)} if stands else {}),
         "run": ran.outcome.run_id,
         "seconds": {name: round(spent, 3) for name, spent in ran.stages.items()},
         "batches": [_batch(b) for b in ran.batches],

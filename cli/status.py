@@ -10,20 +10,25 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
 from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.units import show_instant
+from sluice.pipelines.standing import Standing
+from sluice.pipelines.units import show_duration, show_instant
 from sluice.pipelines.values import Key
 
 if TYPE_CHECKING:
+    from sluice.cli.terminal import Terminal
+    from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
-    from sluice.pipelines.ledger import Batch, State
+    from sluice.pipelines.ledger import Batch, Ledger, State
+    from sluice.pipelines.standing import WindowStanding
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PartitionStatus:
     """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer."""
 
     key: Key
@@ -41,13 +46,15 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """One feed; `error` says why Kafka's side is missing or refused."""
+    """One feed; `error` says why Kafka's side is missing or refused. Its newest windows last `length` ms each."""
 
     feed: str
-    partitions: tuple[Standing, ...]
+    partitions: tuple[PartitionStatus, ...]
     live: tuple[Batch, ...]
     last: Batch | None
     error: SluiceError | None
+    length: int
+    windows: tuple[WindowStanding, ...]
 
     @property
     def lag(self) -> int | None:
@@ -69,72 +76,93 @@ def status(
     feed: Annotated[
         str | None, typer.Argument(metavar="[FEED]", help="One feed, by partition.", show_default=False)
     ] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="So many windows.")] = 24,
 ) -> int:
     """Show how far the feeds are.
 
-    Frontier, committed offsets, lag, live batches and their owners; with FEED by partition.
+    Frontier, committed offsets, lag, live batches and their owners, and the newest windows as a strip; with FEED by
+    partition.
 
     $ sluice status
+    $ sluice status orders --last 168
     $ sluice status orders --json
     """
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
-        found = [look(session, f) for f in feeds.values()]
+        found = [look(session, f, last) for f in feeds.values()]
     broken = {} if feed else session.files.broken
     session.terminal.show(
-        *(_detail(found[0]) if feed else _overview(found)), *(bad(e.message) for e in broken.values())
+        *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
+        *(bad(e.message) for e in broken.values()),
     )
     session.terminal.document({"feeds": [document(f) for f in found], "broken": [e.fields() for e in broken.values()]})
     return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
 
 
-def look(session: Session, feed: Feed) -> FeedStatus:
+def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
     from sluice.pipelines.batch import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
 
-    state = State()
+    state, committed, ends, error = State(), dict[Key, int](), dict[Key, int](), None
     with session.open_edges(feed) as edges:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
         try:
-            state = Ledger(edges.lake, feed.name, edges.clock).read()
+            state = ledger.read()
+            committed = dict(state.commits)
             seen = survey(feed, edges, open_ledger(feed, edges))
-        except SluiceError as error:
-            return _standing(feed, state, state.commits, {}, error)
-    committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
-    ends = {k: p.stable_end for k, p in seen.partitions.items()}
-    return _standing(feed, seen.state, committed, ends, seen.refusals[0].error if seen.refusals else None)
+            state, error = seen.state, seen.refusals[0].error if seen.refusals else None
+            committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
+            ends = {k: p.stable_end for k, p in seen.partitions.items()}
+        except SluiceError as stopped:
+            error = stopped
+        return _standing(feed, state, committed, ends, error, _windows(feed, edges, ledger, state, ends, last))
+
+
+def _windows(
+    feed: Feed, edges: Edges, ledger: Ledger, state: State, ends: Mapping[Key, int], last: int
+) -> tuple[WindowStanding, ...]:
+    from sluice.pipelines import strip
+
+    now = edges.clock()
+    gone = [b for b in state.live() if edges.liveness.looks_dead(b.owner)]
+    asked = strip.last_windows(state, feed.window, now, last)
+    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, gone))
 
 
 def _standing(
-    feed: Feed, state: State, committed: Mapping[Key, int], ends: Mapping[Key, int], error: SluiceError | None
+    feed: Feed,
+    state: State,
+    committed: Mapping[Key, int],
+    ends: Mapping[Key, int],
+    error: SluiceError | None,
+    newest: tuple[WindowStanding, ...],
 ) -> FeedStatus:
     keys = sorted({*ends, *(k for k in state.current.values() if k in state.origins)})
     batches = sorted(state.batches.values(), key=lambda b: b.id)
-    return FeedStatus(
-        feed.name,
-        tuple(_partition(state, k, committed.get(k), ends.get(k)) for k in keys),
-        state.live(),
-        batches[-1] if batches else None,
-        error,
-    )
+    partitions = tuple(_partition(state, k, committed.get(k), ends.get(k)) for k in keys)
+    last = batches[-1] if batches else None
+    return FeedStatus(feed.name, partitions, state.live(), last, error, feed.window.length, newest)
 
 
-def _partition(state: State, key: Key, committed: int | None, end: int | None) -> Standing:
+def _partition(state: State, key: Key, committed: int | None, end: int | None) -> PartitionStatus:
     if key not in state.origins:
-        return Standing(key, None, None, committed, end, ())
+        return PartitionStatus(key, None, None, committed, end, ())
     frontier = state.frontier(key)
     above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
-    return Standing(key, state.origins[key].offset, frontier, committed, end, above)
+    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above)
 
 
 # -- for people
 
 
-def _overview(found: list[FeedStatus]) -> list[RenderableType]:
+def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
+    if not found:
+        return [Text("no feeds")]
     rows = [
         (
             f.feed,
-            str(len(f.partitions)),
+            windows.strip(f.windows[-_STRIP:], fancy=terminal.fancy),
             count(f.lag),
             count(f.uncommitted),
             _batch(f.last),
@@ -143,8 +171,14 @@ def _overview(found: list[FeedStatus]) -> list[RenderableType]:
         )
         for f in found
     ]
-    names = ("feed", "partitions", "lag", "uncommitted", "last batch", "live", "")
-    return [table(names, rows, right="partitions lag uncommitted live")] if rows else [Text("no feeds")]
+    names = ("feed", "windows", "lag", "uncommitted", "last batch", "live", "")
+    every = [w for f in found for w in f.windows[-_STRIP:]]
+    legend = [Text(), windows.legend(every, fancy=terminal.fancy)] if every else []
+    return [table(names, rows, right="lag uncommitted live"), *legend]
+
+
+_STRIP = 24
+"""Windows of each feed in the overview."""
 
 
 def _state(status: FeedStatus) -> Text:
@@ -161,7 +195,7 @@ def _batch(batch: Batch | None) -> str:
     return f"{batch.id} {batch.status}, {count(batch.rows)} rows, {show_instant(batch.planned_at // 1000 * 1000)}"
 
 
-def _detail(status: FeedStatus) -> list[RenderableType]:
+def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     rows = [
         (
             *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
@@ -184,9 +218,25 @@ def _detail(status: FeedStatus) -> list[RenderableType]:
             ),
         ),
     ]
+    if status.windows:
+        out += _windows_view(status, terminal)
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
+
+
+def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+    """The strip, and a line for each of the newest windows that wait for something."""
+    waiting = [w for w in status.windows if w.standing not in (Standing.LANDED, Standing.OPEN, Standing.OWED)]
+    return [
+        heading("Windows", windows.title(status.length, status.windows)),
+        *windows.spaced(status.windows, terminal.width, fancy=terminal.fancy),
+        *(Text("  ") + windows.verdict(w) for w in waiting[-_TOLD:]),
+    ]
+
+
+_TOLD = 5
+"""Windows that a line is spent on."""
 
 
 # -- for programs
@@ -211,6 +261,8 @@ def document(status: FeedStatus) -> dict[str, Any]:
             }
             for p in status.partitions
         ],
+        "window": show_duration(status.length),
+        "windows": [windows.document(w) for w in status.windows],
         "live_batches": [_batch_document(b) for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,

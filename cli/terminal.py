@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, JustifyMethod, RenderableType
@@ -47,6 +47,17 @@ class Terminal:
         """For people, to stdout."""
         if not self.json:
             self._out.print(*what, sep="\n")
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """For people and for pipes, to stdout: each line as it is, never folded."""
+        if not self.json:
+            sys.stdout.writelines(f"{line}\n" for line in lines)
+            sys.stdout.flush()
+
+    @property
+    def fancy(self) -> bool:
+        """Whether stdout is a terminal that shows more than ASCII."""
+        return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
     def document(self, value: Mapping[str, Any]) -> None:
         """For programs: the one JSON document. Nothing for people."""

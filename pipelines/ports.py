@@ -216,6 +216,10 @@ class Liveness(Protocol):
         """True only with evidence."""
         ...
 
+    def looks_dead(self, owner: Owner) -> bool:
+        """True with evidence that is there at once; False while only watching would tell."""
+        ...
+
 
 Clock = Callable[[], int]
 """Milliseconds since the epoch."""

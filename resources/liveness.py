@@ -81,6 +81,13 @@ class LakeLiveness:
             return True
         return not self._fresh(first) and self._unchanged(owner, first)
 
+    def looks_dead(self, owner: Owner) -> bool:
+        """True when the beat or its process is gone. Never waits: one that only watching would tell from a live one
+        counts as alive.
+        """
+        beat = self._lake.get(self._path(owner))
+        return beat is None or _process_gone(beat)
+
     def last_beat(self, owner: Owner) -> int | None:
         """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
         at = _parsed(self._lake.get(self._path(owner)) or b"").get("at")

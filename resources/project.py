@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.pipelines.errors import FeedError, UsageError
-from sluice.pipelines.feed import Feed, load_feeds
+from sluice.pipelines.feed import Feed, load_feed, load_feeds
 from sluice.resources.local_kafka import LocalKafka
 
 BOOTSTRAP = "KAFKA_BOOTSTRAP"
+NOWHERE = "127.0.0.1:9"
+"""What stands for an unset address where Kafka is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,18 @@ class Project:
         return load_feeds(self.feeds_folder, self.environ())
 
     def feed(self, name: str) -> Feed:
-        """One feed. Raises FeedError when there is none of that name."""
-        feeds = self.feeds()
+        """One feed; what is wrong with others stops nobody. Raises FeedError when there is none of that name."""
+        return self._feed(name, self.environ())
+
+    def readable_feed(self, name: str) -> Feed:
+        """One feed, to read what landed: where Kafka is need not be known. Raises FeedError."""
+        return self._feed(name, {BOOTSTRAP: NOWHERE} | self.environ())
+
+    def _feed(self, name: str, environ: Mapping[str, str]) -> Feed:
+        path = self.feeds_folder / f"{name}.yaml"
+        if path.is_file() and (found := load_feed(path, environ)).name == name:
+            return found
+        feeds = load_feeds(self.feeds_folder, environ)
         if name not in feeds:
             raise FeedError(
                 f"no feed {name!r} in {self.feeds_folder}",

@@ -169,6 +169,9 @@ class FakeLiveness:
     def is_dead(self, owner: Owner) -> bool:
         return owner.token in self.dead
 
+    def looks_dead(self, owner: Owner) -> bool:
+        return self.is_dead(owner)
+
 
 def partition(topic: str = "orders", number: int = 0, **changes: object) -> PartitionState:
     """A partition with 100 stable offsets on leader 1, unless told otherwise."""

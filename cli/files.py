@@ -1,0 +1,92 @@
+"""`sluice files`: the Parquet files of windows, for whoever reads them with other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sluice.cli import windows
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.windows import From, To, Window
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import PartKind
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.reading import File
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(files)
+
+
+def files(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="The quarantined records instead of the landed ones.")
+    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Also of windows that are not complete.")] = False,
+) -> None:
+    """List the files of a window.
+
+    One address a line, so that it pipes; nothing but the ledger says which. Exit 3 when the window is not complete.
+    With --json rows, bytes, SHA-256 and offsets of each file.
+
+    $ sluice files orders --window 2026-11-20T14
+    $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
+    """
+    found = session.feed(feed)
+    kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
+    asked, listed = _listed(session, found, (window, start, end), kind, partial)
+    session.terminal.lines(f.address for f in listed)
+    session.terminal.document(document(feed, asked, kind, listed))
+
+
+def _listed(
+    session: Session,
+    feed: Feed,
+    spelled: tuple[Sequence[str] | None, str | None, str | None],
+    kind: PartKind,
+    partial: bool,
+) -> tuple[tuple[int, ...], tuple[File, ...]]:
+    from sluice.pipelines import reading
+    from sluice.pipelines.ledger import Ledger
+
+    if not any(spelled):
+        raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
+    with session.open_edges(feed) as edges:
+        asked = windows.named(feed.window, edges.clock(), *spelled)
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        return asked, reading.files(ledger, edges.lake, feed.name, asked, feed.window, kind, partial=partial)
+
+
+def document(feed: str, asked: Sequence[int], kind: PartKind, listed: Sequence[File]) -> dict[str, Any]:
+    return {
+        "feed": feed,
+        "windows": [show_window(w) for w in asked],
+        "kind": str(kind),
+        "rows": sum(f.rows for f in listed),
+        "bytes": sum(f.bytes for f in listed),
+        "files": [_file(f) for f in listed],
+    }
+
+
+def _file(f: File) -> dict[str, Any]:
+    return {
+        "window": show_window(f.window),
+        "address": f.address,
+        "topic": f.topic,
+        "partition": f.partition,
+        "start": f.start,
+        "end": f.end,
+        "rows": f.rows,
+        "bytes": f.bytes,
+        "sha256": f.sha256,
+    }

@@ -1,0 +1,101 @@
+"""`sluice wait`: until a window is complete. Reads the lake only; Kafka is not asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli import parse, windows
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.windows import OneWindow
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.ports import Progress
+from sluice.pipelines.standing import Standing, WindowStanding
+from sluice.pipelines.units import show_duration, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ports import Reporter
+
+POLL = 1.0  # seconds between two looks at the lake
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(wait)
+
+
+def wait(
+    session: Session,
+    feed: FeedName,
+    window: OneWindow,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after it.", show_default="never")
+    ] = None,
+) -> None:
+    """Wait until a window is complete.
+
+    Complete: every record of it has landed, or is accounted for by name, and its files are there to be read.
+    Exit 1 when the time is up. What runs is somebody else's business: see run, and the schedule.
+
+    $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
+    """
+    asked, found = parse.window(window), session.feed(feed)
+    limit = None if timeout is None else parse.duration(timeout)
+    with session.open_edges(found) as edges, session.terminal.progress() as meter:
+        standing, ready = _awaited(_looking(found, edges, asked), meter, limit)
+    session.terminal.show(windows.verdict(standing))
+    session.terminal.document({"feed": feed, "complete": ready, **windows.document(standing)})
+    if not ready:
+        raise _late(feed, standing, limit or 0)
+
+
+Look = Callable[[], tuple[WindowStanding, bool]]
+
+
+def _awaited(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
+    """How the window stands once it may be read, or when the time (ms) is up; and whether it may."""
+    until = None if limit is None else time.monotonic() + limit / 1000
+    while True:
+        found, ready = look()
+        left = POLL if until is None else until - time.monotonic()
+        if ready or left <= 0:
+            return found, ready
+        report(Progress("wait", found.done, found.span or 0, windows.owing(found.owes)))
+        time.sleep(min(POLL, left))
+
+
+def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
+    """A look reads what the ledger has gained since the last one. Raises UsageError for what is no window."""
+    from sluice.pipelines import manifest
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.strip import standing
+    from sluice.pipelines.windows import check_aligned, check_begun
+
+    check_aligned(asked, feed.window)
+    ledger = Ledger(edges.lake, feed.name, edges.clock)
+
+    def look() -> tuple[WindowStanding, bool]:
+        state = ledger.read()
+        check_begun(asked, state)
+        found = standing(state, feed.window, asked, edges.clock())
+        landed = found.standing is Standing.LANDED
+        return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))
+
+    def _visible(ledger: Ledger) -> bool:
+        parts = manifest.files(ledger, feed.name, asked, feed.window).parts
+        return not manifest.missing(edges.lake, parts)
+
+    return look
+
+
+def _late(feed: str, found: WindowStanding, limit: int) -> Failed:
+    name = show_window(found.window)
+    return Failed(
+        f"window {name} is not complete after {show_duration(limit)}",
+        remedy=f"land it: sluice run {feed} --window {name}; sluice status {feed} says what is at work",
+    )

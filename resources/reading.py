@@ -1,0 +1,163 @@
+"""Landed windows for other tools: as paths, Arrow, a DuckDB relation, a Spark DataFrame.
+
+    sluice.read("orders", "2026-11-20T14").arrow()
+
+Guarantee: the rows of the windows asked for, all of them, each once: by the ledger, never by looking into folders. A
+window that is not complete raises WindowIncomplete. Kafka is not asked.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines import reading, units
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.reading import File
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import PartKind
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.project import Project
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow.dataset
+    from pyspark.sql import DataFrame, SparkSession
+
+When = str | int | datetime
+"""A window's start: `2026-11-20T14` in UTC, ms since the epoch, or a datetime with its zone."""
+
+
+def read(
+    feed: str,
+    window: When,
+    *,
+    to: When | None = None,
+    project: str | os.PathLike[str] | None = None,
+    kind: str = "landed",
+) -> Windows:
+    """A window of a feed, or with `to` all windows from `window` up to, not including, that one.
+
+    `project` is the folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is
+    `landed` or `quarantined`. Raises FeedError, UsageError for what is no window of the feed, WindowIncomplete.
+    """
+    return of_feed(Project.find(Path(project) if project else None).readable_feed(feed), window, to=to, kind=kind)
+
+
+def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:
+    """The same of a feed that is loaded already."""
+    start, length = instant(window), feed.window.length
+    end = start + length if to is None else instant(to)
+    if start >= end or (end - start) % length:
+        raise UsageError(
+            f"no whole windows lie between {show_window(start)} and {show_window(end)}",
+            remedy=f"windows of this feed last {units.show_duration(length)}; `to` is the first one left out",
+        )
+    lake = LocalLake(Path(feed.lake))
+    ledger = Ledger(lake, feed.name, lambda: 0)
+    starts, wanted = tuple(range(start, end, length)), kind_of(kind)
+    return Windows(feed, starts, wanted, reading.files(ledger, lake, feed.name, starts, feed.window, wanted))
+
+
+def kind_of(text: str) -> PartKind:
+    """The kind of parts by its name. Raises UsageError."""
+    try:
+        return PartKind(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no kind of rows", remedy=f"one of {', '.join(PartKind)}") from None
+
+
+def instant(when: When) -> int:
+    """ms since the epoch. Raises UsageError."""
+    try:
+        if isinstance(when, datetime):
+            return units.parse_instant(when)
+        return when if isinstance(when, int) else units.parse_window(when)
+    except ValueError as error:
+        raise UsageError(f"{when!r} {error}", remedy="a datetime needs its zone") from None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Complete windows of a feed, by their starts (ms), and the files that hold their rows, in log order."""
+
+    feed: Feed = field(repr=False)
+    starts: tuple[int, ...]
+    kind: PartKind
+    files: tuple[File, ...] = field(repr=False)
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the files are: absolute paths or URLs."""
+        return [f.address for f in self.files]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for f in self.files)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of the rows. Files of a feed whose schema has grown have all columns, null where they were not there."""
+        found = {pq.read_schema(path).remove_metadata(): None for path in self.paths}
+        return pa.unify_schemas(list(found), promote_options="permissive") if found else landed_schema(self.feed)
+
+    def dataset(self) -> pyarrow.dataset.Dataset:
+        """For what does not fit into memory, or needs a few columns only: scanned as it is asked for."""
+        import pyarrow.dataset
+
+        return pyarrow.dataset.dataset(self.paths, schema=self.schema, format="parquet")
+
+    def arrow(self, columns: list[str] | None = None) -> pa.Table:
+        """All rows in memory, by window and in log order in each partition; or these columns of them."""
+        return self.dataset().to_table(columns=columns)
+
+    def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
+        """A relation, lazily read; of DuckDB's default connection, so that `duckdb.sql` finds it."""
+        import duckdb
+
+        where: Any = connection or duckdb
+        paths = [_literal(p) for p in self.paths]
+        found: duckdb.DuckDBPyRelation = (
+            where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
+            if paths
+            else where.from_arrow(self.schema.empty_table())
+        )
+        return found
+
+    def spark(self, session: SparkSession | None = None) -> DataFrame:
+        """A DataFrame that Spark's own Parquet reader reads; of the active session, or one by the feed's settings."""
+        from sluice.resources import spark, spark_types
+
+        session, schema = session or spark.session(self.feed.spark), spark_types.spark_schema(self.schema)
+        if not self.paths:
+            return session.createDataFrame([], schema)
+        return session.read.schema(schema).parquet(*map(_escaped, self.paths))
+
+
+def landed_schema(feed: Feed) -> pa.Schema:
+    """What the feed's landed files hold, by the feed alone."""
+    return pa.schema([f.with_type(_plain(f.type)) for f in RawFormat.schema])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _literal(path: str) -> str:
+    """The path where DuckDB would take some of its signs for a pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+def _escaped(path: str) -> str:
+    """The path where Hadoop would take some of its signs for a pattern."""
+    return "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in path)

@@ -1,0 +1,77 @@
+"""Arrow types as Spark has them: what a Parquet file of ours becomes in a DataFrame.
+
+Everything may be null, as in whatever Spark reads; unsigned integers widen; times are in microseconds. A time that
+Spark's own range (the years −290308 to 294247) does not hold becomes null: Arrow and DuckDB show it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+_US_IN = {"s": 1_000_000, "ms": 1000}
+_MOST = (1 << 63) - 1
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """The schema of a DataFrame over files of that schema."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(pa.schema([pa.field(f.name, _type(f.type)) for f in schema]))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema in which Spark takes rows of `schema` from Python."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return found
+
+
+def _type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _type(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_map(kind):
+        return pa.map_(_type(kind.key_type), _type(kind.item_type))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, _type(f.type)) for f in kind])
+    return _WIDER.get(kind, kind)
+
+
+def conformed(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """The rows in exactly the target's columns and types; a column that they lack is null."""
+    columns = [_column(rows, field) for field in target]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    at = rows.schema.get_field_index(field.name)
+    if at < 0:
+        return pa.nulls(rows.num_rows, field.type)
+    column = rows.column(at)
+    if pa.types.is_timestamp(column.type):
+        column = _within_spark(column)
+    return column if column.type.equals(field.type) else column.cast(field.type, safe=False)
+
+
+def _within_spark(times: pa.Array) -> pa.Array:
+    """Nulls for what overflows in microseconds."""
+    most = _MOST // _US_IN.get(times.type.unit, 1)
+    numbers = times.cast(pa.int64())
+    sound = pc.and_(pc.less_equal(numbers, most), pc.greater_equal(numbers, -most))
+    return pc.if_else(sound, times, pa.scalar(None, times.type))
