@@ -18,7 +18,7 @@ from sluice.pipelines import layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError
-from sluice.pipelines.feed import Feed, OnLoss, PublishPolicy
+from sluice.pipelines.feed import Feed, Layout, OnLoss, PublishPolicy
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
 from sluice.pipelines.manifest import write_manifests
@@ -216,6 +216,7 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
         max_tasks=feed.limits.max_tasks,
         max_records=feed.limits.records,
         max_bytes=feed.limits.bytes,
+        by_time=feed.window.length if feed.landing.layout is Layout.RECORD_TIME else 0,
     )
 
 

@@ -135,9 +135,15 @@ class Compression(StrEnum):
     NONE = "none"
 
 
+class Layout(StrEnum):
+    WINDOW = "window"
+    RECORD_TIME = "record_time"
+
+
 class LandingSettings(Settings):
     """How parts are written. `row_group_rows` bounds a row group, `target_file_bytes` a part."""
 
+    layout: Layout = Layout.WINDOW
     compression: Compression = Compression.ZSTD
     compression_level: Annotated[int, BeforeValidator(number), Field(ge=1, le=22)] | None = Field(
         default_factory=lambda data: 1 if data["compression"] is Compression.ZSTD else None

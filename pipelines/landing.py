@@ -3,7 +3,8 @@
 Promises: equal rows give equal bytes (row groups and files are cut by rows alone); offsets strictly increase
 (invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range,
 batch and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and
-SHA-256 are taken on the way out.
+SHA-256 are taken on the way out. Where a feed is laid out by record time, rows go to the folder of their own hour;
+a slice has `MAX_FOLDERS` of these, whatever its stamps, and one more for what has no time of use.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout
@@ -27,6 +29,8 @@ from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
 PAGE_BYTES = 1 << 20
+MAX_FOLDERS = 48
+_LAST_YEAR_ENDS = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,12 @@ class PartWriter:
         self._row_group_bytes = row_group_bytes
         self._offsets = schema.get_field_index(layout.offset_column(schema))
         self._last = target.slice.start - 1
+        self._times = schema.get_field_index(layout.time_column(schema))
         self._pending: list[pa.RecordBatch] = []
-        self._file: _File | None = None
-        self._parts: list[Part] = []
+        self._folders: set[int] = set()
+        self._files: dict[str, _File] = {}
+        self._opened = 0
+        self._parts: dict[int, Part] = {}
         self._ns = 0
         self._write_ns = 0
 
@@ -80,7 +87,7 @@ class PartWriter:
 
     @property
     def write_ns(self) -> int:
-        return self._write_ns + (self._file.sink.ns if self._file else 0)
+        return self._write_ns + sum(f.sink.ns for f in self._files.values())
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Add rows. Raises ProofFailed when their offsets do not go on from the last or leave the slice."""
@@ -95,16 +102,17 @@ class PartWriter:
     def close(self) -> tuple[Part, ...]:
         """Stage what was written and say what it is; no parts when there were no rows."""
         self._flush()
-        self._finish_file()
-        return tuple(self._parts)
+        for folder in list(self._files):
+            self._finish_file(folder)
+        return tuple(part for _, part in sorted(self._parts.items()))
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        if self._file:
-            self._file.discard()
-        for part in self._parts:
+        for file in self._files.values():
+            file.discard()
+        for part in self._parts.values():
             self._lake.remove(part.staged)
-        self._file, self._pending, self._parts = None, [], []
+        self._files, self._pending, self._parts = {}, [], {}
 
     def _checked(self, column: pa.Array) -> int:
         offsets = _int64s(column)
@@ -125,30 +133,64 @@ class PartWriter:
             return
         begun = time.perf_counter_ns()
         rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
-        if self._file is None:
-            options = _options(self._schema, self._settings, rows.nbytes // rows.num_rows)
-            self._file = _File(self._lake, self._target, len(self._parts), self._schema, options)
-        self._file.add(rows)
+        for folder, some in self._by_folder(rows):
+            self._add(folder, some)
         if rows.nbytes > 2 * self._row_group_bytes:
             # What a huge value took is not kept for the next one: there may be none.
             pa.default_memory_pool().release_unused()
         self._ns += time.perf_counter_ns() - begun
-        if self._file.sink.bytes >= self._settings.target_file_bytes:
-            self._finish_file()
+        for folder in [f for f, file in self._files.items() if file.sink.bytes >= self._settings.target_file_bytes]:
+            self._finish_file(folder)
 
-    def _finish_file(self) -> None:
-        if self._file is None:
+    def _add(self, folder: str, rows: pa.Table) -> None:
+        if folder not in self._files:
+            options = _options(self._schema, self._settings, rows.nbytes // rows.num_rows)
+            self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, options)
+            self._opened += 1
+        self._files[folder].add(rows)
+
+    def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """The rows by the folder that they go to, each in offset order."""
+        s = self._target.slice
+        if not s.by_time:
+            yield s.folder, rows
             return
+        windows = _windows_of(rows.column(self._times), s.by_time)
+        for window in np.unique(windows).tolist():
+            if window not in self._folders and len(self._folders) >= MAX_FOLDERS:
+                windows[windows == window] = _NO_TIME
+            elif window != _NO_TIME:
+                self._folders.add(window)
+        for window in np.unique(windows).tolist():
+            folder = layout.window_folder(None if window == _NO_TIME else window, s.by_time)
+            yield folder, rows.take(_indices(windows == window))
+
+    def _finish_file(self, folder: str) -> None:
         begun = time.perf_counter_ns()
-        self._parts.append(self._file.finish())
-        self._write_ns += self._file.sink.ns
-        self._file = None
+        file = self._files.pop(folder)
+        self._parts[file.sequence] = file.finish()
+        self._write_ns += file.sink.ns
         self._ns += time.perf_counter_ns() - begun
+
+
+_NO_TIME = -1
+
+
+def _windows_of(times: pa.ChunkedArray, length: int) -> np.ndarray:
+    """The start of each row's window, in ms; `_NO_TIME` where the record has no time, or one beyond the calendar."""
+    stamps = np.concatenate([_int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
+    usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)
+    return np.where(usable, stamps - stamps % length, _NO_TIME)
 
 
 def _int64s(column: pa.Array) -> np.ndarray:
     # Not to_numpy(): its first call imports pandas, a second and 60 MB in each worker.
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
+def _indices(mask: np.ndarray) -> pa.Array:
+    found = np.flatnonzero(mask)
+    return pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
 
 
 class _Abandoned(Exception):
@@ -158,10 +200,12 @@ class _Abandoned(Exception):
 class _File:
     """One part on its way into staging."""
 
-    def __init__(self, lake: Lake, target: Target, sequence: int, schema: pa.Schema, options: dict[str, Any]) -> None:
-        s, folder = target.slice, target.slice.folder
+    def __init__(
+        self, lake: Lake, target: Target, folder: str, sequence: int, schema: pa.Schema, options: dict[str, Any]
+    ) -> None:
+        s = target.slice
         name = layout.part_name(s, target.batch, sequence)
-        self._name, self._kind, self._rows = name, target.kind, 0
+        self.sequence, self._name, self._kind, self._rows = sequence, name, target.kind, 0
         feed, batch, kind = target.feed, target.batch, target.kind
         self._staged = layout.staged_path(feed, batch, target.attempt, kind, folder, name)
         self._path = layout.part_path(feed, kind, folder, name)

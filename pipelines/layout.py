@@ -28,6 +28,10 @@ from sluice.pipelines.values import PartKind, Slice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOUR, _DAY = 3_600_000, 86_400_000
+_WINDOW_FOLDER = {
+    n: re.compile("/".join([r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}", "hour=[0-9]{2}", "minute=[0-9]{2}"][:n]))
+    for n in (1, 2, 3)
+}
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
@@ -133,14 +137,29 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
     return _join(_ROOTS[kind], feed, folder, part)
 
 
+def _levels(length: int) -> int:
+    return 1 if length >= _DAY else 2 if length >= _HOUR else 3
+
+
 def window_folder(window: int | None, length: int) -> str:
     """The folder of a window that begins at `window` and lasts `length` (ms), in UTC: by day, hour and minute, as
     finely as windows are long. Outside windows they are Hive's null, so that every reader finds the same columns.
     """
-    levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: 1 if length >= _DAY else 2 if length >= _HOUR else 3]
+    levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: _levels(length)]
     if window is None:
         return "/".join(f"{level.partition('=')[0]}=__HIVE_DEFAULT_PARTITION__" for level in levels)
     return _utc(window).strftime("/".join(levels))
+
+
+def is_window_folder(folder: str, length: int) -> bool:
+    """Whether `window_folder` makes such a folder for windows of that length."""
+    return folder == window_folder(None, length) or bool(_WINDOW_FOLDER[_levels(length)].fullmatch(folder))
+
+
+def folder_of(path: str, feed: str, kind: PartKind) -> str:
+    """The folder of the part at `path` below the feed's data; empty when it is not there."""
+    root = f"{_join(_ROOTS[kind], feed)}/"
+    return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
 
 
 class PartName(NamedTuple):
@@ -172,6 +191,11 @@ def parse_part(path: str) -> PartName | None:
 def offset_column(schema: pa.Schema) -> str:
     """The column that holds the Kafka offset: `offset` in raw feeds, `kafka_offset` in typed ones."""
     return "kafka_offset" if "kafka_offset" in schema.names else "offset"
+
+
+def time_column(schema: pa.Schema) -> str:
+    """The column that holds the record's time: `timestamp` in raw feeds, `kafka_timestamp` in typed ones."""
+    return "kafka_timestamp" if "kafka_timestamp" in schema.names else "timestamp"
 
 
 def _join(*parts: str) -> str:

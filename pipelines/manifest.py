@@ -46,11 +46,12 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
     done = tuple(t for t, path in paths.items() if path not in standing and windows.complete(state, t, settings))
     for window in done:
-        lake.put_if_absent(paths[window], _dump(state, feed, window, settings))
+        lake.put_if_absent(paths[window], _dump(ledger, state, feed, window, settings))
     return done
 
 
-def _dump(state: State, feed: str, window: int, settings: WindowSettings) -> bytes:
+def _dump(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> bytes:
+    receipts = receipts_of(ledger, state, window, settings)
     ranges = [(k, windows.range_of(state, k, window, settings)) for k in sorted(state.current.values())]
     content = {
         "format": FORMAT,
@@ -66,6 +67,7 @@ def _dump(state: State, feed: str, window: int, settings: WindowSettings) -> byt
             for k, r in ranges
             if r is not None
         ],
+        "folders": sorted({layout.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }
     return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
 

@@ -36,7 +36,9 @@ DEFAULT_RECORD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run."""
+    """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run; `by_time` lays
+    rows out by their own time, in folders of so many ms.
+    """
 
     slice_bytes: int
     task_bytes: int
@@ -45,6 +47,7 @@ class Sizing:
     max_records: int | None = None
     max_bytes: int | None = None
     min_slice_bytes: int = 8 << 20
+    by_time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ def build(
     if not within:
         return None
     size = _slice_size(within, sizing)
-    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window)]
+    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
     return Plan(feed, cluster, request, isolation, _tasks(slices, sizing))
 
 
@@ -246,9 +249,10 @@ def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
     return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
 
 
-def _slices(o: Owed, size: int, state: State, window: WindowSettings) -> Iterable[Slice]:
+def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
     """The owed ranges cut at the windows' pinned boundaries, and where a piece is large, evenly."""
     for piece in (p for r in o.ranges for p in windows.pieces(state, o.key, r)):
+        folder = "" if by_time else layout.window_folder(piece.window, window.length)
         for r in _even(piece.range, math.ceil(piece.range.span * o.bytes_per_offset / size)):
             yield Slice(
                 *o.key,
@@ -257,7 +261,8 @@ def _slices(o: Owed, size: int, state: State, window: WindowSettings) -> Iterabl
                 o.partition.leader_epoch,
                 math.ceil(r.span * o.bytes_per_offset),
                 piece.window,
-                layout.window_folder(piece.window, window.length),
+                folder,
+                by_time,
             )
 
 

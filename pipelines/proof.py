@@ -80,7 +80,9 @@ def _check(claim: _Claim, r: Receipt, lake: Lake) -> None:
     for kind in PartKind:
         parts = [p for p in r.parts if p.kind is kind]
         _check_names(claim, r, parts)
-        _check_offsets(r.slice, [g for part in parts for g in _row_groups(claim, r, part, lake)])
+        groups = [_row_groups(claim, r, part, lake) for part in parts]
+        for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
+            _check_offsets(r.slice, follows)
 
 
 def check_account(r: Receipt) -> None:
@@ -101,13 +103,22 @@ def _each(counts: Counts) -> Iterator[int]:
 
 
 def _check_names(claim: _Claim, r: Receipt, parts: Sequence[Part]) -> None:
-    folder = r.slice.folder
     for sequence, part in enumerate(parts):
+        folder = _folder(claim, r.slice, part)
         name = layout.part_name(r.slice, claim.batch, sequence)
         staged = layout.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)
         path = layout.part_path(claim.feed, part.kind, folder, name)
         if (part.name, part.staged, part.path) != (name, staged, path):
             raise _failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
+
+
+def _folder(claim: _Claim, s: Slice, part: Part) -> str:
+    if not s.by_time:
+        return s.folder
+    folder = layout.folder_of(part.path, claim.feed, part.kind)
+    if not layout.is_window_folder(folder, s.by_time):
+        raise _failed(s, f"{part.path} lies in no folder of a time")
+    return folder
 
 
 def _row_groups(claim: _Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:

@@ -130,7 +130,8 @@ class Request:
 class Slice:
     """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows.
 
-    `folder` is where its parts go below the feed's data.
+    Its parts go to `folder` below the feed's data, or, where `by_time` is the length of a window (ms), to the folders
+    of their records' own time.
     """
 
     topic: str
@@ -142,6 +143,7 @@ class Slice:
     estimated_bytes: int = 0
     window: int | None = None
     folder: str = ""
+    by_time: int = 0
 
     @property
     def key(self) -> Key:

@@ -6,6 +6,7 @@ import errno
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.pipelines import layout
 from sluice.pipelines.errors import LakeFull, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import HEADERS, RawFormat
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.landing import MAX_FOLDERS, PartWriter, Target
 from sluice.pipelines.values import Part, Slice
 from sluice.resources.lake_local import LocalLake
 
@@ -248,3 +250,48 @@ def test_bad_rows_leave_nothing(lake: LocalLake) -> None:
         w.write(raw([101]).drop_columns(["key"]).append_column("key", pa.array([1])))
     w.abandon()
     assert [p for p in lake.root.rglob("*") if p.is_file()] == []
+
+
+HOUR = 3_600_000
+BY_TIME = replace(TARGET, slice=replace(SLICE, by_time=HOUR))
+
+
+def by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """The offsets in each folder."""
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        with lake.open(part.staged) as f:
+            offsets = pq.read_table(f, columns=["offset"])["offset"].to_pylist()
+        found.setdefault(part.path.removeprefix("data/sales/").rpartition("/")[0], []).extend(offsets)
+    return found
+
+
+def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME)
+    # -1: no timestamp; 2040 is a year like any other; 292278994 is none.
+    w.write(raw(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
+    parts = w.close()
+    assert by_folder(lake, parts) == {
+        "date=1970-01-01/hour=00": [100, 102],
+        "date=1970-01-01/hour=01": [101],
+        "date=2040-01-01/hour=12": [104],
+        "date=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__": [103, 105],
+    }
+    assert sum(p.rows for p in parts) == 6
+    assert [layout.parse_part(p.name).sequence for p in parts] == [0, 1, 2, 3]
+
+
+def test_stamps_without_end_make_no_files_without_end(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME, row_group_rows=100)
+    for at in range(100, 400, 50):
+        w.write(raw(range(at, at + 50), timestamp=[o * HOUR for o in range(at, at + 50)]))
+    parts = w.close()
+    assert len(parts) == MAX_FOLDERS + 1
+    assert sorted(o for offsets in by_folder(lake, parts).values() for o in offsets) == list(range(100, 400))
+
+
+def test_abandoned_by_time_leaves_nothing(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME, row_group_rows=2)
+    w.write(raw([100, 101], timestamp=[5, HOUR]))
+    w.abandon()
+    assert staged(lake) == []
