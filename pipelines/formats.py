@@ -2,11 +2,12 @@
 
 A format is given one chunk of a slice after the other, in offset order, and splits each into rows to land,
 rows to quarantine and records to drop; every record of a chunk ends in exactly one of the three. Whole
-columns at a time: no Python object is made for a record.
+columns at a time: no Python object is made for a record. `sluice.pipelines.typed` has the format of typed feeds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +21,7 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """One chunk, sorted out. Both batches keep offset order; `quarantined` is None when nothing is."""
+    """A chunk or a part of one, sorted out. Both batches keep offset order; `quarantined` is None when nothing is."""
 
     landed: pa.RecordBatch
     quarantined: pa.RecordBatch | None = None
@@ -41,10 +42,11 @@ class Format(Protocol):
         """Of landed rows. Dictionary types say that a column has few values; files hold the plain type."""
         ...
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Formatted:
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """Sort out decoded records (`key, value, offset, timestamp, timestampType, headers`) of one slice.
 
-        A record that does not fit is a quarantined row, never an exception.
+        In one piece, or in several where what comes of them takes much more memory than they do. A record that does
+        not fit is a quarantined row, never an exception.
         """
         ...
 
@@ -65,24 +67,31 @@ class RawFormat:
         ]
     )
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Formatted:
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """The chunk with its topic and partition beside it; copies nothing."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
             "topic": _constant_text(s.topic, chunk.num_rows),
-            "partition": _fixed(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
+            "partition": fixed(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
         arrays = [columns[name] for name in self.schema.names]
-        return Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+        yield Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
 
 def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
-    data = text.encode()
-    ends = np.array([0, len(data)], np.int32)
-    texts = pa.StringArray.from_buffers(1, pa.py_buffer(ends), pa.py_buffer(data))
-    return pa.DictionaryArray.from_arrays(_fixed(pa.int8(), np.zeros(rows, np.int8)), texts)
+    return pa.DictionaryArray.from_arrays(fixed(pa.int8(), np.zeros(rows, np.int8)), text_array([text]))
 
 
-def _fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    # Not pa.array(): its first call imports pandas, a second and 60 MB in each worker.
+# Neither is pa.array(): its first call imports pandas, a second and 60 MB in each worker.
+
+
+def fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+    """Numbers as an Arrow array of the same width."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)
+
+
+def text_array(texts: Sequence[str]) -> pa.StringArray:
+    """Texts as an Arrow array."""
+    data = [t.encode() for t in texts]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(data), pa.py_buffer(ends), pa.py_buffer(b"".join(data)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.pipelines import layout
 from sluice.pipelines.audit import AuditReport, Problem, live_receipts
 from sluice.pipelines.decode import BatchDecoder
 from sluice.pipelines.formats import Format
@@ -90,12 +91,22 @@ def _from_kafka(s: Slice, fetcher: Fetcher, format: Format, isolation: Isolation
 
 def _formatted(chunks: Iterator[pa.RecordBatch], s: Slice, format: Format) -> Iterator[pa.RecordBatch]:
     for chunk in chunks:
-        formatted = format.convert(s, chunk)
-        if formatted.landed.num_rows:
-            yield formatted.landed
+        for piece in format.convert(s, chunk):
+            if piece.landed.num_rows:
+                yield piece.landed
 
 
 def _parts(r: Receipt, lake: Lake) -> Iterator[pa.RecordBatch]:
+    """The landed rows in offset order; by record time, a slice's files are sorted together."""
+    batches = _batches(r, lake)
+    if not r.slice.by_time:
+        yield from batches
+    elif held := list(batches):
+        table = pa.Table.from_batches(held)
+        yield from table.sort_by(layout.offset_column(table.schema)).to_batches(1 << 16)
+
+
+def _batches(r: Receipt, lake: Lake) -> Iterator[pa.RecordBatch]:
     for part in r.parts:
         if part.kind is PartKind.LANDED:
             with lake.open(part.path) as f:
@@ -126,8 +137,9 @@ class _Rows:
 def _difference(r: Receipt, chunk: pa.RecordBatch, rows: pa.Table | None) -> Problem:
     if rows is None:
         return Problem(1, f"{r.slice}: the log holds more records than landed")
-    there = chunk.column(chunk.schema.get_field_index("offset")).to_pylist()
-    mine: Sequence[int] = rows.column("offset").to_pylist()
+    name = layout.offset_column(chunk.schema)
+    there = chunk.column(chunk.schema.get_field_index(name)).to_pylist()
+    mine: Sequence[int] = rows.column(name).to_pylist()
     for i, (a, b) in enumerate(zip(there, mine, strict=True)):
         if a != b:
             missing = a < b

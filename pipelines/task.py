@@ -26,7 +26,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.decode import BatchDecoder
 from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.feed import LandingSettings
-from sluice.pipelines.formats import Format
+from sluice.pipelines.formats import Format, Formatted
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, FetchLimits, Lake
 from sluice.pipelines.proof import check_account, failure, files_stand, is_final
@@ -232,13 +232,19 @@ class _Landing:
             del chunk  # or two of them would be held while the next one is filled
 
     def _sort_out(self, chunk: pa.RecordBatch) -> None:
+        pieces = self._tools.format.convert(self._slice, chunk)
+        while (rows := self._next(pieces)) is not None:
+            self._write(PartKind.LANDED, rows.landed)
+            if rows.quarantined is not None:
+                self._write(PartKind.QUARANTINED, rows.quarantined)
+            self._counts += Counts(dropped=rows.dropped)
+
+    def _next(self, pieces: Iterator[Formatted]) -> Formatted | None:
         begun = time.perf_counter_ns()
-        rows = self._tools.format.convert(self._slice, chunk)
-        self._typed += time.perf_counter_ns() - begun
-        self._write(PartKind.LANDED, rows.landed)
-        if rows.quarantined is not None:
-            self._write(PartKind.QUARANTINED, rows.quarantined)
-        self._counts += Counts(dropped=rows.dropped)
+        try:
+            return next(pieces, None)
+        finally:
+            self._typed += time.perf_counter_ns() - begun
 
     def _write(self, kind: PartKind, rows: pa.RecordBatch) -> None:
         writer = self._writers.get(kind)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from sluice.assets.books import Books
 from sluice.assets.execution import RunOutcome, run_feed
 from sluice.assets.session import Session
 from sluice.pipelines.batch import Edges, Landed, land
@@ -20,6 +21,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Job, Progress
 from sluice.pipelines.values import (
     Counts,
+    OffsetAtTime,
     Outcome,
     Receipt,
     Request,
@@ -41,8 +43,44 @@ kafka:
   sasl_plain_username: reader
   sasl_plain_password: {SECRET}
 topics: orders
-start: earliest
+start: 2024-05-01T00:00:00Z
 """
+MIDNIGHT = 1_714_521_600_000
+"""2024-05-01, in UTC: long enough ago for every window of that day to be a partition."""
+HOUR = 3_600_000
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def hour(number: int) -> int:
+    """The start of that day's n-th hour."""
+    return MIDNIGHT + number * HOUR
+
+
+def in_hour(number: int, only: tuple[TopicPartition, ...] = ()) -> Request:
+    return Request(RequestKind.WINDOW, window=hour(number), only=only)
+
+
+@dataclass
+class StampedCluster(FakeCluster):
+    """Look-ups by time come from the records' stamps."""
+
+    stamps: dict[TopicPartition, list[int]] = field(default_factory=dict)
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        return {tp: self._first(tp, t) for tp, t in times.items()}
+
+    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        return next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time), None)
+
+    def write(self, tp: TopicPartition, stamps: Iterable[int]) -> None:
+        """Append records; all of them are stable at once."""
+        self.stamps.setdefault(tp, []).extend(stamps)
+        end = len(self.stamps[tp])
+        self.states[tp] = partition(tp.topic, tp.partition, stable_end=end, high_watermark=end)
+
+    def hold(self, tp: TopicPartition, stable_end: int) -> None:
+        """An open transaction begins there."""
+        self.states[tp] = replace(self.states[tp], stable_end=stable_end)
 
 
 @dataclass
@@ -67,7 +105,7 @@ class MadeUpEngine:
             return SliceFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "look at the broker's disk")
         target = Target(job.plan.feed, job.batch, job.plan.hash, job.attempt, s)
         writer = PartWriter(self.lake, target, RawFormat.schema, LandingSettings(), 1 << 20)
-        writer.write(RawFormat().convert(s, _records(s)).landed)
+        writer.write(next(RawFormat().convert(s, _records(s))).landed)
         return Receipt(s, s.end, Counts(landed=s.span), writer.close(), job.attempt, input_bytes=s.span * 10)
 
 
@@ -87,7 +125,7 @@ def _records(s: Slice) -> pa.RecordBatch:
 
 
 class World:
-    """`orders`, two partitions of 100 offsets, unless told otherwise."""
+    """`orders`, two partitions of 100 offsets, 25 in each of the day's first four hours; it is six o'clock."""
 
     def __init__(self, root: Path, feeds: dict[str, str] | None = None) -> None:
         self.project = Project(root)
@@ -95,11 +133,12 @@ class World:
         for name, text in (feeds or {"orders": FEED}).items():
             (self.project.feeds_folder / f"{name}.yaml").write_text(text)
         self.lake, self.group, self.liveness = MemoryLake(), FakeGroup(), FakeLiveness()
-        states = [partition(number=0), partition(number=1)]
-        self.cluster = FakeCluster({s.tp: s for s in states})
+        self.cluster = StampedCluster()
+        for tp in (P0, P1):
+            self.cluster.write(tp, (MIDNIGHT + i * HOUR // 25 for i in range(100)))
         self.engine = MadeUpEngine(self.lake)
         self.progress: list[Progress] = []
-        self._now = 1_000_000
+        self._now = hour(6)
 
     def clock(self) -> int:
         self._now += 1000
@@ -109,19 +148,28 @@ class World:
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
         yield Edges(self.cluster, self.group, self.lake, self.engine, self.liveness, self.clock, None)
 
+    def at(self, number: int, minutes: int = 30) -> None:
+        """Set the clock to that day's n-th hour."""
+        self._now = hour(number) + minutes * 60_000
+
     def grow(self, number: int, end: int) -> None:
-        self.cluster.states[TopicPartition("orders", number)] = partition(
-            number=number, stable_end=end, high_watermark=end
-        )
+        """Records of now."""
+        tp = TopicPartition("orders", number)
+        self.cluster.write(tp, [self._now] * (end - len(self.cluster.stamps[tp])))
 
     def run(self, request: Request = CATCH_UP, feed: str = "orders") -> RunOutcome:
         return run_feed(self.project, feed, request, self.progress.append, self.open_edges)
 
-    def land_unrecorded(self) -> Landed:
+    def land_unrecorded(self, request: Request = CATCH_UP) -> Landed:
         """A run that published and died before Dagster heard of it."""
         feed = self.session().feed("orders")
         with self.open_edges(feed) as edges:
-            return land(feed, edges, CATCH_UP, owner("dead", "dead-run"), self.progress.append)
+            return land(feed, edges, request, owner("dead", "dead-run"), self.progress.append)
+
+    def books(self) -> Books:
+        feed = self.session().feed("orders")
+        with self.open_edges(feed) as edges:
+            return Books.open(feed, self.ledger(), edges)
 
     def session(self) -> Session:
         return Session(self.project, self.open_edges)

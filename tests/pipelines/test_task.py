@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -289,14 +289,14 @@ class Picky(RawFormat):
 
     lose = 0
 
-    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Formatted:
-        rows = super().convert(s, chunk).landed
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        rows = next(super().convert(s, chunk)).landed
         offsets = rows.column(4).to_pylist()
         bad = [o % 3 == 0 for o in offsets]
         dropped = [not b and o % 5 == 0 for b, o in zip(bad, offsets, strict=True)]
         kept = [not b and not d for b, d in zip(bad, dropped, strict=True)]
         quarantined = rows.filter(pa.array(bad)) if any(bad) else None
-        return Formatted(rows.filter(pa.array(kept)), quarantined, sum(dropped) - self.lose)
+        yield Formatted(rows.filter(pa.array(kept)), quarantined, sum(dropped) - self.lose)
 
 
 def test_a_format_sorts_records_out(lake: LocalLake) -> None:

@@ -1,0 +1,141 @@
+"""What compiled loops share: how they are compiled and cached, and loads and copies of a few bytes at once.
+
+Entry points (`compiled`) get explicit types, are compiled when their module is imported or loaded from numba's cache
+on disk, and release the GIL; `inner` functions become part of them. numba's cache notices changes of the file that
+defines an entry point, not of this one: after a change here, touch those files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba.core import cgutils
+
+F = TypeVar("F", bound=Callable[..., Any])
+Array = npt.NDArray[Any]
+# To the type checker a compiled number is an int, and numba is what it is.
+int32: Callable[[Any], int] = cast(Any, np.int32)
+int64: Callable[[Any], int] = cast(Any, np.int64)
+uint64: Callable[[Any], int] = cast(Any, np.uint64)
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic
+_njit: Any = numba.njit
+_raw_memcpy: Any = cgutils.raw_memcpy
+
+# Callers hold the arrays and nothing is allocated here: counting references would take ten times as long as the work.
+_OPTIONS = {"nogil": True, "_nrt": False}
+
+BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+U8 = types.Array(types.uint8, 1, "C")
+I8 = types.Array(types.int8, 1, "C")
+I32 = types.Array(types.int32, 1, "C")
+I64 = types.Array(types.int64, 1, "C")
+F64 = types.Array(types.float64, 1, "C")
+TABLE = types.Array(types.int64, 2, "C")
+
+
+def compiled(signature: Any) -> Callable[[F], F]:
+    """Compiled when its module is imported, or loaded from numba's cache on disk."""
+
+    def compile(f: F) -> F:
+        try:
+            return cast(F, _njit(signature, cache=True, **_OPTIONS)(f))
+        except RuntimeError:  # nowhere to write a cache: every process compiles for itself
+            return cast(F, _njit(signature, **_OPTIONS)(f))
+
+    return compile
+
+
+def inner(f: F) -> F:
+    """Compiled into the loops that call it."""
+    return cast(F, _njit(**_OPTIONS)(f))
+
+
+@intrinsic
+def byte(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """The byte at `at` as an int64; the caller has checked that it is there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.zext(builder.load(builder.gep(data, [args[1]])), ir.IntType(64))
+
+    return types.int64(buf, types.int64), codegen
+
+
+@intrinsic
+def word(typingctx, buf, at):  # type: ignore[no-untyped-def]
+    """Eight bytes from `at` as a little-endian uint64; the caller has checked that they are there."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(64).as_pointer())
+        found = builder.load(place)
+        found.align = 1
+        return found
+
+    return types.uint64(buf, types.int64), codegen
+
+
+@intrinsic
+def trailing_zeros(typingctx, x):  # type: ignore[no-untyped-def]
+    """Of a uint64 that is not 0."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        target = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        to = builder.gep(target.data, [args[1]])
+        fro = builder.gep(source.data, [args[3]])
+        _raw_memcpy(builder, to, fro, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _sixteen(typingctx, dst, dst_at, src, src_at):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        two = ir.VectorType(ir.IntType(64), 2).as_pointer()
+        target = context.make_array(signature.args[0])(context, builder, args[0])
+        source = context.make_array(signature.args[2])(context, builder, args[2])
+        found = builder.load(builder.bitcast(builder.gep(source.data, [args[3]]), two))
+        found.align = 1
+        stored = builder.store(found, builder.bitcast(builder.gep(target.data, [args[1]]), two))
+        stored.align = 1
+        return context.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64), codegen
+
+
+@inner
+def copy(dst: Array, dst_at: int, src: Array, src_at: int, size: int) -> None:
+    """`size` bytes, and up to 16 where both sides have them: what follows in `dst` is not yet written."""
+    if size <= 16 and dst_at >= 0 and src_at >= 0 and dst_at + 16 <= dst.size and src_at + 16 <= src.size:
+        _sixteen(dst, dst_at, src, src_at)
+        return
+    # Callers have checked both ends; this stands between a mistake of theirs and memory.
+    if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:
+        raise IndexError("copy outside of a buffer")
+    _memcpy(dst, dst_at, src, src_at, size)
+
+
+@inner
+def clear(bitmap: Array, bit: int) -> None:
+    bitmap[bit >> 3] &= np.uint8(0xFF ^ (1 << (bit & 7)))
+
+
+@inner
+def bit_of(bitmap: Array, bit: int) -> bool:
+    return bool((bitmap[bit >> 3] >> (bit & 7)) & 1)

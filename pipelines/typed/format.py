@@ -1,0 +1,108 @@
+"""The Format of typed feeds: records with JSON values → typed rows, or quarantined ones with their bytes and a reason.
+
+Landed rows have the schema's fields, `_extra` and the record's coordinates under `kafka_`; quarantined rows have the
+columns of raw feeds and why they are there. docs/formats.md says what becomes of every kind of value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.compiled import Array
+from sluice.pipelines.formats import Formatted, RawFormat, text_array
+from sluice.pipelines.typed.reasons import detail_of, reason_of
+from sluice.pipelines.typed.schema import EXTRA, KAFKA, Schema, arrow_type
+from sluice.pipelines.typed.typer import Piece, Refused, Typer, indices
+from sluice.pipelines.values import Slice
+
+_FEW = pa.dictionary(pa.int16(), pa.string())
+_COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
+_KAFKA_FIELDS = (
+    *(f.with_name(KAFKA + f.name) for f in _COORDINATES),
+    pa.field(f"{KAFKA}tombstone", pa.bool_(), nullable=False),
+)
+_WHY = (
+    pa.field("reason", _FEW, nullable=False),
+    pa.field("field", _FEW),
+    pa.field("detail", _FEW, nullable=False),
+    pa.field("byte", pa.int32()),
+)
+_QUARANTINED = pa.schema([*RawFormat.schema, *_WHY])
+
+
+def landed_schema(schema: Schema) -> pa.Schema:
+    """The columns of landed rows: the schema's fields, the unknown ones as JSON, the record's coordinates."""
+    fields = [pa.field(f.name, arrow_type(f.type)) for f in schema.fields]
+    return pa.schema([*fields, pa.field(EXTRA, pa.string()), *_KAFKA_FIELDS])
+
+
+class JsonFormat:
+    """JSON objects, typed by a schema. `dropping`: what would be quarantined is left out and counted instead."""
+
+    def __init__(self, schema: Schema, *, dropping: bool = False) -> None:
+        self.schema = landed_schema(schema)
+        self._typer = Typer(schema)
+        self._raw = RawFormat()
+        self._dropping = dropping
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """Typed rows and quarantined ones, both in offset order; several pieces when types take much more memory
+        than the values did."""
+        values = chunk.column(chunk.schema.get_field_index("value"))
+        (raw,) = self._raw.convert(s, chunk)
+        columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in _COORDINATES]
+        kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(_KAFKA_FIELDS))
+        for piece in self._typer.pieces(values):
+            rows = _chosen(kafka, piece)
+            landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
+            yield self._sorted_out(landed, raw.landed, piece.refused)
+
+    def _sorted_out(self, landed: pa.RecordBatch, raw: pa.RecordBatch, refused: Refused) -> Formatted:
+        n = len(refused.rows)
+        if not n or self._dropping:
+            return Formatted(landed, None, n)
+        return Formatted(landed, self._quarantined(raw.take(indices(refused.rows)), refused))
+
+    def _quarantined(self, raw: pa.RecordBatch, refused: Refused) -> pa.RecordBatch:
+        """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
+        kinds, places = np.unique(np.stack([refused.codes, refused.nodes], axis=1), axis=0, return_inverse=True)
+        codes, nodes = kinds[:, 0].tolist(), kinds[:, 1].tolist()
+        fields = [self._typer.nodes[n] if n >= 0 else None for n in nodes]
+        details = [detail_of(code, node) for code, node in zip(codes, fields, strict=True)]
+        at = places.reshape(-1).astype(np.int16)
+        reasons = _few([str(reason_of(code)) for code in codes], at)
+        paths = _few([node.path if node else "" for node in fields], at, refused.nodes >= 0)
+        where = pa.Array.from_buffers(
+            pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
+        )
+        return pa.RecordBatch.from_arrays([*raw.columns, reasons, paths, _few(details, at), where], schema=_QUARANTINED)
+
+
+def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    """The coordinates of a piece's rows; copies nothing unless rows were refused."""
+    if len(piece.refused.rows):
+        return kafka.take(indices(piece.rows))
+    return kafka.slice(piece.start, piece.stop - piece.start)
+
+
+def _nulls(values: pa.Array) -> pa.Array:
+    """Where an array without offset is null."""
+    bitmap = values.buffers()[0]
+    if bitmap is None or not values.null_count:
+        inverted = np.zeros((len(values) + 7) // 8, np.uint8)
+    else:
+        inverted = ~np.frombuffer(bitmap, np.uint8)
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
+
+
+def _few(texts: list[str], places: Array, valid: Array | None = None) -> pa.DictionaryArray:
+    bitmap = None if valid is None else _bits(valid)
+    chosen = pa.Array.from_buffers(pa.int16(), len(places), [bitmap, pa.py_buffer(places)])
+    return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
+
+
+def _bits(valid: Array) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,342 @@
+"""The schema of a typed feed: from what a feed file says to frozen types, and to the Arrow types that land.
+
+`parse_schema` reads a mapping of names to types. A type is text, such as `decimal(12,2)` or
+`list<struct<sku: string, quantity: int32 not null>>`, or a mapping, which is a struct. What does not parse raises
+SchemaProblem with the place, the position in the text and what would be understood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_LEVELS = 32
+"""Lists, structs and maps inside one another."""
+MOST_NODES = 4096
+"""Fields, elements and values of a schema, counted through all levels."""
+MOST_NAME = 200
+EXTRA = "_extra"
+KAFKA = "kafka_"
+
+
+class Kind(StrEnum):
+    """Types without parameters by their name, the others by the word that they begin with."""
+
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    BOOL = "bool"
+    STRING = "string"
+    BINARY = "binary"
+    DATE = "date"
+    JSON = "json"
+    DECIMAL = "decimal"
+    TIMESTAMP = "timestamp"
+    EPOCH = "epoch"
+    LIST = "list"
+    STRUCT = "struct"
+    MAP = "map"
+
+
+_ALIASES = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "int": Kind.INT32, "long": Kind.INT64, "boolean": Kind.BOOL}
+_NAMED = {str(k): k for k in Kind} | _ALIASES
+_UNITS = {Kind.TIMESTAMP: ("ms", "us", "ns"), Kind.EPOCH: ("s", "ms", "us", "ns")}
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """One type. `precision` and `scale` are a decimal's, `unit` is a time's; `fields` are a struct's members, a list's
+    one element, a map's one value (whose keys are strings).
+    """
+
+    kind: Kind
+    precision: int = 0
+    scale: int = 0
+    unit: str = ""
+    fields: tuple[Field, ...] = ()
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.DECIMAL:
+                return f"decimal({self.precision},{self.scale})"
+            case Kind.TIMESTAMP | Kind.EPOCH:
+                return f"{self.kind}({self.unit})"
+            case Kind.LIST:
+                return f"list<{self.fields[0].text}>"
+            case Kind.MAP:
+                return f"map<string, {self.fields[0].text}>"
+            case Kind.STRUCT:
+                return f"struct<{', '.join(f'{_quoted(f.name)}: {f.text}' for f in self.fields)}>"
+            case kind:
+                return str(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A type with a name (empty for elements and values). `required`: where it is missing or null, the record is
+    quarantined."""
+
+    name: str
+    type: Type
+    required: bool = False
+
+    @property
+    def text(self) -> str:
+        """The type as a feed file says it."""
+        return f"{self.type} not null" if self.required else str(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The fields of a typed feed, in the order in which they land."""
+
+    fields: tuple[Field, ...]
+
+    def texts(self) -> dict[str, str]:
+        """Back to what a feed file says: names to type texts."""
+        return {f.name: f.text for f in self.fields}
+
+
+class SchemaProblem(ValueError):
+    """A schema that does not parse. `place` is the path of the field, `remedy` what to write instead."""
+
+    def __init__(self, place: str, what: str, remedy: str) -> None:
+        super().__init__(f"{place}: {what}")
+        self.place, self.what, self.remedy = place, what, remedy
+
+
+def parse_schema(given: Mapping[str, object]) -> Schema:
+    """The schema that a mapping of names to types says. Raises SchemaProblem."""
+    schema = Schema(_members(given, "", 0))
+    for f in schema.fields:
+        if f.name.lower().startswith(KAFKA) or f.name.lower() == EXTRA:
+            raise SchemaProblem(f.name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", "rename it")
+    nodes = sum(1 for _ in _walk(schema.fields))
+    if nodes > MOST_NODES:
+        raise SchemaProblem("", f"has {nodes} fields with all that is nested", f"at most {MOST_NODES}")
+    return schema
+
+
+def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
+    for f in fields:
+        yield f
+        yield from _walk(f.type.fields)
+
+
+def _members(given: Mapping[str, object], place: str, level: int) -> tuple[Field, ...]:
+    if not given:
+        raise SchemaProblem(place, "has no fields", "name at least one, such as `order_id: string`")
+    return _distinct(tuple(_field(str(name), value, place, level) for name, value in given.items()), place)
+
+
+def _field(name: str, value: object, place: str, level: int) -> Field:
+    where = f"{place}.{name}" if place else name
+    _check_name(name, where)
+    if isinstance(value, Mapping):
+        if level + 1 > MOST_LEVELS:
+            raise SchemaProblem(where, "is nested too deeply", f"at most {MOST_LEVELS} levels; `json` keeps the rest")
+        return Field(name, Type(Kind.STRUCT, fields=_members(value, where, level + 1)))
+    if not isinstance(value, str):
+        raise SchemaProblem(where, "is no type", "write a type such as `string`, or a mapping of names to types")
+    return _Parser(value, where, level).field(name)
+
+
+def _check_name(name: str, where: str) -> None:
+    if not name or len(name) > MOST_NAME or not name.isprintable() or "." in name or "`" in name:
+        remedy = f"names have 1 to {MOST_NAME} printable characters, without dots and backquotes"
+        raise SchemaProblem(where or "a field", "has a name that cannot be a column's", remedy)
+
+
+def _distinct(fields: tuple[Field, ...], place: str) -> tuple[Field, ...]:
+    seen: dict[str, str] = {}
+    for f in fields:
+        other = seen.setdefault(f.name.casefold(), f.name)
+        if other is not f.name:
+            what = "is there twice" if other == f.name else f"differs from `{other}` by case only"
+            raise SchemaProblem(
+                f"{place}.{f.name}" if place else f.name, what, "Spark and others ignore case: rename it"
+            )
+    return fields
+
+
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w*)|`([^`]+)`|([0-9]+)|([<>(),:]))")
+_TYPES = (
+    "types: int8 to int64, uint8 to uint64, float32, float64, decimal(p,s), bool, string, binary, date, "
+    "timestamp(ms|us|ns), epoch(s|ms|us|ns), json, list<T>, struct<name: T, …>, map<string, T>; "
+    "`not null` behind one where it must be there"
+)
+
+
+class _Parser:
+    """Recursive descent over one type's text; nesting is bounded by MOST_LEVELS."""
+
+    def __init__(self, text: str, place: str, level: int) -> None:
+        self._text, self._place, self._level, self._at = text, place, level, 0
+
+    def field(self, name: str) -> Field:
+        found = self._named(name, self._level)
+        if self._text[self._at :].strip():
+            raise self._problem("more than a type")
+        return found
+
+    def _named(self, name: str, level: int) -> Field:
+        kind = self._type(level)
+        required = self._peek() == "not"
+        if required:
+            self._take("not")
+            self._take("null")
+        return Field(name, kind, required)
+
+    def _type(self, level: int) -> Type:
+        if level > MOST_LEVELS:
+            raise self._problem(f"more than {MOST_LEVELS} levels")
+        begin = self._at
+        kind = _NAMED.get(self._word().lower())
+        match kind:
+            case None:
+                self._at = begin
+                raise self._problem("no type that we know")
+            case Kind.DECIMAL:
+                return self._decimal()
+            case Kind.TIMESTAMP | Kind.EPOCH:
+                return self._time(kind)
+            case Kind.LIST:
+                return Type(kind, fields=(self._bracketed(level),))
+            case Kind.MAP:
+                return self._map(level)
+            case Kind.STRUCT:
+                return self._struct(level)
+        return Type(kind)
+
+    def _decimal(self) -> Type:
+        begin = self._at
+        self._take("(")
+        precision, scale = self._number(), 0
+        if self._peek() == ",":
+            self._take(",")
+            scale = self._number()
+        self._take(")")
+        if not 1 <= precision <= 38 or scale > precision:
+            self._at = begin
+            raise self._problem("a decimal has 1 to 38 digits, of which not more can follow the point")
+        return Type(Kind.DECIMAL, precision, scale)
+
+    def _time(self, kind: Kind) -> Type:
+        if self._peek() != "(":
+            if kind is Kind.EPOCH:
+                raise self._problem("an epoch needs its unit: epoch(s), epoch(ms), epoch(us) or epoch(ns)")
+            return Type(kind, unit="us")
+        self._take("(")
+        begin = self._at
+        unit = self._word()
+        if unit not in _UNITS[kind]:
+            self._at = begin
+            raise self._problem(f"no unit of {kind}: {', '.join(_UNITS[kind])}")
+        self._take(")")
+        return Type(kind, unit=unit)
+
+    def _bracketed(self, level: int) -> Field:
+        self._take("<")
+        found = self._named("", level + 1)
+        self._take(">")
+        return found
+
+    def _map(self, level: int) -> Type:
+        self._take("<")
+        begin = self._at
+        if self._word().lower() != Kind.STRING:
+            self._at = begin
+            raise self._problem("keys of JSON objects are strings: map<string, …>")
+        self._take(",")
+        found = self._named("", level + 1)
+        self._take(">")
+        return Type(Kind.MAP, fields=(found,))
+
+    def _struct(self, level: int) -> Type:
+        self._take("<")
+        members = [self._member(level)]
+        while self._peek() == ",":
+            self._take(",")
+            members.append(self._member(level))
+        self._take(">")
+        return Type(Kind.STRUCT, fields=_distinct(tuple(members), self._place))
+
+    def _member(self, level: int) -> Field:
+        name = self._word()
+        _check_name(name, f"{self._place}.{name}")
+        self._take(":")
+        return self._named(name, level + 1)
+
+    def _peek(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        return found[0].strip().lower() if found else ""
+
+    def _take(self, expected: str) -> None:
+        if self._peek() != expected:
+            raise self._problem(f"expected `{expected}`")
+        self._advance()
+
+    def _word(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        if not found or not (found[1] or found[2]):
+            raise self._problem("expected a name")
+        self._advance()
+        return str(found[1] or found[2])
+
+    def _number(self) -> int:
+        found = _TOKEN.match(self._text, self._at)
+        if not found or not found[3] or len(found[3]) > 3:
+            raise self._problem("expected a small number")
+        self._advance()
+        return int(found[3])
+
+    def _advance(self) -> None:
+        found = _TOKEN.match(self._text, self._at)
+        self._at = found.end() if found else self._at
+
+    def _problem(self, what: str) -> SchemaProblem:
+        at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
+        where = f"position {at + 1}" if at < len(self._text) else "the end"
+        return SchemaProblem(self._place, f"cannot be read at {where}: {what}", _TYPES)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
+
+
+def arrow_type(t: Type) -> pa.DataType:
+    """What a type lands as. All is nullable: tombstones, and structs that are missing, have nothing in them."""
+    import pyarrow as pa
+
+    match t.kind:
+        case Kind.DECIMAL:
+            return pa.decimal128(t.precision, t.scale)
+        case Kind.TIMESTAMP | Kind.EPOCH:
+            return pa.timestamp("ms" if t.unit == "s" else t.unit, "UTC")
+        case Kind.DATE:
+            return pa.date32()
+        case Kind.JSON:
+            return pa.string()
+        case Kind.LIST:
+            return pa.list_(pa.field("element", arrow_type(t.fields[0].type)))
+        case Kind.MAP:
+            return pa.map_(pa.string(), arrow_type(t.fields[0].type))
+        case Kind.STRUCT:
+            return pa.struct([pa.field(f.name, arrow_type(f.type)) for f in t.fields])
+        case Kind.BOOL:
+            return pa.bool_()
+        case kind:
+            return getattr(pa, str(kind))()
