@@ -15,7 +15,7 @@ from sluice.pipelines.errors import PlanBusy, SluiceError, UsageError, WindowHel
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.positions import Refusal, out_of_range
-from sluice.pipelines.ranges import Range, cut, intersect, subtract
+from sluice.pipelines.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import (
     AskedRange,
@@ -119,8 +119,10 @@ def _asked(
 ) -> Iterable[tuple[Key, Range]]:
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
-        for r in request.ranges:
-            yield _explicit(r, by_tp, partitions)
+        asked: dict[Key, list[Range]] = {}
+        for key, r in (_explicit(r, by_tp, partitions) for r in request.ranges):
+            asked.setdefault(key, []).append(r)
+        yield from ((key, r) for key, ranges in asked.items() for r in union(ranges))
         return
     _check_only(request.only, by_tp)
     for key, partition in partitions.items():

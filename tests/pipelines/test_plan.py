@@ -117,6 +117,13 @@ def test_explicit_ranges_owe_only_what_is_not_accounted() -> None:
     assert [s.range for s in plan.slices] == [Range(10, 50), Range(60, 90)], "a backfill may reach below the origin"
 
 
+def test_ranges_that_overlap_are_asked_for_once() -> None:
+    ranges = (AskedRange("orders", 0, 10, 30), AskedRange("orders", 0, 20, 40), AskedRange("orders", 0, 50, 60))
+    plan = planned(state({0: 0}), {key(): partition()}, Request(RequestKind.OFFSETS, ranges))
+    assert plan is not None
+    assert [s.range for s in plan.slices] == [Range(10, 40), Range(50, 60)]
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
