@@ -17,6 +17,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    InstanceOf,
     ValidationInfo,
     field_serializer,
     model_validator,
@@ -29,6 +30,7 @@ from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.topics import TopicFilter
+from sluice.pipelines.typed.schema import Schema, parse_schema
 from sluice.pipelines.values import Isolation
 from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
 
@@ -37,6 +39,7 @@ __all__ = [
     "Compression",
     "Feed",
     "FetchSettings",
+    "Format",
     "KafkaSettings",
     "LandingSettings",
     "Limits",
@@ -114,6 +117,11 @@ class OnUndecodable(StrEnum):
     QUARANTINE = "quarantine"
     FAIL = "fail"
     DROP = "drop"
+
+
+class Format(StrEnum):
+    RAW = "raw"
+    JSON = "json"
 
 
 class CommitMode(StrEnum):
@@ -283,7 +291,8 @@ class Feed(Settings):
     group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
     start: Annotated[Start, BeforeValidator(parse_start)]
     isolation: Isolation = Isolation.READ_COMMITTED
-    format: Literal["raw"] = "raw"
+    format: Format = Format.RAW
+    columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     window: WindowSettings = WindowSettings()
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
@@ -294,6 +303,16 @@ class Feed(Settings):
     policies: Policies = Policies()
     fetch: FetchSettings = FetchSettings()
     spark: SparkSettings = SparkSettings()
+
+    @field_serializer("columns")
+    def _said(self, columns: Schema | None) -> dict[str, str] | None:
+        return columns.texts() if columns else None
+
+    @model_validator(mode="after")
+    def _typed_has_columns(self) -> Self:
+        if (self.columns is None) is (self.format is Format.JSON):
+            raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
+        return self
 
 
 def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args
 
@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.kafka_settings import KAFKA_OWNED
+from sluice.pipelines.typed.schema import SchemaError
 from sluice.pipelines.yaml_file import Problem
 
 _REMEDIES = {
@@ -29,7 +30,15 @@ def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...
     if not isinstance(error, ValidationError):
         return (Problem("", "cannot be validated", "see docs/feeds.md"),)
     details = error.errors(include_url=False, include_input=False)
-    return tuple(_problem(d, model) for d in details if d["type"] != "default_factory_not_called")
+    return tuple(p for d in details if d["type"] != "default_factory_not_called" for p in _problems(d, model))
+
+
+def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, SchemaError):
+        yield from (Problem(_shown(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
+    else:
+        yield _problem(detail, model)
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:

@@ -38,6 +38,11 @@ class Format(Protocol):
     """How records become rows."""
 
     @property
+    def name(self) -> str:
+        """A few characters that differ where the same records would become other rows."""
+        ...
+
+    @property
     def schema(self) -> pa.Schema:
         """Of landed rows. Dictionary types say that a column has few values; files hold the plain type."""
         ...
@@ -54,6 +59,7 @@ class Format(Protocol):
 class RawFormat:
     """Exactly the columns of Spark's Kafka source, in its order and types; everything lands."""
 
+    name = "raw"
     schema = pa.schema(
         [
             pa.field("key", pa.binary()),

@@ -72,7 +72,7 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
     unless this is the `last_try`. Record bytes that do not match their CRC are fetched once more before they
     fail.
     """
-    landed = adopt(task.slices, work, tools.lake)
+    landed = adopt(task.slices, work, tools)
     fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
     landed |= fresh
     if damaged := [s for s, e in failed.items() if isinstance(e, CorruptBatch)]:
@@ -86,26 +86,29 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
     return [landed[s] if s in landed else failure(s, failed[s]) for s in task.slices]
 
 
-def salvage(task: Task, work: Assignment, lake: Lake, why: str) -> list[Outcome]:
+def salvage(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
     """What earlier tries finished of the task, after its engine gave up and said `why`; nothing is read any more."""
-    landed = adopt(task.slices, work, lake)
+    landed = adopt(task.slices, work, tools)
     ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is owed is read")
     return [landed[s] if s in landed else failure(s, ended) for s in task.slices]
 
 
-def adopt(slices: Sequence[Slice], work: Assignment, lake: Lake) -> dict[Slice, Receipt]:
+def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
     """The slices that an earlier attempt at this batch finished.
 
-    A receipt counts when it is of exactly this slice, adds up, and its files stand with the sizes and the
-    SHA-256 that it says: hashing a file is far cheaper than reading its slice again, and trusts nothing.
+    A receipt counts when it is of exactly this slice and of this format (a feed's schema may have changed since), adds
+    up, and its files stand with the sizes and the SHA-256 that it says: hashing a file is far cheaper than reading its
+    slice again, and trusts nothing.
     """
+    lake = tools.lake
     wanted = {layout.slice_name(s): s for s in slices}
     found: dict[Slice, Receipt] = {}
     for path in lake.list(layout.staging_folder(work.feed, work.batch)):
         s = wanted.get(layout.receipt_slice(path) or "")
         if s is not None and s not in found:
             receipt = _receipt_at(path, lake)
-            if receipt is not None and receipt.slice == s and files_stand(receipt, lake):
+            ours = receipt is not None and receipt.slice == s and receipt.format == tools.format.name
+            if receipt is not None and ours and files_stand(receipt, lake):
                 found[s] = replace(receipt, adopted=True)
     return found
 
@@ -262,7 +265,8 @@ class _Landing:
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
         account, timings = self._account(), self._timings()
-        receipt = Receipt(s, position, account, parts, work.attempt, self._input_bytes, timings)
+        made_by = self._tools.format.name
+        receipt = Receipt(s, position, account, parts, work.attempt, self._input_bytes, timings, made_by)
         check_account(receipt)
         path = layout.receipt_path(work.feed, work.batch, work.attempt, s)
         self._tools.lake.put(path, to_json(receipt).encode())

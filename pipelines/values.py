@@ -258,7 +258,8 @@ class Receipt:
     """What a task says of a finished slice.
 
     `position` is where reading stopped (≥ `slice.end`), `input_bytes` what came over the wire, `timings` the
-    nanoseconds spent by activity (`wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`).
+    nanoseconds spent by activity (`wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`),
+    `format` the name of what made rows of the records.
     """
 
     slice: Slice
@@ -268,6 +269,7 @@ class Receipt:
     attempt: str
     input_bytes: int = 0
     timings: dict[str, int] = field(default_factory=dict, compare=False)
+    format: str = "raw"
     adopted: bool = field(default=False, compare=False)
 
 

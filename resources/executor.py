@@ -16,23 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings
-from sluice.pipelines.formats import Format, RawFormat
+from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings, OnUndecodable
+from sluice.pipelines.formats import Format, RawFormat, text_array
 from sluice.pipelines.ports import FetchLimits, Job
 from sluice.pipelines.values import Isolation, Outcome, Receipt, SliceFailure, Task, to_json
 from sluice.resources.lake_local import LocalLake
 
 if TYPE_CHECKING:
     from sluice.pipelines.task import Tools
+    from sluice.pipelines.typed.schema import Schema
 
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 _KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
-_FORMATS: dict[str, type[Format]] = {"raw": RawFormat}
 
 
 class Opens(Protocol):
@@ -54,11 +53,15 @@ class Opens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A feed's edges as executors build them: Kafka, a lake that every executor reaches, the format."""
+    """A feed's edges as executors build them: Kafka, a lake that every executor reaches, the format.
+
+    `columns`: the schema of a typed feed. `dropping`: what does not fit it is counted, and kept nowhere.
+    """
 
     kafka: KafkaSettings
     lake: str
-    format: str
+    columns: Schema | None
+    dropping: bool
     landing: LandingSettings
     limits: FetchLimits
     rack: str
@@ -67,7 +70,9 @@ class Wiring:
     @classmethod
     def of(cls, feed: Feed) -> Wiring:
         limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
-        return cls(feed.kafka, feed.lake, feed.format, feed.landing, limits, rack, feed.limits.task_memory)
+        dropping = feed.policies.on_undecodable is OnUndecodable.DROP
+        memory = feed.limits.task_memory
+        return cls(feed.kafka, feed.lake, feed.columns, dropping, feed.landing, limits, rack, memory)
 
     @contextmanager
     def open(self, isolation: Isolation) -> Iterator[Tools]:
@@ -76,7 +81,15 @@ class Wiring:
         from sluice.resources.kafka.fetch import KafkaFetcher
 
         with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
-            yield Tools(fetcher, LocalLake(Path(self.lake)), _FORMATS[self.format]())
+            yield Tools(fetcher, LocalLake(Path(self.lake)), self._format())
+
+    def _format(self) -> Format:
+        if self.columns is None:
+            return RawFormat()
+        # Imported late: the compiled loops belong to tasks of typed feeds.
+        from sluice.pipelines.typed.format import JsonFormat
+
+        return JsonFormat(self.columns, dropping=self.dropping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ def _outcomes(work: Work, task: Task) -> list[Outcome]:
     )
     with wiring.open(work.isolation) as tools:
         if work.salvage:
-            return salvage(task, assignment, tools.lake, work.salvage)
+            return salvage(task, assignment, tools, work.salvage)
         return run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
 
 
@@ -145,14 +158,7 @@ def _steady_memory() -> None:
 
 def _rows(outcomes: list[Outcome]) -> pa.RecordBatch:
     kinds = [type(o).__name__ for o in outcomes]
-    return pa.RecordBatch.from_arrays([_texts(kinds), _texts([to_json(o) for o in outcomes])], schema=_ARROW)
-
-
-def _texts(texts: list[str]) -> pa.StringArray:
-    # Not pa.array(): its first call imports pandas, a second and 60 MB in each worker.
-    data = [t.encode() for t in texts]
-    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(data), pa.py_buffer(ends), pa.py_buffer(b"".join(data)))
+    return pa.RecordBatch.from_arrays([text_array(kinds), text_array([to_json(o) for o in outcomes])], schema=_ARROW)
 
 
 def outcome_of(kind: str, body: str) -> Outcome:

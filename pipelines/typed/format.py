@@ -13,30 +13,11 @@ import pyarrow as pa
 
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.formats import Formatted, RawFormat, text_array
+from sluice.pipelines.typed.landed import COORDINATES, KAFKA_FIELDS, QUARANTINED, landed_schema
 from sluice.pipelines.typed.reasons import detail_of, reason_of
-from sluice.pipelines.typed.schema import EXTRA, KAFKA, Schema, arrow_type
+from sluice.pipelines.typed.schema import Schema
 from sluice.pipelines.typed.typer import Piece, Refused, Typer, indices
 from sluice.pipelines.values import Slice
-
-_FEW = pa.dictionary(pa.int16(), pa.string())
-_COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
-_KAFKA_FIELDS = (
-    *(f.with_name(KAFKA + f.name) for f in _COORDINATES),
-    pa.field(f"{KAFKA}tombstone", pa.bool_(), nullable=False),
-)
-_WHY = (
-    pa.field("reason", _FEW, nullable=False),
-    pa.field("field", _FEW),
-    pa.field("detail", _FEW, nullable=False),
-    pa.field("byte", pa.int32()),
-)
-_QUARANTINED = pa.schema([*RawFormat.schema, *_WHY])
-
-
-def landed_schema(schema: Schema) -> pa.Schema:
-    """The columns of landed rows: the schema's fields, the unknown ones as JSON, the record's coordinates."""
-    fields = [pa.field(f.name, arrow_type(f.type)) for f in schema.fields]
-    return pa.schema([*fields, pa.field(EXTRA, pa.string()), *_KAFKA_FIELDS])
 
 
 class JsonFormat:
@@ -44,6 +25,7 @@ class JsonFormat:
 
     def __init__(self, schema: Schema, *, dropping: bool = False) -> None:
         self.schema = landed_schema(schema)
+        self.name = f"json {schema.fingerprint}{' dropping' if dropping else ''}"
         self._typer = Typer(schema)
         self._raw = RawFormat()
         self._dropping = dropping
@@ -53,8 +35,8 @@ class JsonFormat:
         than the values did."""
         values = chunk.column(chunk.schema.get_field_index("value"))
         (raw,) = self._raw.convert(s, chunk)
-        columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in _COORDINATES]
-        kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(_KAFKA_FIELDS))
+        columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
+        kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(KAFKA_FIELDS))
         for piece in self._typer.pieces(values):
             rows = _chosen(kafka, piece)
             landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
@@ -78,7 +60,7 @@ class JsonFormat:
         where = pa.Array.from_buffers(
             pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
         )
-        return pa.RecordBatch.from_arrays([*raw.columns, reasons, paths, _few(details, at), where], schema=_QUARANTINED)
+        return pa.RecordBatch.from_arrays([*raw.columns, reasons, paths, _few(details, at), where], schema=QUARANTINED)
 
 
 def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:

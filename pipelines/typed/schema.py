@@ -1,14 +1,16 @@
 """The schema of a typed feed: from what a feed file says to frozen types, and to the Arrow types that land.
 
 `parse_schema` reads a mapping of names to types. A type is text, such as `decimal(12,2)` or
-`list<struct<sku: string, quantity: int32 not null>>`, or a mapping, which is a struct. What does not parse raises
-SchemaProblem with the place, the position in the text and what would be understood.
+`list<struct<sku:string, quantity:int32 not null>>`, or a mapping, which is a struct. What does not parse raises
+SchemaError, which for each field has the place, the position in the text and what would be understood.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -79,7 +81,7 @@ class Type:
             case Kind.MAP:
                 return f"map<string, {self.fields[0].text}>"
             case Kind.STRUCT:
-                return f"struct<{', '.join(f'{_quoted(f.name)}: {f.text}' for f in self.fields)}>"
+                return f"struct<{', '.join(f'{_quoted(f.name)}:{f.text}' for f in self.fields)}>"
             case kind:
                 return str(kind)
 
@@ -109,25 +111,65 @@ class Schema:
         """Back to what a feed file says: names to type texts."""
         return {f.name: f.text for f in self.fields}
 
+    @property
+    def fingerprint(self) -> str:
+        """The same for schemas that land the same columns from the same values."""
+        said = json.dumps(list(self.texts().items()))
+        return hashlib.sha256(said.encode()).hexdigest()[:16]
+
 
 class SchemaProblem(ValueError):
-    """A schema that does not parse. `place` is the path of the field, `remedy` what to write instead."""
+    """What is wrong with one field. `place` is its path below the schema, `remedy` what to write instead; the text of
+    a type is never quoted."""
 
     def __init__(self, place: str, what: str, remedy: str) -> None:
-        super().__init__(f"{place}: {what}")
+        super().__init__(f"{place}: {what}" if place else what)
         self.place, self.what, self.remedy = place, what, remedy
 
 
-def parse_schema(given: Mapping[str, object]) -> Schema:
-    """The schema that a mapping of names to types says. Raises SchemaProblem."""
-    schema = Schema(_members(given, "", 0))
-    for f in schema.fields:
-        if f.name.lower().startswith(KAFKA) or f.name.lower() == EXTRA:
-            raise SchemaProblem(f.name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", "rename it")
-    nodes = sum(1 for _ in _walk(schema.fields))
-    if nodes > MOST_NODES:
-        raise SchemaProblem("", f"has {nodes} fields with all that is nested", f"at most {MOST_NODES}")
-    return schema
+class SchemaError(ValueError):
+    """A schema that does not parse: all its problems."""
+
+    def __init__(self, problems: Sequence[SchemaProblem]) -> None:
+        super().__init__("; ".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+def parse_schema(given: object) -> Schema:
+    """The schema that a mapping of names to types says. Raises SchemaError."""
+    if not isinstance(given, Mapping) or not given:
+        raise SchemaError([SchemaProblem("", "is no mapping of names to types", "write such as `order_id: string`")])
+    fields: list[Field] = []
+    problems: list[SchemaProblem] = []
+    for name, value in given.items():
+        try:
+            fields.append(_top(str(name), value))
+        except SchemaProblem as problem:
+            problems.append(problem)
+    problems += _clashes(fields)
+    if not problems and (nodes := sum(1 for _ in _walk(tuple(fields)))) > MOST_NODES:
+        problems.append(SchemaProblem("", f"has {nodes} fields with all that is nested", f"at most {MOST_NODES}"))
+    if problems:
+        raise SchemaError(problems)
+    return Schema(tuple(fields))
+
+
+def _top(name: str, value: object) -> Field:
+    if name.lower().startswith(KAFKA) or name.lower() == EXTRA:
+        raise SchemaProblem(name, f"`{EXTRA}` and names that begin with `{KAFKA}` are Sluice's own", "rename it")
+    return _field(name, value, "", 0)
+
+
+def _clashes(fields: Sequence[Field], place: str = "") -> Iterator[SchemaProblem]:
+    """Names that readers which ignore case would take for one."""
+    seen: set[str] = set()
+    for f in fields:
+        if f.name.casefold() in seen:
+            what = "differs from another field by case only, or not at all"
+            yield SchemaProblem(
+                f"{place}.{f.name}" if place else f.name, what, "rename it: Spark and others ignore case"
+            )
+        seen.add(f.name.casefold())
 
 
 def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
@@ -139,7 +181,10 @@ def _walk(fields: tuple[Field, ...]) -> Iterator[Field]:
 def _members(given: Mapping[str, object], place: str, level: int) -> tuple[Field, ...]:
     if not given:
         raise SchemaProblem(place, "has no fields", "name at least one, such as `order_id: string`")
-    return _distinct(tuple(_field(str(name), value, place, level) for name, value in given.items()), place)
+    fields = tuple(_field(str(name), value, place, level) for name, value in given.items())
+    for problem in _clashes(fields, place):
+        raise problem
+    return fields
 
 
 def _field(name: str, value: object, place: str, level: int) -> Field:
@@ -160,22 +205,10 @@ def _check_name(name: str, where: str) -> None:
         raise SchemaProblem(where or "a field", "has a name that cannot be a column's", remedy)
 
 
-def _distinct(fields: tuple[Field, ...], place: str) -> tuple[Field, ...]:
-    seen: dict[str, str] = {}
-    for f in fields:
-        other = seen.setdefault(f.name.casefold(), f.name)
-        if other is not f.name:
-            what = "is there twice" if other == f.name else f"differs from `{other}` by case only"
-            raise SchemaProblem(
-                f"{place}.{f.name}" if place else f.name, what, "Spark and others ignore case: rename it"
-            )
-    return fields
-
-
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_]\w*)|`([^`]+)`|([0-9]+)|([<>(),:]))")
 _TYPES = (
     "types: int8 to int64, uint8 to uint64, float32, float64, decimal(p,s), bool, string, binary, date, "
-    "timestamp(ms|us|ns), epoch(s|ms|us|ns), json, list<T>, struct<name: T, …>, map<string, T>; "
+    "timestamp(ms|us|ns), epoch(s|ms|us|ns), json, list<T>, struct<name:T, …>, map<string, T>; "
     "`not null` behind one where it must be there"
 )
 
@@ -271,12 +304,14 @@ class _Parser:
         while self._peek() == ",":
             self._take(",")
             members.append(self._member(level))
+        if any(_clashes(members)):
+            raise self._problem("two members that differ by case only, or not at all")
         self._take(">")
-        return Type(Kind.STRUCT, fields=_distinct(tuple(members), self._place))
+        return Type(Kind.STRUCT, fields=tuple(members))
 
     def _member(self, level: int) -> Field:
         name = self._word()
-        _check_name(name, f"{self._place}.{name}")
+        _check_name(name, self._place)
         self._take(":")
         return self._named(name, level + 1)
 

@@ -218,7 +218,19 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"topics": {"includes": ["a"]}}, "topics.includes: is unknown\n  → did you mean `include`?"),
         ({"topics": []}, "topics: needs a topic name"),
         ({"isolation": "serializable"}, "isolation: "),
-        ({"format": "json"}, "format: should be 'raw'"),
+        ({"format": "avro"}, "format: should be 'raw' or 'json'"),
+        ({"format": "json"}, "`format: json` without a schema"),
+        ({"schema": {"a": "string"}}, "a schema without `format: json`"),
+        ({"format": "json", "schema": {}}, "schema: is no mapping of names to types"),
+        ({"format": "json", "schema": "string"}, "schema: is no mapping of names to types"),
+        ({"format": "json", "schema": {"a": "decimal(39,2)"}}, "schema.a: cannot be read at position 8: a decimal has"),
+        ({"format": "json", "schema": {"a": {"b": "list<int"}}}, "schema.a.b: cannot be read at the end: expected `>`"),
+        ({"format": "json", "schema": {"a": "string", "A": "string"}}, ": differs from another field by case"),
+        ({"format": "json", "schema": {"a": "struct<b: int, B: int>"}}, "schema.a: cannot be read at position"),
+        ({"format": "json", "schema": {"kafka_offset": "int64"}}, "schema.kafka_offset: `_extra` and names that begin"),
+        ({"format": "json", "schema": {"_extra": "json"}}, "schema._extra: `_extra` and names that begin"),
+        ({"format": "json", "schema": {"a.b": "json"}}, "schema.a.b: has a name that cannot be a column's"),
+        ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is no type"),
         ({"commit": "maybe"}, "commit: should be 'transactional', 'plain' or 'none'"),
         ({"lake": "s3://bucket/prefix"}, "lake: is on S3, which this version cannot write yet"),
         ({"lake": "gs://bucket"}, "lake: is neither a folder nor s3://"),
@@ -367,6 +379,7 @@ FULL: dict[str, Any] = {
     "kafka": {**SASL, **dict.fromkeys(set(KafkaSettings.model_fields) - set(SASL))},
     "topics": {"include": ["a"], "exclude": ["b"]},
     **dict.fromkeys(["group", "isolation", "format", "lake", "commit", "publish", "transactional_id"]),
+    "schema": {"a": None, "b": {"c": None}},
     "landing": dict.fromkeys(["compression", "compression_level", "row_group_rows", "target_file_bytes"]),
     "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
     "policies": {"on_loss": None, "on_recreated": None, "quarantine_limit": {"share": None}},
@@ -523,4 +536,4 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
         load_feed(write(text), {"KAFKA_PASSWORD": "x"}) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == least
-    assert len(others) == 3
+    assert len(others) == 4

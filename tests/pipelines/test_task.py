@@ -159,7 +159,8 @@ def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> 
     assert [[s.tp for s in read] for read in source.read] == [[ONE]]
     assert [r.adopted for r in receipts(again)] == [True, False]
     assert again[0] == first[0]
-    assert salvage(Task(0, 1, (receipts(first)[0].slice,)), WORK, lake, "killed") == first
+    tools = Tools(LogFetcher({}), lake, RawFormat())
+    assert salvage(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
 
 
 def _flip(lake: LocalLake, r: Receipt) -> None:
@@ -194,6 +195,13 @@ def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: An
     assert len(source.read[0]) == 1
     assert [r.adopted for r in receipts(again)] == [False]
     assert rows(lake, receipts(again)[0]) == PLAIN.visible(0, PLAIN.end)
+
+
+def test_what_another_format_made_is_read_again(lake: LocalLake) -> None:
+    run(lake, {ZERO: PLAIN})
+    again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"), format=Picky())
+    assert len(source.read[0]) == 1
+    assert [r.adopted for r in receipts(again)] == [False]
 
 
 def _plain(value: Any) -> Any:
@@ -287,6 +295,7 @@ def test_a_lake_that_fails_fails_the_slice(tmp_path: Path, where: str, error: Ex
 class Picky(RawFormat):
     """Quarantines every third record, drops every fifth of the others, lands the rest."""
 
+    name = "picky"
     lose = 0
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
