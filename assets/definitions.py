@@ -14,7 +14,9 @@ import dagster as dg
 from sluice.assets.evidence import landed_key
 from sluice.assets.factory import feed_definitions
 from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
+from sluice.assets.memory import recall
 from sluice.assets.session import Session
+from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.errors import FeedError
 from sluice.resources.project import Project
 
@@ -44,7 +46,12 @@ def _feeds(project: Project, files: FeedFiles) -> list[dg.Definitions]:
         for topic in topics[name]:
             readers.setdefault(topic, []).append(name)
     return [
-        feed_definitions(feed, topics[name], {t: readers[t] for t in topics[name] if readers[t][0] == name})
+        feed_definitions(
+            feed,
+            topics[name],
+            {t: readers[t] for t in topics[name] if readers[t][0] == name},
+            partitions_of(feed, recall(project, name), now()),
+        )
         for name, feed in files.feeds.items()
     ]
 

@@ -1,75 +1,122 @@
 """Dagster's event log as evidence: what may be committed has a stored materialization of `<feed>/landed`.
 
-A batch's materialization carries the data version `<ledger>/<batch>/<plan hash>`, by which the event log finds it.
-A run that ended between the publish entry and its materialization leaves a gap; `roll_forward` fills it from the
-ledger, with the same metadata, and `demand` refuses to go on while there is one.
+Two kinds of events say what landed. A window's, in its partition, once it is complete: never before, so that an hour
+that landed in part does not show green. A batch's, without partition, where no window says all that it landed. Both
+carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch in it, by which the event log finds them.
+A run that ended between the publish entry and its events leaves a gap; `roll_forward` fills it from the ledger, with
+the same metadata, and `demand` refuses to go on while there is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import dagster as dg
 
 from sluice.assets import metadata
+from sluice.assets.books import Books
 from sluice.pipelines.errors import Failed
-from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import Batch, BatchStatus, State
+from sluice.pipelines.units import show_window
 
-_VERSION = "dagster/data_version"
+VERSION = "dagster/data_version"
 
 
 def landed_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "landed"])
 
 
+def quarantined_key(feed: str) -> dg.AssetKey:
+    return dg.AssetKey([feed, "quarantined"])
+
+
 def committed_key(feed: str) -> dg.AssetKey:
     return dg.AssetKey([feed, "committed"])
 
 
-def batch_version(state: State, batch: Batch) -> str:
-    """The data version of a batch's materialization."""
-    return f"{state.ledger_id}/{batch.id}/{batch.hash}"
+def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
+    """The assets that landing makes: the rows, and for typed feeds beside them those that broke the contract."""
+    landed = (landed_key(feed.name),)
+    return landed if feed.format == "raw" else (*landed, quarantined_key(feed.name))
 
 
-def reconciled_version(state: State) -> str:
-    """The data version of `<feed>/committed`: up to which ledger number the event log is known to be whole."""
-    return f"{state.ledger_id}/{state.number - 1}"
+# -- what says what landed
 
 
-def materialization(
-    feed: str, ledger: Ledger, state: State, batch: Batch, lake: Lake, why: str = ""
-) -> dg.AssetMaterialization:
-    """The event that says what the batch landed."""
+Told = Iterator[dg.AssetMaterialization]
+
+
+def told(books: Books, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
+    """The events of published batches and complete windows; none of a batch that one of these windows tells all of."""
+    whole = {(books.window_version(w), w) for w in windows}
+    for batch in batches:
+        of = books.windows_of(batch)
+        if len(of) > 1 or not {(books.batch_version(batch), w) for w in of} <= whole:
+            yield _batch_event(books, batch, why)
+    for window in sorted(windows):
+        yield from (_window_event(books, key, window, why) for key in outputs(books.feed))
+
+
+def window_result(books: Books, key: dg.AssetKey, window: int) -> dg.MaterializeResult[None]:
+    """The complete window that is the run's own partition, as the step's result."""
+    version = dg.DataVersion(books.window_version(window))
+    return dg.MaterializeResult(asset_key=key, metadata=_window_metadata(books, key, window), data_version=version)
+
+
+def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        landed_key(feed),
+        landed_key(books.feed.name),
         description=why or None,
-        metadata=metadata.of_batch(feed, ledger, state, batch, lake),
-        tags={_VERSION: batch_version(state, batch)},
+        metadata=metadata.of_batch(books, batch),
+        tags={VERSION: books.batch_version(batch)},
     )
 
 
-def missing(instance: dg.DagsterInstance, feed: str, state: State) -> list[Batch]:
+def _window_event(books: Books, key: dg.AssetKey, window: int, why: str) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        key,
+        partition=show_window(window),
+        description=why or None,
+        metadata=_window_metadata(books, key, window),
+        tags={VERSION: books.window_version(window)},
+    )
+
+
+def _window_metadata(books: Books, key: dg.AssetKey, window: int) -> metadata.Metadata:
+    of = metadata.of_quarantine if key == quarantined_key(books.feed.name) else metadata.of_window
+    return of(books, window)
+
+
+# -- what the event log lacks
+
+
+def untold_batches(instance: dg.DagsterInstance, books: Books) -> list[Batch]:
     """Published batches that the event log does not know, of those published since `<feed>/committed` last stood."""
-    return [b for b in _since(state, _reconciled(instance, feed, state)) if not _known(instance, feed, state, b)]
+    return [b for b in _since(books.state, _reconciled(instance, books)) if not _known(instance, books, b)]
 
 
-def roll_forward(instance: dg.DagsterInstance, feed: str, ledger: Ledger, state: State, lake: Lake) -> list[int]:
-    """Store the materializations that earlier runs left out; the batches' ids. Idempotent."""
-    left_out = missing(instance, feed, state)
-    for batch in left_out:
-        why = (
-            f"rolled forward: {batch.owner.describe()} published batch {batch.id} and ended before it was recorded here"
-        )
-        instance.report_runless_asset_event(materialization(feed, ledger, state, batch, lake, why))
-    return [b.id for b in left_out]
+def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey) -> set[int]:
+    """Complete windows that the event log holds no materialization of in this asset."""
+    known = set(instance.get_materialized_partitions(key)) if books.complete else set()
+    return {w for w in books.complete if show_window(w) not in known}
 
 
-def demand(instance: dg.DagsterInstance, feed: str, state: State) -> None:
+def roll_forward(instance: dg.DagsterInstance, books: Books) -> list[int]:
+    """Store the events that earlier runs left out; the ids of their batches. Idempotent."""
+    batches = untold_batches(instance, books)
+    runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
+    why = f"rolled forward: {runs} ended before this was recorded here"
+    for event in told(books, batches, untold_windows(instance, books, landed_key(books.feed.name)), why):
+        instance.report_runless_asset_event(event)
+    return [b.id for b in batches]
+
+
+def demand(instance: dg.DagsterInstance, books: Books) -> None:
     """Raises Failed while any batch that a commit would cover has no stored materialization."""
-    if left_out := missing(instance, feed, state):
+    if left_out := untold_batches(instance, books):
         raise Failed(
-            f"Dagster's event log holds no materialization of {feed}/landed for batch "
+            f"Dagster's event log holds no materialization of {books.feed.name}/landed for batch "
             + ", ".join(str(b.id) for b in left_out[:10]),
             remedy="see that Dagster's storage takes events, then run again: nothing was committed",
         )
@@ -83,13 +130,14 @@ def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
             yield batch
 
 
-def _reconciled(instance: dg.DagsterInstance, feed: str, state: State) -> int | None:
+def _reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
     """The ledger number in the last `<feed>/committed`; None when there is none of this ledger."""
-    event = instance.get_latest_materialization_event(committed_key(feed))
+    event = instance.get_latest_materialization_event(committed_key(books.feed.name))
     said = event.asset_materialization if event else None
-    ledger, _, number = ((said.tags or {}).get(_VERSION, "") if said else "").partition("/")
-    return int(number) if ledger == state.ledger_id and number.isdigit() else None
+    ledger, _, number = ((said.tags or {}).get(VERSION, "") if said else "").partition("/")
+    return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
 
 
-def _known(instance: dg.DagsterInstance, feed: str, state: State, batch: Batch) -> bool:
-    return bool(instance.get_event_tags_for_asset(landed_key(feed), {_VERSION: batch_version(state, batch)}))
+def _known(instance: dg.DagsterInstance, books: Books, batch: Batch) -> bool:
+    tags = {VERSION: books.batch_version(batch)}
+    return bool(instance.get_event_tags_for_asset(landed_key(books.feed.name), tags))

@@ -1,4 +1,4 @@
-"""A run from the command line: the feed's Dagster job, executed in this process on the project's instance.
+"""A run from the command line: a Dagster job of the feed, executed in this process on the project's instance.
 
 Promises: what Dagster records is what it would record for the same job started from its UI; the result comes back as
 values, an error of ours as itself; an interrupt cancels the Spark job and the run, then goes on its way.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory import FEED_TAG, feed_definitions, job_name, run_config
+from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.feeds import topics_of
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
-from sluice.assets.session import OpenEdges, Session, Witness, open_real_edges
+from sluice.assets.memory import recall
+from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
+from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch import Landed
 from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Reporter
+from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Request
 from sluice.resources.project import Project
 
@@ -48,7 +52,9 @@ def run_feed(
     report: Reporter,
     open_edges: OpenEdges = open_real_edges,
 ) -> RunOutcome:
-    """Land and commit the request by the feed's job. Raises FeedError, KeyboardInterrupt, and what is no error of ours.
+    """Land and commit the request: a window by `land_<feed>`, all else by `catch_up_<feed>`.
+
+    Raises FeedError, KeyboardInterrupt, and what is no error of ours.
 
     Meanwhile descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs a
     duplicate of its own, taken before.
@@ -63,21 +69,25 @@ def run_feed(
                 instance.report_run_canceling(standing)
 
         session = Session(project, open_edges, report, cancel, witness)
-        result = _job(project, feed, session).execute_in_process(
-            run_config=run_config(feed.name, request) | _SILENT,
-            instance=instance,
-            raise_on_error=False,
-            run_id=run_id,
-            tags={FEED_TAG: feed.name},
+        job, how = _job(project, feed, session, request)
+        result = job.execute_in_process(
+            **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
         )
     return _outcome(run_id, witness, result)
 
 
-def _job(project: Project, feed: Feed, session: Session) -> dg.JobDefinition:
-    """The job as the code location has it, with this run's session."""
+def _job(project: Project, feed: Feed, session: Session, request: Request) -> tuple[dg.JobDefinition, dict[str, Any]]:
+    """The job as the code location has it, with this run's session, and how to run it for the request.
+
+    A window that is no partition of the feed goes to the job that lands anything: it says what is wrong with it.
+    """
+    windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
-    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}), own)
-    return made.resolve_job_def(job_name(feed.name))
+    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}, windows), own)
+    if request.window is not None and not request.only and windows.has_partition_key(show_window(request.window)):
+        how = {"partition_key": show_window(request.window), "run_config": _SILENT}
+        return made.resolve_job_def(land_job(feed.name)), how
+    return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request) | _SILENT}
 
 
 def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:

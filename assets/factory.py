@@ -1,8 +1,10 @@
-"""From a feed to what Dagster sees of it: assets, a check, a job, a schedule. Opens no socket.
+"""From a feed to what Dagster sees of it: assets by window, checks, jobs, a schedule. Opens no socket.
 
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
+                      <feed>/quarantined
 
-A topic that several feeds read is one asset. The bodies are in `steps`; they take the feed from its file when they
+A topic that several feeds read is one asset. `land_<feed>` lands one window; `catch_up_<feed>` lands whatever is asked
+for and tells of the windows that it completes. The bodies are in `steps`; they take the feed from its file when they
 run, so that addresses and secrets are those of the run.
 """
 
@@ -17,12 +19,16 @@ from pydantic import Field
 
 from sluice.assets import metadata, steps
 from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.schedule import schedule_of
+from sluice.assets.session import FEED_TAG
 from sluice.assets.steps import topic_key
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
 
-FEED_TAG = "sluice/feed"
+Windows = dg.TimeWindowPartitionsDefinition
 
 
 class PartitionConfig(dg.Config):
@@ -43,87 +49,139 @@ class LandConfig(dg.Config):
     """What to land; with nothing given, all that is owed."""
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
-    only: list[PartitionConfig] = Field(default=[], description="Catch up in these partitions only.")
+    window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
+    only: list[PartitionConfig] = Field(default=[], description="In these partitions only.")
 
     def request(self) -> Request:
-        """The request that this configures."""
+        """The request that this configures. Raises UsageError."""
         ranges = tuple(AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets)
         only = tuple(TopicPartition(p.topic, p.partition) for p in self.only)
+        if self.window:
+            return Request(RequestKind.WINDOW, window=_window(self.window), only=only)
         return Request(RequestKind.OFFSETS if ranges else RequestKind.CATCH_UP, ranges, only=only)
 
 
+def _window(text: str) -> int:
+    try:
+        return parse_window(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} {error}") from None
+
+
 def run_config(feed: str, request: Request) -> dict[str, Any]:
-    """The run configuration that asks for the request."""
+    """The configuration of `catch_up_<feed>` that asks for the request."""
     offsets = [{"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in request.ranges]
     only = [{"topic": p.topic, "partition": p.partition} for p in request.only]
-    return {"ops": {f"{feed}__landed": {"config": {"offsets": offsets, "only": only}}}}
+    window = "" if request.window is None else show_window(request.window)
+    return {"ops": {_land_op(feed): {"config": {"offsets": offsets, "window": window, "only": only}}}}
 
 
-def job_name(feed: str) -> str:
+def land_job(feed: str) -> str:
     return f"land_{feed}"
 
 
+def catch_up_job(feed: str) -> str:
+    return f"catch_up_{feed}"
+
+
+def _land_op(feed: str) -> str:
+    return f"{feed}__land"
+
+
 def feed_definitions(
-    feed: Feed,
-    topics: Sequence[str],
-    readers: Mapping[str, Sequence[str]],
-    partitions: dg.PartitionsDefinition[Any] | None = None,
+    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows
 ) -> dg.Definitions:
     """Everything for one feed. `readers`: for each topic that this feed is the first to read, all that do."""
-    landed, committed = _landed(feed, topics, partitions), _committed(feed, partitions)
+    landed, committed = _landed(feed, topics, windows), _committed(feed, windows)
     job = dg.define_asset_job(
-        job_name(feed.name),
+        land_job(feed.name),
         selection=dg.AssetSelection.assets(landed, committed),
-        description=f"Land what is owed of {feed.name}, then commit its offsets.",
+        description=f"Land a window of {feed.name}, then commit the offsets up to the frontier.",
         tags={FEED_TAG: feed.name},
     )
-    schedule = dg.ScheduleDefinition(
-        name=f"{job_name(feed.name)}_hourly",
-        job=job,
-        cron_schedule="0 * * * *",
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-    )
     observed = [_observed(feed.name, readers)] if readers else []
-    return dg.Definitions(assets=[*observed, landed, committed], jobs=[job], schedules=[schedule])
-
-
-def _landed(feed: Feed, topics: Sequence[str], partitions: dg.PartitionsDefinition[Any] | None) -> dg.AssetsDefinition:
-    key = landed_key(feed.name)
-
-    @dg.asset(
-        key=key,
-        deps=[topic_key(t) for t in topics],
-        check_specs=[dg.AssetCheckSpec(steps.COMPLETE, asset=key, description=_COMPLETE)],
-        group_name=feed.name,
-        description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
-        kinds={"parquet", "spark"},
-        metadata={"dagster/column_schema": metadata.columns_of(RawFormat.schema)},
-        pool=f"sluice_{feed.name}",
-        required_resource_keys={"session"},
-        partitions_def=partitions,
+    return dg.Definitions(
+        assets=[*observed, landed, committed],
+        jobs=[job, _catch_up(feed)],
+        schedules=[schedule_of(feed, job.name, windows)],
     )
-    def landed(context: dg.AssetExecutionContext, config: LandConfig) -> Iterator[Any]:
-        yield from steps.land_step(context, feed.name, config.request())
+
+
+def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
+    key = landed_key(feed.name)
+    specs = [
+        dg.AssetSpec(
+            key,
+            deps=[topic_key(t) for t in topics],
+            group_name=feed.name,
+            description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
+            kinds={"parquet", "kafka"},
+            metadata={"dagster/column_schema": metadata.columns_of(RawFormat.schema)},
+        )
+    ]
+
+    @dg.multi_asset(
+        name=f"{feed.name}__landed",
+        specs=specs,
+        check_specs=[
+            _check(steps.COMPLETE, key, _COMPLETE, windows),
+            dg.AssetCheckSpec(steps.ACCOUNT, asset=key, description=_ACCOUNT),
+        ],
+        pool=_pool(feed),
+        required_resource_keys={"session"},
+        partitions_def=windows,
+    )
+    def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from steps.land_window(context, feed.name)
 
     return landed
 
 
-def _committed(feed: Feed, partitions: dg.PartitionsDefinition[Any] | None) -> dg.AssetsDefinition:
+def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
+    key = committed_key(feed.name)
+
     @dg.asset(
-        key=committed_key(feed.name),
+        key=key,
         deps=[landed_key(feed.name)],
+        check_specs=[_check(steps.FRONTIER, key, _FRONTIER, windows)],
         group_name=feed.name,
         description=f"The committed offsets of group `{feed.group}`: never beyond what has landed.",
         kinds={"kafka"},
-        pool=f"sluice_{feed.name}",
+        pool=_pool(feed),
         required_resource_keys={"session"},
-        partitions_def=partitions,
+        partitions_def=windows,
     )
-    def committed(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        return steps.commit_step(context, feed.name)
+    def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        yield from steps.commit_window(context, feed.name)
 
     return committed
+
+
+def _catch_up(feed: Feed) -> dg.JobDefinition:
+    @dg.op(name=_land_op(feed.name), pool=_pool(feed), required_resource_keys={"session"}, out=dg.Out(dg.Nothing))
+    def land(context: dg.OpExecutionContext, config: LandConfig) -> Iterator[Any]:
+        yield from steps.land_request(context, feed.name, config.request)
+
+    @dg.op(
+        name=f"{feed.name}__commit",
+        pool=_pool(feed),
+        required_resource_keys={"session"},
+        ins={"landed": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
+    def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from steps.commit_frontier(context, feed.name)
+
+    @dg.job(
+        name=catch_up_job(feed.name),
+        description=f"Land what is owed of {feed.name}, or what is asked for, then commit; any windows.",
+        tags={FEED_TAG: feed.name},
+        executor_def=dg.in_process_executor,
+    )
+    def catch_up() -> None:
+        commit(land())
+
+    return catch_up
 
 
 def _observed(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefinition:
@@ -140,5 +198,17 @@ def _observed(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefin
     return made
 
 
-_COMPLETE = "By the ledger: all that was asked for has landed, without holes up to where it reaches."
+def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> dg.AssetCheckSpec:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
+
+
+def _pool(feed: Feed) -> str:
+    return f"sluice_{feed.name}"
+
+
+_COMPLETE = "By the ledger: every offset of the window is accounted for."
+_ACCOUNT = "By the ledger: no holes, from each partition's origin up to where it landed last."
+_FRONTIER = "The committed offsets have passed the window. If not: which earlier window holds them."
 _TOPIC = "A topic in Kafka. Observe it to see its partitions, ends and lag."

@@ -1,20 +1,18 @@
 """The project's feed files for Dagster: each by itself, so that a broken one does not take the others down.
 
-Reading opens no socket. The topics of a feed with patterns are those that a run saw last, kept in
-`.sluice/topics/<feed>.json`.
+Reading opens no socket. The topics of a feed with patterns are those that a run saw last.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.assets.memory import recall, remember
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed import Feed, load_feed
-from sluice.pipelines.topics import is_topic_name
 from sluice.resources.project import BOOTSTRAP, Project
 
 NOWHERE = "127.0.0.1:9"
@@ -72,29 +70,10 @@ def offline_environ() -> dict[str, str]:
 
 def topics_of(project: Project, feed: Feed) -> tuple[str, ...]:
     """The feed's topics as far as known without asking Kafka, sorted."""
-    return tuple(sorted(set(feed.topics.names))) or _remembered(_memory(project, feed.name))
+    return tuple(sorted(set(feed.topics.names))) or recall(project, feed.name).topics
 
 
 def remember_topics(project: Project, feed: Feed, topics: Iterable[str]) -> None:
     """Keep the topics that the feed's patterns matched, for the next time definitions load."""
-    found, path = tuple(sorted(set(topics))), _memory(project, feed.name)
-    if feed.topics.names or found == _remembered(path):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}.tmp")
-    fresh.write_text(json.dumps(found))
-    fresh.replace(path)
-
-
-def _memory(project: Project, feed: str) -> Path:
-    return project.state / "topics" / f"{feed}.json"
-
-
-def _remembered(path: Path) -> tuple[str, ...]:
-    """None for a file that is missing or not ours to trust: the next run writes it again."""
-    try:
-        said = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return ()
-    names = said if isinstance(said, list) else []
-    return tuple(n for n in names if isinstance(n, str) and is_topic_name(n))
+    if not feed.topics.names:
+        remember(project, feed.name, topics=tuple(sorted(set(topics))))

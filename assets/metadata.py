@@ -6,24 +6,30 @@ from a record goes in. Tables are bounded: the first `MAX_ROWS` partitions, and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.assets.books import Books
+from sluice.pipelines import layout, windows
 from sluice.pipelines.batch import Landed
 from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.errors import LedgerCorrupt
-from sluice.pipelines.ledger import Batch, Ledger, State
-from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range, subtract
-from sluice.pipelines.values import Counts, Key, PartitionState, Receipt
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import Counts, Key, Part, PartitionState, PartKind, Receipt
 
 Metadata = dict[str, Any]
+
+REASON = "reason"
+"""The column of quarantined rows that says why."""
 
 MAX_ROWS = 200
 """Rows of a table: an event is read whole by every page that shows it."""
@@ -52,49 +58,89 @@ def table(rows: Sequence[Mapping[str, str | int]], columns: Mapping[str, str]) -
 # -- landed
 
 
-def of_batch(feed: str, ledger: Ledger, state: State, batch: Batch, lake: Lake) -> Metadata:
+def of_batch(books: Books, batch: Batch) -> Metadata:
     """What one published batch landed, as its publish entry says: the same whoever records it, and when."""
-    entry = ledger.entry(batch.published if batch.published is not None else -1)
-    if not isinstance(entry, PublishEntry):
-        raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
+    entry = books.entry(batch)
     return {
-        "dagster/uri": lake.locate(layout.visible_roots(feed)[0]),
+        "dagster/uri": books.lake.locate(layout.visible_roots(books.feed.name)[0]),
         "ranges": _ranges(entry.receipts),
-        **_amounts(entry, max(entry.at - batch.planned_at, 1) / 1000),
-        **_provenance(batch, state),
+        **_amounts(entry.receipts),
+        **_rates(books, (batch,)),
+        "slices_adopted": sum(r.adopted for r in entry.receipts),
+        "slices_failed": len(entry.failures),
+        **_provenance(books.state, batch),
     }
 
 
-def nothing_owed(feed: str, lake: Lake) -> Metadata:
-    """What a run that had nothing to land says."""
+def of_window(books: Books, window: int) -> Metadata:
+    """What a complete window holds, whichever batches landed it."""
+    receipts, batches = books.receipts_in(window), books.batches_in(window)
+    folder = layout.window_folder(window, books.feed.window.length)
     return {
-        "dagster/row_count": 0,
-        "dagster/uri": lake.locate(layout.visible_roots(feed)[0]),
-        "batch": "none: nothing was owed",
+        "dagster/partition_row_count": sum(r.counts.landed for r in receipts),
+        "dagster/uri": books.lake.locate(f"{layout.visible_roots(books.feed.name)[0]}/{folder}"),
+        "boundaries": _boundaries(books, window, receipts),
+        **_amounts(receipts),
+        **_rates(books, batches),
+        "batches": ", ".join(str(b.id) for b in batches) or "none: nothing happened in this window",
+        **(_provenance(books.state, batches[-1]) if batches else {"ledger": books.state.ledger_id}),
     }
 
 
-def _amounts(entry: PublishEntry, seconds: float) -> Metadata:
-    counts = sum((r.counts for r in entry.receipts), Counts())
-    size = sum(p.bytes for r in entry.receipts for p in r.parts)
+def of_quarantine(books: Books, window: int) -> Metadata:
+    """What of a complete window broke the contract."""
+    receipts = books.receipts_in(window)
+    parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
+    folder = layout.window_folder(window, books.feed.window.length)
     return {
-        "dagster/row_count": counts.landed,
-        "bytes": size,
-        "input_bytes": sum(r.input_bytes for r in entry.receipts),
-        "files": sum(len(r.parts) for r in entry.receipts),
+        "dagster/partition_row_count": rows,
+        "dagster/uri": books.lake.locate(f"{layout.visible_roots(books.feed.name)[1]}/{folder}"),
+        "rows": rows,
+        "share": round(rows / seen, 6) if seen else 0.0,
+        "bytes": sum(p.bytes for p in parts),
+        "files": len(parts),
+        "reasons": _reasons(books.lake, parts),
+    }
+
+
+def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
+    """Rows by reason, the most frequent first; what a part's file does not say is not told."""
+    found: Counter[str] = Counter()
+    for part in parts:
+        with suppress(OSError, pa.ArrowException), lake.open(part.path) as file:
+            reasons = pq.ParquetFile(file).read([REASON]).column(REASON).combine_chunks()
+            found.update({str(v["values"]): v["counts"].as_py() for v in reasons.value_counts()})
+    return table([{"reason": r, "rows": n} for r, n in found.most_common()], {"reason": "string", "rows": "int"})
+
+
+def _amounts(receipts: Sequence[Receipt]) -> Metadata:
+    counts = sum((r.counts for r in receipts), Counts())
+    return {
+        "rows": counts.landed,
+        "bytes": sum(p.bytes for r in receipts for p in r.parts),
+        "input_bytes": sum(r.input_bytes for r in receipts),
+        "files": sum(len(r.parts) for r in receipts),
         "quarantined": counts.quarantined,
         "dropped": counts.dropped,
         "invisible": counts.invisible,
-        "seconds": seconds,
-        "rows_per_second": round(counts.landed / seconds),
-        "bytes_per_second": round(size / seconds),
-        "slices": len(entry.receipts),
-        "slices_adopted": sum(r.adopted for r in entry.receipts),
-        "slices_failed": len(entry.failures),
+        "slices": len(receipts),
     }
 
 
-def _provenance(batch: Batch, state: State) -> Metadata:
+def _rates(books: Books, batches: Iterable[Batch]) -> Metadata:
+    """How long the batches took, from plan to publish, and how fast they were."""
+    entries = [(b, books.entry(b)) for b in batches]
+    seconds = sum(max(entry.at - batch.planned_at, 1) for batch, entry in entries) / 1000
+    receipts = [r for _, entry in entries for r in entry.receipts]
+    return {
+        "seconds": seconds,
+        "rows_per_second": round(sum(r.counts.landed for r in receipts) / seconds) if seconds else 0,
+        "bytes_per_second": round(sum(p.bytes for r in receipts for p in r.parts) / seconds) if seconds else 0,
+    }
+
+
+def _provenance(state: State, batch: Batch) -> Metadata:
     return {
         "batch": batch.id,
         "publish_entry": batch.published if batch.published is not None else -1,
@@ -103,6 +149,16 @@ def _provenance(batch: Batch, state: State) -> Metadata:
         "request": batch.request,
         **({"run": dg.MetadataValue.dagster_run(batch.owner.run)} if batch.owner.run else {}),
     }
+
+
+def _boundaries(books: Books, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:
+    """The window's offsets in each partition, and what is in them."""
+    ranges = {k: windows.range_of(books.state, k, window, books.feed.window) for k in books.state.origins}
+    stretches = {k: _Stretch(k, r.start, r.end) for k, r in sorted(ranges.items()) if r is not None}
+    for r in receipts:
+        if r.slice.key in stretches:
+            stretches[r.slice.key].add(r)
+    return table([s.row() for s in stretches.values()], {"partition": "string"} | dict.fromkeys(_RANGE_NUMBERS, "int"))
 
 
 @dataclass
@@ -114,6 +170,9 @@ class _Stretch:
     end: int
     counts: Counts = field(default_factory=Counts)
     files: int = 0
+
+    def add(self, r: Receipt) -> None:
+        self.counts, self.files = self.counts + r.counts, self.files + len(r.parts)
 
     def row(self) -> dict[str, str | int]:
         return {
@@ -132,8 +191,8 @@ def _ranges(receipts: Iterable[Receipt]) -> dg.TableMetadataValue:
     for r in sorted(receipts, key=lambda r: (r.slice.key, r.slice.start)):
         if not stretches or (stretches[-1].key, stretches[-1].end) != (r.slice.key, r.slice.start):
             stretches.append(_Stretch(r.slice.key, r.slice.start, r.slice.start))
-        last = stretches[-1]
-        last.end, last.counts, last.files = r.slice.end, last.counts + r.counts, last.files + len(r.parts)
+        stretches[-1].end = r.slice.end
+        stretches[-1].add(r)
     columns = {"partition": "string"} | dict.fromkeys(_RANGE_NUMBERS, "int")
     return table([s.row() for s in stretches], columns)
 
@@ -216,6 +275,49 @@ def of_commit(group: str, result: CommitResult) -> Metadata:
         "mark": result.mark,
         "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A partition whose frontier has not reached a window's end; `window` (ms) is the one that it stands in."""
+
+    key: Key
+    frontier: int
+    end: int | None
+    window: int | None
+    at_work: bool
+
+
+def behind(books: Books, window: int) -> list[Behind]:
+    """What keeps the frontier from passing a window, by partition; nothing when it has passed."""
+    ends, at = books.ends(window), books.frontiers
+    return [_behind(books.state, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
+
+
+def _behind(state: State, key: Key, frontier: int, end: int | None) -> Behind:
+    here = Range(frontier, frontier + 1)
+    pieces = windows.pieces(state, key, here)
+    at_work = any(r.meets(here) for r in state.reserved(key))
+    return Behind(key, frontier, end, pieces[0].window if pieces else None, at_work)
+
+
+def of_behind(found: Sequence[Behind]) -> Metadata:
+    rows: list[dict[str, str | int]] = [
+        {
+            "partition": str(b.key),
+            "frontier": b.frontier,
+            "end of the window": "not resolved" if b.end is None else str(b.end),
+            "held by": _held_by(b),
+        }
+        for b in found
+    ]
+    columns = {"partition": "string", "frontier": "int", "end of the window": "string", "held by": "string"}
+    return {"partitions_behind": len(found)} | ({"behind": table(rows, columns)} if rows else {})
+
+
+def _held_by(b: Behind) -> str:
+    where = "what lies before the first window" if b.window is None else f"window {show_window(b.window)}"
+    return f"{where}, {'which a batch is at work on' if b.at_work else 'owed'} from offset {b.frontier} on"
 
 
 # -- topics

@@ -17,10 +17,16 @@ from dagster import DagsterExecutionInterruptedError
 from sluice.assets.feeds import read_feeds
 from sluice.pipelines.batch import Edges, Landed
 from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.errors import Retryable, SluiceError
+from sluice.pipelines.errors import PlanBusy, Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.resources.project import Project
+
+FEED_TAG = "sluice/feed"
+AGAIN_TAG = "sluice/again"
+"""On a run that failed for a reason that passes by itself: the schedule tries again however often."""
+
+_AGAIN = (Retryable, PlanBusy, WindowHeld, WindowIncomplete)
 
 OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
 
@@ -64,12 +70,14 @@ class Session:
         return self.report or _stages(log)
 
     @contextmanager
-    def step(self, context: dg.AssetExecutionContext) -> Iterator[None]:
+    def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
         """A step's body: its error is kept for the witness and told to Dagster with the remedy."""
         try:
             yield
         except SluiceError as error:
             self.witness.error = error
+            if isinstance(error, _AGAIN):
+                context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: type(error).__name__})
             raise as_failure(error) from error
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             self.witness.interrupted = True

@@ -1,12 +1,12 @@
-"""What the assets do when they run: one call into the pipelines each, and the event that says what came of it.
+"""What the assets do when they run: one call into the pipelines each, and the events that say what came of it.
 
-A step raises what stopped it as `dagster.Failure`. What it published before stays published: the next run records it
-in Dagster's event log before it commits anything (see `evidence`).
+A step raises what stopped it as `dagster.Failure`. What it published before stays published, and is told; what an
+earlier run could not tell is told before anything is committed (see `evidence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,52 +14,111 @@ import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets import evidence, metadata
+from sluice.assets.books import Books
+from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
+from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
 from sluice.pipelines.batch import Edges, Landed, land, open_ledger
-from sluice.pipelines.commit import CommitSettings, commit
-from sluice.pipelines.errors import SluiceError, UnknownTopic
+from sluice.pipelines.commit import CommitResult, CommitSettings, commit
+from sluice.pipelines.errors import SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.ledger import BatchStatus, Ledger, State
+from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Engine
-from sluice.pipelines.values import PartitionState, Request
+from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.values import PartitionState, Request, RequestKind
 from sluice.resources.liveness import new_owner
 
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
 Topics = Mapping[str, list[PartitionState]]
-COMPLETE = "complete"
+COMPLETE, ACCOUNT, FRONTIER = "complete", "account", "frontier"
+"""The checks: a window's rows, the whole feed's account, and whether the committed offsets have passed a window."""
 
 
 def topic_key(topic: str) -> dg.AssetKey:
     return dg.AssetKey(["kafka", topic])
 
 
+def _session(context: Context) -> Session:
+    session: Session = context.resources.session
+    return session
+
+
 # -- landed
 
 
-def land_step(context: dg.AssetExecutionContext, name: str, request: Request) -> Events:
-    """Land what the request owes, and say so for each batch published. Raises dagster.Failure, or an interrupt."""
-    session: Session = context.resources.session
+def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
+    """Land the window that is the run's partition; it is materialized when it is complete, and only then.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    session, window = _session(context), parse_window(context.partition_key)
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            yield from _land(context, session, feed, edges, request)
+            books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
+            yield from _own_window(books, landed, window)
 
 
-def _land(context: dg.AssetExecutionContext, session: Session, feed: Feed, edges: Edges, request: Request) -> Events:
-    ledger = open_ledger(feed, edges, context.run.run_id)
-    evidence.roll_forward(context.instance, feed.name, ledger, ledger.read(), edges.lake)
-    with _canceling(edges.engine):
-        landed = land(feed, edges, request, new_owner(context.run.run_id), session.reporter(context.log))
-    session.witness.landed = landed
-    remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
-    state = ledger.read()
-    yield from _read_topics(context, feed, edges, landed, state)
-    if not _failed(landed):
-        yield from _published(feed, edges, ledger, state, landed)
-    yield _complete(landed, state)  # of the materialization before it, or of none
+def _own_window(books: Books, landed: Landed, window: int) -> Events:
+    feed, whole = books.feed, books.is_complete(window)
+    if whole and not _failed(landed):
+        yield from (evidence.window_result(books, key, window) for key in evidence.outputs(feed))
+    key = landed_key(feed.name)
+    yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(books, landed, window))
+    yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed))
     landed.check()
+    if not whole:
+        raise _in_part(feed.name, window)
+
+
+def land_request(context: dg.OpExecutionContext, name: str, asked: Callable[[], Request]) -> Events:
+    """Land what is asked for and owed, whatever windows that is in, and say which of them are complete now.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    session = _session(context)
+    with session.step(context):
+        feed = session.feed(name)
+        with session.open_edges(feed) as edges:
+            books, landed = yield from _land(context, feed, edges, asked())
+        yield _evaluation(landed_key(name), ACCOUNT, None, _account(books, landed))
+        landed.check()
+    yield dg.Output(None)
+
+
+def _land(context: Context, feed: Feed, edges: Edges, request: Request) -> Generator[Any, None, tuple[Books, Landed]]:
+    """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
+    session, run = _session(context), context.run.run_id
+    ledger = open_ledger(feed, edges, run)
+    evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
+    with _canceling(edges.engine):
+        landed = land(feed, edges, request, new_owner(run), session.reporter(context.log))
+    session.witness.landed = landed
+    books = Books.open(feed, ledger, edges)
+    _remember(session, feed, books, landed)
+    yield from _read_topics(context, feed, edges, landed, books.state)
+    yield from _published(context, books, landed, request.window if context.has_partition_key else None)
+    return books, landed
+
+
+def _remember(session: Session, feed: Feed, books: Books, landed: Landed) -> None:
+    remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
+    remember(session.project, feed.name, first_window=books.state.first_window)
+
+
+def _published(context: Context, books: Books, landed: Landed, own: int | None) -> Events:
+    """The events of what was published and completed, whatever else failed: it is true, and stays so."""
+    batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
+    key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
+    tell = ({*landed.windows} & books.complete) | evidence.untold_windows(context.instance, books, key) | mine
+    for event in evidence.told(books, batches, tell):
+        if own is None or event.partition != show_window(own):
+            yield event
+    for window in sorted(tell - mine):
+        yield _evaluation(key, COMPLETE, window, _window_said(books, landed, window))
 
 
 @contextmanager
@@ -72,37 +131,43 @@ def _canceling(engine: Engine) -> Iterator[None]:
         raise
 
 
-def _published(feed: Feed, edges: Edges, ledger: Ledger, state: State, landed: Landed) -> Events:
-    """One materialization for each published batch; with none, one that says that the data is what it was."""
-    batches = [state.batches[b.batch] for b in landed.batches if b.number is not None]
-    if not batches:
-        version = dg.DataVersion(_last_version(state))
-        yield dg.MaterializeResult(metadata=metadata.nothing_owed(feed.name, edges.lake), data_version=version)
-        return
-    for batch in batches[:-1]:
-        yield evidence.materialization(feed.name, ledger, state, batch, edges.lake)
-    yield dg.MaterializeResult(
-        metadata=metadata.of_batch(feed.name, ledger, state, batches[-1], edges.lake),
-        data_version=dg.DataVersion(evidence.batch_version(state, batches[-1])),
-    )
+Said = dict[str, Any]
+"""What a check says: passed, severity, description, metadata."""
 
 
-def _last_version(state: State) -> str:
-    published = [b for b in state.batches.values() if b.status is BatchStatus.PUBLISHED]
-    last = max(published, key=lambda b: b.published or 0, default=None)
-    return evidence.batch_version(state, last) if last else "empty"
+def _window_said(books: Books, landed: Landed, window: int) -> Said:
+    """Is the window whole?"""
+    whole, failed = books.is_complete(window), _failed(landed)
+    return {
+        "passed": whole,
+        "severity": dg.AssetCheckSeverity.ERROR,
+        "description": "every offset of the window is accounted for" if whole else _said(failed, 0, 0),
+        "metadata": {} if whole else metadata.of_failures(landed),
+    }
 
 
-def _complete(landed: Landed, state: State) -> dg.AssetCheckResult:
+def _account(books: Books, landed: Landed) -> Said:
     """Is everything that was asked for landed, and every account closed up to where it reaches?"""
-    found, failed = metadata.standings(state), _failed(landed)
+    found, failed = metadata.standings(books.state), _failed(landed)
     open_ = [s for s in found if not s.whole]
-    return dg.AssetCheckResult(
-        check_name=COMPLETE,
-        passed=not failed and not open_,
-        severity=dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
-        description=_said(failed, len(open_), len(found)),
-        metadata=metadata.of_standings(found) | metadata.of_failures(landed),
+    return {
+        "passed": not failed and not open_,
+        "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
+        "description": _said(failed, len(open_), len(found)),
+        "metadata": metadata.of_standings(found) | metadata.of_failures(landed),
+    }
+
+
+def _evaluation(key: dg.AssetKey, name: str, window: int | None, said: Said) -> dg.AssetCheckEvaluation:
+    """A check's result of another partition than the step's, or from a step without partition."""
+    partition = None if window is None else show_window(window)
+    return dg.AssetCheckEvaluation(asset_key=key, check_name=name, partition=partition, **said)
+
+
+def _in_part(feed: str, window: int) -> WindowIncomplete:
+    return WindowIncomplete(
+        f"window {show_window(window)} landed in part: the feed's limits end a run before",
+        remedy=f"run it again: sluice run {feed} --window {show_window(window)}; or raise `limits`",
     )
 
 
@@ -119,7 +184,7 @@ def _said(failed: int, open_: int, partitions: int) -> str:
     return f"every offset from origin to frontier is accounted for in all {partitions} partitions"
 
 
-def _read_topics(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
+def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
     """The topics that were just read, as they are now. Seeing them is a comfort: failing to is only logged."""
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
@@ -135,23 +200,79 @@ def _read_topics(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, la
 # -- committed
 
 
-def commit_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeResult[Any]:
-    """Commit the frontier, once the event log holds every batch below it. Raises dagster.Failure, or an interrupt."""
-    session: Session = context.resources.session
+def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
+    """Commit the frontier after a window has landed, wherever it stands; a check tells whether it passed the window.
+
+    Raises dagster.Failure, or an interrupt.
+    """
+    window = parse_window(context.partition_key)
+    books, result = _commit(context, name)
+    said = metadata.of_commit(books.feed.group, result)
+    yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
+    yield dg.AssetCheckResult(check_name=FRONTIER, **_passed(books, window))
+    yield from _also_committed(context, books, result, window)
+
+
+def commit_frontier(context: dg.OpExecutionContext, name: str) -> Events:
+    """Commit the frontier. Raises dagster.Failure, or an interrupt."""
+    books, result = _commit(context, name)
+    yield _committed_event(books, result, None)
+    yield from _also_committed(context, books, result, None)
+    yield dg.Output(None)
+
+
+def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
+    """Commit, once the event log holds every batch below the frontier."""
+    session = _session(context)
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             ledger = open_ledger(feed, edges, context.run.run_id)
-            state = ledger.read()
-            evidence.roll_forward(context.instance, name, ledger, state, edges.lake)
-            evidence.demand(context.instance, name, state)
+            books = Books.open(feed, ledger, edges)
+            evidence.roll_forward(context.instance, books)
+            evidence.demand(context.instance, books)
             settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
             result = commit(ledger, edges.group, settings)
         session.witness.committed = result
-    return dg.MaterializeResult(
-        metadata=metadata.of_commit(feed.group, result),
-        data_version=dg.DataVersion(evidence.reconciled_version(state)),
+    return books, result
+
+
+def _also_committed(context: Context, books: Books, result: CommitResult, own: int | None) -> Events:
+    """The other windows: those landed and not told of here yet, and the check of those that were just passed."""
+    untold = evidence.untold_windows(context.instance, books, committed_key(books.feed.name)) - {own}
+    for window in sorted(untold):
+        yield _committed_event(books, result, window)
+    for window in sorted((untold | _just_passed(books, result)) - {own}):
+        yield _evaluation(committed_key(books.feed.name), FRONTIER, window, _passed(books, window))
+
+
+def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        committed_key(books.feed.name),
+        partition=None if window is None else show_window(window),
+        metadata=metadata.of_commit(books.feed.group, result),
+        tags={evidence.VERSION: books.version},
     )
+
+
+def _just_passed(books: Books, result: CommitResult) -> set[int]:
+    """Complete windows that the committed offsets passed with this commit."""
+    before = {m.key: m.before or 0 for m in result.offsets if m.before != m.after}
+    ends = {w: books.ends(w) for w in (books.complete if before else ())}
+    return {w for w, end in ends.items() if any(before[k] < (end.get(k) or 0) <= books.frontiers[k] for k in before)}
+
+
+def _passed(books: Books, window: int) -> Said:
+    """Has the frontier, which is what is committed, passed the window?"""
+    held = metadata.behind(books, window)
+    return {
+        "passed": not held,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"{len(held)} partitions are committed only up to an earlier window, which is owed"
+        if held
+        else "the committed offsets have passed this window in all partitions",
+        "metadata": metadata.of_behind(held),
+    }
 
 
 # -- topics
@@ -162,7 +283,7 @@ def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping
 
     Raises dagster.Failure for topics that are not there, after showing the others.
     """
-    session: Session = context.resources.session
+    session = _session(context)
     topics = {t: feeds for t, feeds in readers.items() if topic_key(t) in context.selected_asset_keys}
     with session.step(context):
         seen, lags = _survey(session, owner, topics)

@@ -47,7 +47,9 @@ def test_twenty_feeds_load_without_a_socket(tmp_path: Path, monkeypatch: pytest.
     dg.Definitions.validate_loadable(defs)
     assert len(keys(defs)) == 20 * 3 + 1
     assert {"feed0/landed", "feed0/committed", "kafka/topic-0.v1", "kafka/shared"} <= keys(defs)
-    assert len(defs.resolve_all_job_defs()) > 20
+    assert {f"{job}_feed{i}" for i in range(20) for job in ("land", "catch_up")} <= {
+        j.name for j in defs.resolve_all_job_defs()
+    }
 
 
 def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
@@ -58,16 +60,19 @@ def test_lineage_goes_from_topic_to_committed_offsets(tmp_path: Path) -> None:
     assert graph.get(dg.AssetKey(["kafka", "orders"])).is_observable
 
 
-def test_the_job_runs_in_one_process_and_its_schedule_is_off(tmp_path: Path) -> None:
+def test_jobs_run_in_one_process_and_the_schedule_is_off(tmp_path: Path) -> None:
     defs = build(project(tmp_path, orders=FEED))
-    assert defs.resolve_job_def("land_orders").executor_def is dg.in_process_executor
-    schedule = defs.resolve_schedule_def("land_orders_hourly")
+    for job in ("land_orders", "catch_up_orders"):
+        assert defs.resolve_job_def(job).executor_def is dg.in_process_executor
+    schedule = defs.resolve_schedule_def("land_orders_windows")
     assert schedule.default_status == dg.DefaultScheduleStatus.STOPPED
     assert schedule.job_name == "land_orders"
 
 
 def test_a_broken_feed_shows_and_the_others_load(tmp_path: Path) -> None:
-    defs = build(project(tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("earliest", "sometimes")))
+    defs = build(
+        project(tmp_path, orders=FEED, clicks="topics: [\n", refunds=FEED.replace("2024-05-01T00:00:00Z", "sometimes"))
+    )
     assert {"orders/landed", "clicks/landed", "refunds/landed"} <= keys(defs)
     assert "clicks.yaml" in described(defs, "clicks/landed")
     assert "start" in described(defs, "refunds/landed")
@@ -103,10 +108,12 @@ def test_patterns_show_the_topics_seen_last(tmp_path: Path) -> None:
     assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(made))
 
 
-@pytest.mark.parametrize("text", ["", "[", '{"a": 1}', '["../../x", 3, "ok"]', "[" * 100_000])
-def test_a_damaged_memory_of_topics_is_as_good_as_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "[", '["orders"]', '{"topics": ["../../x", 3, "ok"], "first_window": 3}', "[" * 100_000]
+)
+def test_a_damaged_memory_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['.*']}"))
-    path = made.state / "topics" / "orders.json"
+    path = made.state / "seen" / "orders.json"
     path.parent.mkdir(parents=True)
     path.write_text(text)
     assert keys(build(made)) - {"kafka/ok"} == {"orders/landed", "orders/committed"}

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import dagster as dg
 import numpy as np
 import pyarrow as pa
 
@@ -179,3 +181,43 @@ class World:
 
     def state(self) -> State:
         return self.ledger().read()
+
+
+# -- what Dagster holds
+
+
+def stored(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dict[str, Any]]:
+    """The metadata of the asset's materializations without partition, oldest first."""
+    return [_values(m.metadata) for m in _materializations(instance, key) if m.partition is None]
+
+
+def windows(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, dict[str, Any]]:
+    """The newest metadata of each materialized partition."""
+    return {m.partition: _values(m.metadata) for m in _materializations(instance, key) if m.partition is not None}
+
+
+def versions(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str | None) -> list[str]:
+    """The data versions that a partition had, oldest first."""
+    found = [m for m in _materializations(instance, key) if m.partition == partition]
+    return [(m.tags or {})["dagster/data_version"] for m in found]
+
+
+def _materializations(instance: dg.DagsterInstance, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
+    records = instance.fetch_materializations(key, limit=1000, ascending=True).records
+    return [r.asset_materialization for r in records if r.asset_materialization]
+
+
+def _values(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.value for k, v in metadata.items()}
+
+
+def checks(instance: dg.DagsterInstance, run: str, name: str) -> dict[str | None, dg.AssetCheckEvaluation]:
+    """What a run said of a check, by partition."""
+    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
+    events = [r.event_log_entry.dagster_event for r in found]
+    said = [e.asset_check_evaluation_data for e in events if e]
+    return {e.partition: e for e in said if e.check_name == name}
+
+
+def cells(table: Any) -> list[dict[str, Any]]:
+    return [dict(r.data) for r in table.records]

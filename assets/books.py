@@ -1,0 +1,149 @@
+"""A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
+
+Nothing here knows Dagster. Publish entries are read once, however many windows one of them tells of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from sluice.pipelines import windows
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.errors import LedgerCorrupt
+from sluice.pipelines.feed import Feed, WindowSettings
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.values import Key, Receipt
+
+
+@dataclass(frozen=True)
+class Books:
+    """One feed: its ledger folded up to `state`, at the time `now` (ms), and the lake that its parts are in."""
+
+    feed: Feed
+    ledger: Ledger
+    lake: Lake
+    clock: Clock
+    state: State
+    now: int
+    _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
+        return cls(feed, ledger, edges.lake, edges.clock, ledger.read(), edges.clock())
+
+    def read(self) -> Books:
+        """The same as of now."""
+        return replace(self, state=self.ledger.read(), now=self.clock())
+
+    @cached_property
+    def complete(self) -> frozenset[int]:
+        """The closed windows (their starts, ms) of which nothing is owed any more, quiet ones included."""
+        every = closed(self.state, self.feed.window, self.now)
+        return frozenset(every) - frozenset(owed(self.state, self.feed.window, self.now))
+
+    def is_complete(self, window: int) -> bool:
+        return windows.complete(self.state, window, self.feed.window)
+
+    @cached_property
+    def frontiers(self) -> Mapping[Key, int]:
+        """The end of the contiguous accounted prefix of each current partition."""
+        return {k: self.state.frontier(k) for k in sorted(self.state.current.values()) if k in self.state.origins}
+
+    def ends(self, window: int) -> Mapping[Key, int | None]:
+        """Where a window ends in each current partition; None while that is not resolved."""
+        ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}
+        return {k: r.end if r else None for k, r in ranges.items()}
+
+    def entry(self, batch: Batch) -> PublishEntry:
+        """What a published batch published."""
+        return self._read(-1 if batch.published is None else batch.published).entry
+
+    def batches_in(self, window: int) -> tuple[Batch, ...]:
+        """The batches that published in a window, in that order."""
+        return tuple(self._published[n] for n in self._numbers(window))
+
+    def receipts_in(self, window: int) -> list[Receipt]:
+        """Receipts of the slices that lie in a window, in log order."""
+        inside = self._inside(window)
+        by_window = (self._read(n).receipts for n in self._numbers(window))
+        found = [r for held in by_window for w, receipts in held.items() if w in inside for r in receipts]
+        return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
+
+    def windows_of(self, batch: Batch) -> set[int | None]:
+        """The windows that a batch published in; None: outside windows."""
+        return set(self._read(-1 if batch.published is None else batch.published).receipts)
+
+    def batch_version(self, batch: Batch) -> str:
+        return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
+
+    def window_version(self, window: int) -> str:
+        """A complete window's data version: another batch in it changes it, a rerun with nothing owed does not."""
+        batches = self.batches_in(window)
+        return self.batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
+
+    @property
+    def version(self) -> str:
+        """The ledger, up to its newest entry."""
+        return f"{self.state.ledger_id}/{self.state.number - 1}"
+
+    def _inside(self, window: int) -> range:
+        return range(window, window + self.feed.window.length)  # windows may have been shorter once
+
+    def _numbers(self, window: int) -> list[int]:
+        inside, by_window = self._inside(window), self.state.published_in
+        return sorted({n for w, published in by_window.items() if w is not None and w in inside for n in published})
+
+    @cached_property
+    def _published(self) -> Mapping[int, Batch]:
+        return {b.published: b for b in self.state.batches.values() if b.published is not None}
+
+    def _read(self, number: int) -> _Entry:
+        if number not in self._entries:
+            entry = self.ledger.entry(number)
+            if not isinstance(entry, PublishEntry):
+                raise LedgerCorrupt(f"entry {number} of feed {self.feed.name} is no publish entry")
+            self._entries[number] = _Entry(entry, _by_window(entry.receipts))
+        return self._entries[number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A publish entry, and its receipts by window."""
+
+    entry: PublishEntry
+    receipts: Mapping[int | None, Sequence[Receipt]]
+
+
+def _by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Receipt]]:
+    out: dict[int | None, list[Receipt]] = {}
+    for r in receipts:
+        out.setdefault(r.slice.window, []).append(r)
+    return out
+
+
+def closed(state: State, window: WindowSettings, now: int) -> range:
+    """Every window (its start, ms) from the feed's first to the newest that is closed; without ledger, the newest."""
+    last = window.last_boundary(now)
+    first = last - window.length if state.first_window is None else window.start_of(state.first_window)
+    return range(first, last, window.length)
+
+
+def owed(state: State, window: WindowSettings, now: int) -> list[int]:
+    """The closed windows of which something is owed, or a boundary not resolved, oldest first."""
+    every = closed(state, window, now)
+    keys = [k for k in state.current.values() if k in state.origins]
+    due = {w for key in keys for w in _owed(state, key, window, every)}
+    return [w for w in every if w in due or not keys]
+
+
+def _owed(state: State, key: Key, window: WindowSettings, every: range) -> Iterator[int]:
+    pinned = state.boundaries.get(key) or ((every.start, 0),)
+    (time, end), origin = pinned[-1], state.origins[key].offset
+    yield from range(max(window.start_of(time), every.start), every.stop, window.length)
+    for gap in subtract(Range(origin, max(origin, end)), state.accounted(key)):
+        yield from (window.start_of(p.window) for p in windows.pieces(state, key, gap) if p.window is not None)

@@ -1,0 +1,63 @@
+"""What runs saw last of a feed, so that definitions load without asking Kafka: `.sluice/seen/<feed>.json`.
+
+A comfort, never evidence: a file that is missing or damaged is as good as none, and the next run writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.topics import is_topic_name
+from sluice.pipelines.units import parse_window, show_window
+from sluice.resources.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The topics that the feed's patterns matched, and the start (ms) of its first window."""
+
+    topics: tuple[str, ...] = ()
+    first_window: int | None = None
+
+
+def recall(project: Project, feed: str) -> Seen:
+    """What was seen last."""
+    try:
+        said = json.loads(_path(project, feed).read_text())
+    except (OSError, ValueError, RecursionError):
+        return Seen()
+    return Seen(_topics(said.get("topics")), _window(said.get("first_window"))) if isinstance(said, dict) else Seen()
+
+
+def remember(project: Project, feed: str, **news: Any) -> None:
+    """Keep fields of `Seen` for the next time definitions load."""
+    before = recall(project, feed)
+    after = replace(before, **news)
+    if after == before:
+        return
+    path = _path(project, feed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    first = None if after.first_window is None else show_window(after.first_window)
+    fresh.write_text(json.dumps({"topics": after.topics, "first_window": first}))
+    fresh.replace(path)
+
+
+def _path(project: Project, feed: str) -> Path:
+    return project.state / "seen" / f"{feed}.json"
+
+
+def _topics(said: object) -> tuple[str, ...]:
+    names = said if isinstance(said, list) else []
+    return tuple(n for n in names if isinstance(n, str) and is_topic_name(n))
+
+
+def _window(said: object) -> int | None:
+    try:
+        return parse_window(said)
+    except ValueError:
+        return None

@@ -1,0 +1,100 @@
+"""Which windows the schedule asks for: closed, owed, oldest first, a few at a time.
+
+It reads the feed's ledger from the lake, one checkpoint and what came since, and never talks to Kafka. A window that
+is queued or at work is left alone; one that failed three times, for reasons that trying again does not mend, waits for
+somebody to look: a run by hand that succeeds clears it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import dagster as dg
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+
+from sluice.assets.books import owed
+from sluice.assets.evidence import landed_key
+from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
+from sluice.assets.windows import closing_cron
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.units import show_window
+
+AT_ONCE = 6
+"""Windows that one tick asks for at most."""
+
+ATTEMPTS = 3
+"""Runs of one window that the schedule asks for at most."""
+
+_PARTITION = "dagster/partition"
+_CHUNK = 100  # windows whose runs are looked up at once
+_UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in FINISHED_STATUSES]
+
+
+def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition) -> dg.ScheduleDefinition:
+    """Asks `job` for the feed's owed windows whenever one has closed. Off until somebody switches it on."""
+
+    @dg.schedule(
+        name=f"{job}_windows",
+        job_name=job,
+        cron_schedule=closing_cron(feed.window),
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        required_resource_keys={"session"},
+        description=f"Lands the closed windows of {feed.name} that are owed, oldest first, {AT_ONCE} at a time.",
+    )
+    def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+        session: Session = context.resources.session
+        keys = [w for w in _owed(session, feed.name) if windows.has_partition_key(w)]
+        asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
+        return [dg.RunRequest(partition_key=key) for key in asked] or _nothing(feed.name, keys)
+
+    return windows_owed
+
+
+def _owed(session: Session, name: str) -> list[str]:
+    """The keys of the windows owed, by the ledger alone."""
+    feed = session.feed(name)
+    with session.open_edges(feed) as edges:
+        state = Ledger(edges.lake, name, edges.clock).read()
+        return [show_window(w) for w in owed(state, feed.window, edges.clock())]
+
+
+def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]) -> Iterator[str]:
+    """Those of the windows that nobody is at, and that have not failed too often."""
+    for at in range(0, len(keys), _CHUNK):
+        chunk = keys[at : at + _CHUNK]
+        busy, failed = _busy(instance, feed, chunk), _failed(instance, job, chunk)
+        yield from (k for k in chunk if k not in busy and failed[k] < ATTEMPTS)
+
+
+def _busy(instance: dg.DagsterInstance, feed: str, keys: Sequence[str]) -> set[str]:
+    """Windows with a run under way or queued, by whatever job or backfill."""
+    runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={_PARTITION: keys}))
+    return {r.tags[_PARTITION] for r in runs if landed_key(feed) in (r.asset_selection or ()) or _is_of(r, feed)}
+
+
+def _is_of(run: dg.DagsterRun, feed: str) -> bool:
+    return run.tags.get(FEED_TAG) == feed
+
+
+def _failed(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:
+    """How often each window failed since it last succeeded; what trying again may mend does not count."""
+    failed: Counter[str] = Counter()
+    succeeded: set[str] = set()
+    for run in instance.get_runs(dg.RunsFilter(job_name=job, tags={_PARTITION: keys})):  # newest first
+        key = run.tags[_PARTITION]
+        if run.status is dg.DagsterRunStatus.SUCCESS:
+            succeeded.add(key)
+        elif run.is_finished and key not in succeeded and AGAIN_TAG not in run.tags:
+            failed[key] += 1
+    return failed
+
+
+def _nothing(feed: str, keys: Sequence[str]) -> dg.SkipReason:
+    if not keys:
+        return dg.SkipReason(f"no closed window of {feed} is owed")
+    shown = ", ".join(keys[:AT_ONCE]) + (f" … {len(keys) - AT_ONCE} more" if len(keys) > AT_ONCE else "")
+    return dg.SkipReason(f"{len(keys)} windows are owed, all under way or failed {ATTEMPTS} times: {shown}")

@@ -1,0 +1,62 @@
+"""A feed's windows as Dagster's partitions: `2026-11-20T14:00` is the key of the window that begins then, in UTC.
+
+Without asking Kafka. Partitions begin with the feed's first window once a run has seen it, before that where the
+feed's `start` points; they end with the newest window that is over. Feeds of different windows stand side by side.
+"""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+
+from sluice.assets.memory import Seen
+from sluice.pipelines.feed import Feed, StartKind, WindowSettings
+from sluice.pipelines.units import show_window
+
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+KEY_FORMAT = "%Y-%m-%dT%H:%M"
+
+REACH = 7 * DAY
+"""How far back partitions reach where nothing says better: as long as Kafka keeps records by default."""
+
+
+def now() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def partitions_of(feed: Feed, seen: Seen, now: int) -> dg.TimeWindowPartitionsDefinition:
+    """The feed's windows. `now` (ms) counts only as long as no run has seen the first window."""
+    first = feed.window.start_of(_first(feed, now) if seen.first_window is None else seen.first_window)
+    return dg.TimeWindowPartitionsDefinition(
+        start=show_window(first), fmt=KEY_FORMAT, cron_schedule=cron(feed.window.length), timezone="UTC"
+    )
+
+
+def _first(feed: Feed, now: int) -> int:
+    """The earliest time that may be asked for; by the day, so that it does not move with every load."""
+    match feed.start.kind:
+        case StartKind.TIME:
+            return feed.start.ms
+        case StartKind.LOOK_BACK:
+            begin = feed.start.resolve(now)
+        case StartKind.LATEST:
+            begin = now
+        case _:
+            begin = now - REACH
+    return begin - begin % DAY
+
+
+def cron(length: int) -> str:
+    """When windows of that length (ms) begin, in UTC."""
+    if length < HOUR:
+        return f"*/{length // MINUTE} * * * *"
+    return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(length, f"0 */{length // HOUR} * * *")
+
+
+def closing_cron(window: WindowSettings) -> str:
+    """When windows have closed; once an hour for longer ones, so that what failed is not left for a day."""
+    every = min(window.length, HOUR) // MINUTE
+    first = -(-window.settle // MINUTE) % every
+    return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"

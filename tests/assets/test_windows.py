@@ -1,0 +1,197 @@
+"""Windows in Dagster: a partition is green once its window is whole, however it came to be, and never before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from sluice.assets import evidence
+from sluice.assets.definitions import build
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
+from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
+from tests.assets.world import (
+    CATCH_UP,
+    FEED,
+    P0,
+    P1,
+    World,
+    cells,
+    checks,
+    hour,
+    in_hour,
+    stored,
+    versions,
+    windows,
+)
+
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+DAY = "2024-05-01T"
+
+
+def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterInstance) -> None:
+    outcome = world.run(in_hour(0))
+
+    run = instance.get_run_by_id(outcome.run_id)
+    assert run is not None
+    assert (run.job_name, run.tags["dagster/partition"]) == ("land_orders", f"{DAY}00:00")
+    said = windows(instance, LANDED)
+    assert sorted(said) == [f"{DAY}00:00", f"{DAY}04:00"], "the quiet hour is told of too"
+    first = said[f"{DAY}00:00"]
+    assert (first["dagster/partition_row_count"], first["rows"], first["files"]) == (50, 50, 2)
+    assert first["dagster/uri"] == "memory://data/orders/date=2024-05-01/hour=00"
+    assert cells(first["boundaries"])[0] == {
+        "partition": "orders:0", "start": 0, "end": 25, "landed": 25, "quarantined": 0, "invisible": 0, "files": 1,
+    }  # fmt: skip
+    assert said[f"{DAY}04:00"]["rows"] == 0
+    assert stored(instance, LANDED) == [], "the window says all that the batch landed"
+    assert checks(instance, outcome.run_id, COMPLETE)[f"{DAY}00:00"].passed
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
+    assert checks(instance, outcome.run_id, FRONTIER)[f"{DAY}00:00"].passed
+    evidence.demand(instance, world.books())
+
+
+def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
+    late = world.run(in_hour(1))
+    held = checks(instance, late.run_id, FRONTIER)[f"{DAY}01:00"]
+    assert late.exit_code == 0
+    assert (held.passed, held.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert cells(held.metadata["behind"].value)[0] == {
+        "partition": "orders:0",
+        "frontier": 0,
+        "end of the window": "50",
+        "held by": "window 2024-05-01T00:00, owed from offset 0 on",
+    }
+    assert f"{DAY}01:00" in windows(instance, COMMITTED), "committed is told of all the same"
+    assert not checks(instance, late.run_id, ACCOUNT)[None].passed
+
+    early = world.run(in_hour(0))
+    passed = checks(instance, early.run_id, FRONTIER)
+    assert {w: e.passed for w, e in passed.items()} == {f"{DAY}00:00": True, f"{DAY}01:00": True}
+    assert world.group.offsets[P0].offset == 50
+
+
+def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
+    world.grow(0, 110)  # it is six, and hour 5 has not settled: what comes now may still be of it
+    outcome = world.run()
+
+    every = [f"{DAY}0{h}:00" for h in range(5)]
+    assert outcome.landed is not None
+    assert list(windows(instance, LANDED)) == list(windows(instance, COMMITTED)) == every
+    assert [w["rows"] for w in windows(instance, LANDED).values()] == [50, 50, 50, 50, 0]
+    (batch,) = stored(instance, LANDED)
+    assert batch["rows"] == 210
+    assert {w: e.passed for w, e in checks(instance, outcome.run_id, COMPLETE).items()} == dict.fromkeys(every, True)
+
+    world.at(8)
+    world.run(in_hour(5))
+    assert windows(instance, LANDED)[f"{DAY}05:00"]["rows"] == 10, "landed before, whole now"
+
+
+def test_a_whole_window_again_says_the_same(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(0))
+    before = windows(instance, LANDED)[f"{DAY}00:00"]
+    again = world.run(in_hour(0))
+    assert again.exit_code == 0
+    assert windows(instance, LANDED)[f"{DAY}00:00"] == before
+    first, second = versions(instance, LANDED, f"{DAY}00:00")
+    assert first == second
+
+
+def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstance) -> None:
+    world.engine.failing = {P1}
+    outcome = world.run(in_hour(0))
+
+    assert isinstance(outcome.error, BatchIncomplete)
+    assert f"{DAY}00:00" not in windows(instance, LANDED)
+    assert [s["rows"] for s in stored(instance, LANDED)] == [25], "what is published is told, without partition"
+    check = checks(instance, outcome.run_id, COMPLETE)[f"{DAY}00:00"]
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
+    assert windows(instance, COMMITTED) == {}
+
+    world.engine.failing = set()
+    world.run(in_hour(0))
+    assert windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50, "both batches of it"
+    assert world.group.offsets[P1].offset == 25
+
+
+def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.DagsterInstance) -> None:
+    world.cluster.hold(P0, 10)
+    outcome = world.run(in_hour(0))
+    assert isinstance(outcome.error, WindowHeld)
+    assert f"{DAY}00:00" not in windows(instance, LANDED)
+    assert stored(instance, LANDED)[0]["rows"] == 25, "the other partition landed"
+
+
+def test_a_run_that_its_limits_end_leaves_the_window_partial(root: Path) -> None:
+    world = World(root, {"orders": FEED + "limits: {records: 20}\n"})
+    errors = [world.run(in_hour(0)).error for _ in range(3)]
+    assert [type(e) for e in errors] == [WindowIncomplete, WindowIncomplete, type(None)]
+
+
+def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance) -> None:
+    assert world.run(in_hour(0, only=(P1,))).exit_code == 0
+    assert f"{DAY}00:00" not in windows(instance, LANDED)
+    assert world.run(in_hour(0, only=(P0,))).exit_code == 0
+    assert windows(instance, LANDED)[f"{DAY}00:00"]["rows"] == 50
+
+
+@pytest.mark.parametrize(
+    ("window", "said"),
+    [(hour(7), "not closed yet"), (hour(0) + 60_000, "no start of a window"), (hour(-1), "before the feed's first")],
+)
+def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, said: str) -> None:
+    world.land_unrecorded(in_hour(0))
+    outcome = world.run(in_hour(0).__class__(in_hour(0).kind, window=window))
+    assert isinstance(outcome.error, UsageError)
+    assert said in outcome.error.message
+
+
+def test_windows_that_a_dead_run_completed_are_told_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+    world.land_unrecorded()
+    world.run(in_hour(2))
+    said = windows(instance, LANDED)
+    assert [w["rows"] for w in said.values()] == [50, 50, 50, 50, 0]
+    assert said[f"{DAY}00:00"]["run"] == "dead-run"
+    assert len(stored(instance, LANDED)) == 1
+    assert world.group.offsets[P0].offset == 100
+
+
+# -- what the code location shows
+
+
+def test_partitions_begin_where_the_feed_did(root: Path) -> None:
+    world = World(root, {"orders": FEED.replace("2024-05-01T00:00:00Z", "earliest"), "daily": FEED + "window: 1d\n"})
+
+    def first(feed: str) -> str:
+        partitions = build(world.project).resolve_assets_def(landed_key(feed)).partitions_def
+        assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
+        return partitions.get_first_partition_key() or ""
+
+    assert first("orders") > "2025"
+    assert first("daily") == f"{DAY}00:00"
+    world.cluster.stamps[P0] = [s + 3_600_000 for s in world.cluster.stamps[P0]]
+    world.cluster.stamps[P1] = [s + 3_600_000 for s in world.cluster.stamps[P1]]
+    world.run(CATCH_UP)
+    assert first("orders") == f"{DAY}01:00", "the first window that holds anything"
+
+
+@pytest.mark.parametrize(
+    ("length", "cron", "closing", "keys"),
+    [
+        ("15m", "*/15 * * * *", "10-59/15 * * * *", ["00:00", "00:15"]),
+        ("1h", "0 * * * *", "10 * * * *", ["00:00", "01:00"]),
+        ("6h", "0 */6 * * *", "10 * * * *", ["00:00", "06:00"]),
+    ],
+)
+def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: str, keys: list[str]) -> None:
+    world = World(tmp_path, {"orders": FEED + f"window: {length}\n"})
+    defs = build(world.project)
+    partitions = defs.resolve_assets_def(LANDED).partitions_def
+    assert isinstance(partitions, dg.TimeWindowPartitionsDefinition)
+    assert partitions.cron_schedule == cron
+    assert partitions.get_partition_keys()[:2] == [DAY + k for k in keys]
+    assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == closing
