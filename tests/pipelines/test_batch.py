@@ -1,0 +1,230 @@
+"""The stages together, over logs in memory: whatever is produced and fails, in whatever order it is asked for, windows
+tile and the account closes (invariants 1 to 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines import manifest, windows
+from sluice.pipelines.audit import audit
+from sluice.pipelines.batch import Edges, Landed, land
+from sluice.pipelines.feed import Feed, LandingSettings, load_feed
+from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.task import Assignment, Tools, run_task
+from sluice.pipelines.values import (
+    AskedRange,
+    Isolation,
+    Key,
+    OffsetAtTime,
+    Outcome,
+    PartitionState,
+    Request,
+    RequestKind,
+    Slice,
+    SliceFailure,
+    TopicPartition,
+)
+from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
+from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
+from tests.pipelines.log_fetcher import LogFetcher
+
+HOUR = 3_600_000
+START = 400_000 * HOUR
+PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+
+
+@dataclass
+class Topic(FakeCluster):
+    """Two partitions of batches; what a transaction has open lies above the stable end."""
+
+    batches: dict[TopicPartition, list[Batch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
+    open_at: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def log(self, tp: TopicPartition) -> Log:
+        return log(*self.batches[tp])
+
+    def write(self, tp: TopicPartition, stamps: Sequence[int], transactional: bool) -> None:
+        if transactional:
+            self.open_at.setdefault(tp, self.log(tp).end)
+        records = tuple(Record(b"k", b"v%d" % i, time) for i, time in enumerate(stamps))
+        self.batches[tp].append(Batch(records, producer=7 if transactional else -1, transactional=transactional))
+
+    def end_transaction(self, tp: TopicPartition, marker: int) -> None:
+        if self.open_at.pop(tp, None) is not None:
+            self.batches[tp].append(Batch(producer=7, marker=marker))
+
+    def topics(self) -> Mapping[str, str]:
+        return {"orders": "id-1"}
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        return tuple(self._state(tp) for tp in PARTITIONS)
+
+    def _state(self, tp: TopicPartition) -> PartitionState:
+        end = self.log(tp).end
+        stable = self.open_at.get(tp, end)
+        return partition(tp.topic, tp.partition, stable_end=stable, high_watermark=end)
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        return {tp: self._first(tp, time) for tp, time in times.items()}
+
+    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        stamped = ((o, r.time) for b in self.log(tp).batches for o, r in zip(b.offsets, b.batch.records, strict=True))
+        return next((OffsetAtTime(o, t) for o, t in stamped if t >= time), None)
+
+
+@dataclass
+class Tasks:
+    """Runs tasks by the code that executors run, over the logs; drops the outcomes of some slices."""
+
+    topic: Topic
+    lake: MemoryLake
+    landing: LandingSettings
+    drops: frozenset[int] = frozenset()
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        tools = Tools(LogFetcher({tp: self.topic.log(tp) for tp in PARTITIONS}), self.lake, RawFormat())  # type: ignore[arg-type]
+        plan, limits = job.plan, FetchLimits()
+        work = Assignment(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, self.landing, limits, 512 << 20)
+        done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
+        return [SliceFailure(o.slice, "Failed", "made to") if i in self.drops else o for i, o in enumerate(done)]
+
+    def cancel(self) -> None: ...
+
+
+class World:
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
+
+    def land(self, request: Request, drops: frozenset[int] = frozenset()) -> Landed:
+        self.runs += 1
+        tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
+        edges = Edges(self.topic, FakeGroup(), self.lake, tasks, FakeLiveness(), lambda: self.now, None)  # type: ignore[arg-type]
+        return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.lake, "orders", lambda: self.now, "test", self.topic.id)  # type: ignore[arg-type]
+
+    def windows(self, owed: bool = False) -> list[int]:
+        state = self.ledger.read()
+        found = windows.listed(state, self.feed.window)
+        return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
+
+    def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
+        tables = [pq.read_table(self.lake.open(p), columns=["partition", "offset"]).to_pydict() for p in paths]
+        return [spot for t in tables for spot in zip(t["partition"], t["offset"], strict=True)]
+
+
+stamps = st.lists(
+    st.one_of(st.integers(-2 * HOUR, 0), st.sampled_from([0, 10 * 365 * 24 * HOUR, -START, -START - 1])), max_size=6
+)
+steps = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(PARTITIONS), stamps.filter(bool), st.booleans()),
+    st.tuples(st.just("end"), st.sampled_from(PARTITIONS), st.sampled_from([ABORT, COMMIT])),
+    st.tuples(st.just("pass"), st.sampled_from([60_000, HOUR, 5 * HOUR])),
+    st.tuples(st.just("catch up"), st.frozensets(st.integers(0, 4), max_size=2)),
+    st.tuples(st.just("window"), st.integers(0, 9), st.frozensets(st.integers(0, 4), max_size=1)),
+    st.tuples(st.just("offsets"), st.sampled_from(PARTITIONS), st.integers(0, 10), st.integers(1, 10)),
+)
+
+
+def act(world: World, step: tuple[Any, ...]) -> None:
+    match step:
+        case "write", tp, ages, transactional:
+            world.topic.write(tp, [max(world.now + age, -1) for age in ages], transactional)
+        case "end", tp, marker:
+            world.topic.end_transaction(tp, marker)
+        case "pass", time:
+            world.now += time
+        case "catch up", drops:
+            world.land(Request(RequestKind.CATCH_UP), drops)
+        case "window", back, drops:
+            if known := world.windows():
+                world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
+        case "offsets", tp, start, span:
+            (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
+            if start + span <= state.stable_end:
+                asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
+                world.land(Request(RequestKind.OFFSETS, ranges=asked))
+
+
+@pytest.fixture(scope="module", params=["window", "record_time"])
+def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    path: Path = tmp_path_factory.mktemp("feeds") / "orders.yaml"
+    path.write_text(
+        f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlanding: {{layout: {request.param}}}\n"
+    )
+    return load_feed(path, {})
+
+
+@settings(max_examples=30, deadline=None)
+@given(script=st.lists(steps, min_size=3, max_size=14), order=st.randoms())
+def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
+    world = World(feed)
+    for step in script:
+        act(world, step)
+    for tp in PARTITIONS:
+        world.topic.end_transaction(tp, COMMIT)
+    world.now += 2 * HOUR
+    world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins what has passed, lands nothing
+    owed = world.windows(owed=True)
+    order.shuffle(owed)
+    for window in owed:
+        world.land(Request(RequestKind.WINDOW, window=window)).check()
+    assert world.windows(owed=True) == []
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def check(world: World) -> None:
+    ledger, state = world.ledger, world.ledger.read()
+    assert audit(ledger, world.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    landed = world.rows(world.lake.list("data/orders"))
+    visible = [(tp.partition, r["offset"]) for tp in PARTITIONS for r in _visible(world, tp)]
+    assert sorted(landed) == sorted(visible), "each record that can be seen, once"
+    for key in state.origins:
+        _check_tiling(world, key)
+    for window in world.windows():
+        files = manifest.files(ledger, "orders", window, world.feed.window)
+        assert files.complete
+        spans = {k.partition: windows.range_of(state, k, window, world.feed.window) for k in state.origins}
+        inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
+        assert sorted(world.rows(p.path for p in files.parts)) == sorted(inside)
+
+
+def _visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:
+    source = world.topic.log(tp)
+    return source.visible(0, source.end)
+
+
+def _check_tiling(world: World, key: Key) -> None:
+    state, at = world.ledger.read(), world.ledger.read().origins[key].offset
+    for window in world.windows():
+        found = windows.range_of(state, key, window, world.feed.window)
+        assert found is not None
+        assert (found.start, found.end >= at) == (at, True)
+        at = found.end
+
+
+def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + HOUR, START + HOUR + 5, START + 2 * HOUR], False)
+    world.now = START + 3 * HOUR
+    (batch,) = world.land(Request(RequestKind.CATCH_UP)).batches
+    cut = [(s.start, s.end, s.window) for s in batch.plan.slices]
+    assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
+    assert all(
+        isinstance(s, Slice) and s.by_time == (HOUR if feed.landing.layout == "record_time" else 0)
+        for s in batch.plan.slices
+    )
