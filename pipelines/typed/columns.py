@@ -178,7 +178,7 @@ class Times(Numbers):
     def __init__(self, node: Node, items: int) -> None:
         super().__init__(node, items)
         self._digits = _DIGITS.get(node.type.unit, -1)
-        self._scratch = np.empty(fill.MOST_TIME_TEXT, np.uint8)
+        self._scratch = np.empty(fill.TIME_SCRATCH, np.uint8)
 
     def _fill(self, values: Array, spans: Array) -> Faults:
         items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)

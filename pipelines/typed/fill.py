@@ -39,7 +39,9 @@ SLOTS = 3
 
 OUT_OF_RANGE, INEXACT, NO_TIME, NO_BASE64 = 30, 31, 32, 33
 MOST_TIME_TEXT = 64
-"""Bytes of a time with escapes in it that are still looked at."""
+"""Bytes of a longest text that may be a time."""
+TIME_SCRATCH = 6 * MOST_TIME_TEXT
+"""What it takes with each character escaped."""
 
 _FAR = 1 << 40
 _U64 = types.uint64
@@ -585,6 +587,8 @@ def _instant(buf: Array, at: int, end: int, digits: int) -> tuple[int, int, int]
 
 @inner
 def _time(buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
+    if end - at > MOST_TIME_TEXT:
+        return int64(0), int64(NO_TIME)
     if digits < 0:
         day = _day(buf, at) if end - at == 10 else int64(FIRST_DAY - 1)
         return day, int64(NO_TIME) if day < FIRST_DAY else int64(0)
@@ -610,7 +614,7 @@ def times(
     scratch: Array,
     digits: int,
 ) -> None:
-    """ISO 8601 texts → units of 10^−digits seconds since the epoch; digits −1: days. `scratch`: MOST_TIME_TEXT bytes.
+    """ISO 8601 texts → units of 10^−digits seconds since the epoch; digits −1: days. `scratch`: TIME_SCRATCH bytes.
 
     Digits of the fraction beyond the unit are cut off.
     """
@@ -624,7 +628,7 @@ def times(
             continue
         start, end = _start(span), _start(span) + _size(span)
         if kind == ODD:
-            if end - start > MOST_TIME_TEXT:
+            if end - start > TIME_SCRATCH:
                 code = int64(NO_TIME)
                 found = int64(0)
             else:
