@@ -27,6 +27,7 @@ from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liv
 from sluice.pipelines.positions import Committed, Refusal
 from sluice.pipelines.proof import prove
 from sluice.pipelines.publish import check_owner, publish, roll_forward
+from sluice.pipelines.quarantine import check_quarantine
 from sluice.pipelines.ranges import subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
@@ -354,6 +355,7 @@ def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Ow
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
+    check_quarantine(receipts, feed.policies, edges.lake)
     if not receipts or (failures and feed.publish is PublishPolicy.ALL_OR_NOTHING):
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
     report(Progress("publish", plan.span, plan.span))

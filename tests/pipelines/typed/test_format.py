@@ -136,8 +136,9 @@ from sluice.pipelines.typed.schema import parse_schema
 from sluice.pipelines.values import Slice
 texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
 numbers = fixed(pa.int64(), np.arange(3))
-columns = [texts, texts, numbers, numbers.cast(SCHEMA.field("timestamp").type), fixed(pa.int32(), np.zeros(3, np.int32))]
-chunk = pa.RecordBatch.from_arrays([*columns, pa.nulls(3, SCHEMA.field("headers").type)], schema=SCHEMA)
+times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed(pa.int32(), np.zeros(3, np.int32))
+columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
+chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
 (piece,) = form.convert(Slice("t", 0, "i", 0, 3), chunk)
 assert piece.landed.num_rows == 1 and piece.quarantined.num_rows == 2
