@@ -186,14 +186,11 @@ def view(ran: Ran) -> list[RenderableType]:
 
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
-    """Two lines at most: how the window stands, and what this run landed of it."""
+    """How the window stands, and what this run landed of it."""
     counts, files, volume = _totals(ran)
-    spent = seconds(sum(ran.stages.values()))
-    landed = (
-        f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing was owed"
-    )
+    landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
     line = windows.verdict(stands) if stands else Text(str(ran.asked))
-    return [line.append(f"  {landed}, {spent}", style="dim")]
+    return [line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")]
 
 
 def _totals(ran: Ran) -> tuple[Counts, int, str]:

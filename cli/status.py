@@ -13,7 +13,7 @@ from rich.text import Text
 from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, many, table, warn
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.standing import Standing
 from sluice.pipelines.units import show_duration, show_instant
@@ -165,41 +165,47 @@ def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableTyp
             windows.strip(f.windows[-_STRIP:], fancy=terminal.fancy),
             count(f.lag),
             count(f.uncommitted),
-            _batch(f.last),
-            str(len(f.live)),
+            _batch(f.last, brief=terminal.width < _WIDE),
             _state(f),
         )
         for f in found
     ]
-    names = ("feed", "windows", "lag", "uncommitted", "last batch", "live", "")
+    names = ("feed", "windows", "lag", "uncommitted", "last batch", "")
     every = [w for f in found for w in f.windows[-_STRIP:]]
     legend = [Text(), windows.legend(every, fancy=terminal.fancy)] if every else []
-    return [table(names, rows, right="lag uncommitted live"), *legend]
+    return [table(names, rows, right="lag uncommitted"), *legend]
 
 
 _STRIP = 24
 """Windows of each feed in the overview."""
+_WIDE = 110
+"""Columns from which on the overview says when the last batch was."""
 
 
 def _state(status: FeedStatus) -> Text:
     if status.error:
         return warn(status.error.message.splitlines()[0])
+    if status.live:
+        return Text(f"{many(len(status.live), 'batch', 'batches')} at work", style="cyan")
     if status.last is None:
         return Text("never run", style="dim")
     return good("caught up") if status.lag == 0 else Text("")
 
 
-def _batch(batch: Batch | None) -> str:
+def _batch(batch: Batch | None, *, brief: bool = False) -> str:
     if batch is None:
         return "–"
-    return f"{batch.id} {batch.status}, {count(batch.rows)} rows, {show_instant(batch.planned_at // 1000 * 1000)}"
+    landed = f"{count(batch.rows)} rows" if batch.published is not None else str(batch.status)
+    return (
+        f"{batch.id}, {landed}" if brief else f"{batch.id}, {landed}, {show_instant(batch.planned_at // 1000 * 1000)}"
+    )
 
 
 def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     rows = [
         (
             *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
-            ", ".join(f"also landed [{a}, {b})" for a, b in p.holes),
+            _above(p.holes),
         )
         for p in status.partitions
     ]
@@ -225,12 +231,19 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     return out
 
 
+def _above(ranges: tuple[tuple[int, int], ...]) -> str:
+    """What has landed beyond the frontier, the first few ranges."""
+    shown = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
+    more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
+    return f"and {shown}{more}" if ranges else ""
+
+
 def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     """The strip, and a line for each of the newest windows that wait for something."""
     waiting = [w for w in status.windows if w.standing not in (Standing.LANDED, Standing.OPEN, Standing.OWED)]
     return [
         heading("Windows", windows.title(status.length, status.windows)),
-        *windows.spaced(status.windows, terminal.width, fancy=terminal.fancy),
+        *windows.calendar(status.windows, status.length, fancy=terminal.fancy),
         *(Text("  ") + windows.verdict(w) for w in waiting[-_TOLD:]),
     ]
 

@@ -187,9 +187,9 @@ def count(n: int | None) -> str:
     return "–" if n is None else f"{n:,}"
 
 
-def many(n: int, thing: str) -> str:
+def many(n: int, thing: str, things: str = "") -> str:
     """`1 feed`, `3 feeds`."""
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
 
 
 def size(n: float) -> str:

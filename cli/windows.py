@@ -114,7 +114,7 @@ def verdict(s: WindowStanding) -> Text:
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
-            return good(f"{name} is complete, {many(s.span or 0, 'offset')}")
+            return good(f"{name} is complete")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.OWED:
@@ -126,21 +126,26 @@ def verdict(s: WindowStanding) -> Text:
 _AT = {Standing.RUNNING: "is at work on it", Standing.FAILED: "failed or never finished"}
 
 
-def owing(owes: Sequence[Owes], shown: int = 4) -> str:
-    """`orders:1 owes 30 of its offsets, …`, the first few partitions."""
+def owing(owes: Sequence[Owes], shown: int = 3) -> str:
+    """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; those that a transaction holds come first."""
     if not owes:
         return "nothing is known of it yet"
     if all(o.ranges is None for o in owes):
         return f"where it ends is not resolved in {many(len(owes), 'partition')}"
-    told = [_owes(o) for o in owes[:shown]]
-    return ", ".join(told) + (f" … and {len(owes) - shown} more partitions" if len(owes) > shown else "")
+    first = sorted(owes, key=lambda o: o.held_at is None)
+    first, rest = first[:shown], first[shown:]
+    told = [_owes(o) for o in first]
+    if rest:
+        told.append(f"{len(rest)} more owe {many(sum(o.span or 0 for o in rest), 'offset')}")
+    return "; ".join(told)
 
 
 def _owes(o: Owes) -> str:
     if o.ranges is None:
-        return f"{o.key} where it ends is not resolved"
-    first = f"{o.key} owes {o.ranges[0]}" + (f" … {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else "")
-    return first if o.held_at is None else f"{first}, held at {count(o.held_at)} by an open transaction"
+        return f"{o.key}: where it ends is not resolved"
+    more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
+    held = "" if o.held_at is None else f", held at {count(o.held_at)} by an open transaction"
+    return f"{o.key} owes {o.ranges[0]}{more}{held}"
 
 
 # -- as a strip
@@ -155,8 +160,6 @@ _SIGNS = {
     Standing.RUNNING: ("▶", ">", "cyan"),
     Standing.OPEN: ("·", ".", "dim"),
 }
-MARK_EVERY = 6
-"""Windows between two times under a strip."""
 
 
 def strip(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
@@ -169,26 +172,32 @@ def _sign(standing: Standing, fancy: bool) -> Text:
     return Text(sign if fancy else plain, style=style if fancy else "")
 
 
-def spaced(found: Sequence[WindowStanding], width: int, *, fancy: bool) -> Iterator[Text]:
-    """The strip in lines of at most `width`, each with times above it, and its legend."""
-    per_line = max(MARK_EVERY, (width - 4) // 2 // MARK_EVERY * MARK_EVERY)
-    for at in range(0, len(found), per_line):
-        line = found[at : at + per_line]
-        yield Text(f"  {_marks(line)}", style="dim")
-        yield Text("  ") + Text(" ").join(_sign(s.standing, fancy) for s in line)
+def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool) -> Iterator[Text]:
+    """The windows (`length` ms each) in rows of a day, or of what suits their length, and the legend."""
+    span = next(s for s in _SPANS if s // length <= _COLUMNS)
+    rows: dict[int, dict[int, WindowStanding]] = {}
+    for s in found:
+        rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
+    if span == _DAY:
+        yield Text(" " * 14 + "".join(_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
+    for start, row in rows.items():
+        day, _, time = show_window(start).partition("T")
+        label = day if span >= _DAY else f"{day} {time}"
+        signs = (_sign(row[i].standing, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
+        yield Text.assemble((f"  {label}  ", "dim"), Text(" ").join(signs))
     yield legend(found, fancy=fancy)
 
 
-def _marks(line: Sequence[WindowStanding]) -> str:
-    """`2026-11-20T14:00` over the first sign, shorter where only the time of day changes."""
-    out, day = "", ""
-    for at in range(0, len(line), MARK_EVERY):
-        date, _, time = show_window(line[at].window).partition("T")
-        label = time if date == day else (date if time == "00:00" or day else f"{date} {time}")
-        if at and len(out) >= at * 2:
-            continue
-        out, day = out.ljust(at * 2) + label, date
-    return out
+_HOUR = 3_600_000
+_DAY = 24 * _HOUR
+_SPANS = (*(d * _DAY for d in (28, 14, 7, 1)), *(h * _HOUR for h in (12, 8, 6, 4, 3, 2, 1)), _HOUR // 2)
+_COLUMNS = 30
+"""Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
+
+
+def _hour(at: int) -> str:
+    """Two columns of the line over the rows of days."""
+    return f"{at // _HOUR:02}" if at % (6 * _HOUR) == 0 else "  "
 
 
 def legend(found: Sequence[WindowStanding], *, fancy: bool) -> Text:

@@ -59,7 +59,7 @@ def _since_epoch(moment: datetime) -> int:
 
 def show_duration(ms: int) -> str:
     """The shortest spelling that `parse_duration` reads back to the same number."""
-    unit = next(u for u, f in reversed(_DURATIONS.items()) if ms % f == 0)
+    unit = next(u for u, f in reversed(_DURATIONS.items()) if ms % f == 0) if ms else "s"
     return f"{ms // _DURATIONS[unit]}{unit}"
 
 

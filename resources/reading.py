@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from sluice.pipelines import reading, units
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.reading import File
+from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import PartKind
 from sluice.resources.lake_local import LocalLake
@@ -108,8 +108,12 @@ class Windows:
     @cached_property
     def schema(self) -> pa.Schema:
         """Of the rows. Files of a feed whose schema has grown have all columns, null where they were not there."""
-        found = {pq.read_schema(path).remove_metadata(): None for path in self.paths}
-        return pa.unify_schemas(list(found), promote_options="permissive") if found else landed_schema(self.feed)
+        found = {f.schema.to_arrow_schema().remove_metadata(): None for f in self._footers}
+        return pa.unify_schemas(list(found), promote_options="permissive") if found else schema_of(self.feed, self.kind)
+
+    @cached_property
+    def _footers(self) -> list[pq.FileMetaData]:
+        return [pq.read_metadata(path) for path in self.paths]
 
     def dataset(self) -> pyarrow.dataset.Dataset:
         """For what does not fit into memory, or needs a few columns only: scanned as it is asked for."""
@@ -135,22 +139,27 @@ class Windows:
         return found
 
     def spark(self, session: SparkSession | None = None) -> DataFrame:
-        """A DataFrame that Spark's own Parquet reader reads; of the active session, or one by the feed's settings."""
-        from sluice.resources import spark, spark_types
+        """A DataFrame, of the active session or of one by the feed's settings.
+
+        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, by
+        Arrow: there a time that Spark does not have is null.
+        """
+        from sluice.resources import spark, spark_parts, spark_types
 
         session, schema = session or spark.session(self.feed.spark), spark_types.spark_schema(self.schema)
-        if not self.paths:
+        if all(spark_types.spark_reads(footer) for footer in self._footers) and self.paths:
+            return session.read.schema(schema).parquet(*map(_escaped, self.paths))
+        lake, shares = self.feed.lake, tuple(spark_parts.shares(self.feed.lake, self.files))
+        if not shares:
             return session.createDataFrame([], schema)
-        return session.read.schema(schema).parquet(*map(_escaped, self.paths))
+        numbers = session.range(0, len(shares), 1, len(shares))
+        return numbers.mapInArrow(spark_parts.ReadShares(lake, shares, schema), schema)
 
 
-def landed_schema(feed: Feed) -> pa.Schema:
-    """What the feed's landed files hold, by the feed alone."""
-    return pa.schema([f.with_type(_plain(f.type)) for f in RawFormat.schema])
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
+    """What the feed's files hold, by the feed alone."""
+    found = QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(feed.columns)
+    return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in found])
 
 
 def _literal(path: str) -> str:

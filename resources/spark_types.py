@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,6 +30,22 @@ def spark_schema(schema: pa.Schema) -> StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return from_arrow_schema(pa.schema([pa.field(f.name, _type(f.type)) for f in schema]))
+
+
+def spark_reads(footer: pq.FileMetaData) -> bool:
+    """Whether Spark's own Parquet reader reads the file: it fails on times out of its range, and on nanoseconds."""
+    schema = footer.schema.to_arrow_schema()
+    if any("timestamp[ns" in str(f.type) for f in schema):
+        return False
+    times = {f.name for f in schema if pa.types.is_timestamp(f.type) and f.type.unit == "ms"}
+    groups = (footer.row_group(i) for i in range(footer.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    return all(_in_range(c) for c in columns if c.path_in_schema in times)
+
+
+def _in_range(column: pq.ColumnChunkMetaData) -> bool:
+    found, most = column.statistics, _MOST // _US_IN["ms"]
+    return found is not None and (not found.has_min_max or (-most <= found.min_raw and found.max_raw <= most))
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

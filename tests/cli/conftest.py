@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sluice.cli.main import main
+from sluice.cli.session import Session
+from sluice.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from tests.assets.world import World
 
 FEED = """\
 kafka:
@@ -72,3 +81,50 @@ def unused_port() -> Callable[[], int]:
             return int(server.getsockname()[1])
 
     return free
+
+
+# -- commands over ports in memory
+
+
+@dataclass(frozen=True)
+class Over(Session):
+    """A session whose edges are a world's."""
+
+    world: World | None = None
+
+    def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
+        assert self.world is not None
+        return self.world.open_edges(feed)
+
+
+@dataclass(frozen=True)
+class Told:
+    code: int
+    document: dict[str, Any]
+    text: str
+
+
+Tell = Callable[..., Told]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    from tests.assets.world import World  # late: it loads Dagster, which most commands do without
+
+    return World(tmp_path)
+
+
+@pytest.fixture
+def tell(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tell:
+    """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def call(body: Callable[..., int | None], *arguments: Any, text: bool = True, **options: Any) -> Told:
+        documents = io.StringIO()
+        code = body(Over(Terminal(documents), world.project.root, False, world), *arguments, **options) or 0
+        capfd.readouterr()
+        if text:
+            body(Over(Terminal(), world.project.root, False, world), *arguments, **options)
+        return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
+
+    return call

@@ -1,0 +1,210 @@
+"""Windows by command: asked for, refused, landed, waited for, listed, shown as a strip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluice.cli import files, plan, run, status, wait
+from sluice.cli.terminal import Terminal
+from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete
+from sluice.pipelines.units import show_window
+from tests.assets.world import P0, P1, World, hour, in_hour
+from tests.cli.conftest import Over, Tell
+
+DAY = "2024-05-01"
+
+
+def named(number: int) -> str:
+    return f"{DAY}T{number:02}"
+
+
+def states(document: dict[str, Any]) -> dict[str, str]:
+    """By hour, how its window stands."""
+    (feed,) = document["feeds"]
+    return {w["window"].partition("T")[2]: w["state"] for w in feed["windows"]}
+
+
+# -- asked for
+
+
+def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
+    one = tell(plan.plan, "orders", window=[named(1)])
+    assert (one.code, one.document["request"], one.document["offsets"]) == (0, f"window {DAY}T01:00", 50)
+    slices = [s for t in one.document["tasks"] for s in t["slices"]]
+    assert {(s["start"], s["end"]) for s in slices} == {(25, 50)}
+    several = tell(plan.plan, "orders", start=named(1), end=named(4), only=["orders:0"])
+    assert [(p["request"], p["offsets"]) for p in several.document["plans"]] == [
+        (f"window {DAY}T0{h}:00", 25) for h in (1, 2, 3)
+    ]
+    assert "3 windows, one run each" in several.text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"window": [f"{DAY}T01:30"]}, f"begins at {DAY}T01:00"),
+        ({"window": ["hour 14"]}, "is not a window"),
+        ({"window": ["2024-13-01"]}, "the calendar"),
+        ({"window": [named(6)]}, "it can be landed from 2024-05-01T07:10:00Z on"),
+        ({"window": ["2040-01-01"]}, "is not closed yet"),
+        ({"start": named(4), "end": named(7)}, "is not closed yet"),
+        ({"start": named(6)}, "is not closed yet"),
+        ({"start": named(3), "end": named(3)}, "no window lies between"),
+        ({"start": named(1), "end": f"{DAY}T02:20"}, f"begins at {DAY}T02:00"),
+        ({"end": named(3)}, "--to without --from"),
+        ({"window": [named(1)], "start": named(1)}, "together"),
+        ({"window": [named(1)], "offsets": ["orders:0:1-2"]}, "--offsets and windows together"),
+        ({"only": ["orders:0"], "offsets": ["orders:0:1-2"]}, "--offsets and --only together"),
+    ],
+)
+def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
+    for body in (plan.plan, run.run):
+        with pytest.raises(UsageError) as refused:
+            body(Over(Terminal(), world.project.root, False, world), "orders", **options)
+        assert says in str(refused.value)
+    assert world.lake.files == {}
+
+
+def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, tell: Tell) -> None:
+    world.run(in_hour(1))
+    for body in (plan.plan, run.run, files.files, wait.wait):
+        window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
+        with pytest.raises(UsageError, match="before the feed's first window"):
+            tell(body, "orders", window=window)
+
+
+# -- run
+
+
+def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
+    told = tell(run.run, "orders", window=[named(2)])
+    assert told.code == 0
+    assert told.document["batches"][0]["landed"] == 50
+    assert told.document["window"] == {
+        "window": f"{DAY}T02:00", "state": "landed", "offsets": 50, "accounted": 50, "batch": None, "owed": [],
+    }  # fmt: skip
+    assert f"window {DAY}T02:00 is complete" in told.text
+
+
+def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -> None:
+    world.cluster.hold(P1, 60)
+    told = tell(run.run, "orders", start=named(1), end=named(5))
+    assert told.code == 3
+    by_hour = {r["window"]["window"][-5:]: r for r in told.document["runs"]}
+    assert {h: r["window"]["state"] for h, r in by_hour.items()} == {
+        "01:00": "landed",
+        "02:00": "held",
+        "03:00": "held",
+        "04:00": "landed",
+    }, "nothing was produced in the last one"
+    assert by_hour["02:00"]["error"] == "WindowHeld"
+    held = {o["partition"]: o for o in by_hour["02:00"]["window"]["owed"]}
+    assert held == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60}}
+    assert "orders:1 owes [50, 75), held at 60 by an open transaction" in told.text
+    assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
+
+
+def test_a_request_that_is_wrong_ends_a_run_of_several(tell: Tell) -> None:
+    """Which window is the first is known only when Kafka was asked."""
+    told = tell(run.run, "orders", start="2024-04-30T22", end=named(2), text=False)
+    assert (told.code, len(told.document["runs"])) == (2, 1)
+    assert "before the feed's first window" in told.document["runs"][0]["message"]
+
+
+# -- wait, files
+
+
+def test_wait_ends_when_the_window_is_complete_or_the_time_is_up(world: World, tell: Tell) -> None:
+    with pytest.raises(Failed, match=f"{DAY}T02:00 is not complete after 0s"):
+        tell(wait.wait, "orders", window=named(2), timeout="0s")
+    world.run(in_hour(2))
+    told = tell(wait.wait, "orders", window=named(2), timeout="0s")
+    assert (told.code, told.document["complete"], told.document["state"]) == (0, True, "landed")
+    assert "is complete" in told.text
+
+
+def test_wait_goes_by_what_can_be_read_not_by_what_is_published(world: World, tell: Tell) -> None:
+    world.run(in_hour(2))
+    parts = {p: world.lake.files.pop(p) for p in list(world.lake.files) if p.startswith("data/") and "hour=02" in p}
+    (manifest,) = [p for p in world.lake.files if "/windows/" in p and "T0200" in p]
+    del world.lake.files[manifest]
+    with pytest.raises(Failed):
+        tell(wait.wait, "orders", window=named(2), timeout="0s")
+    world.lake.files.update(parts)
+    assert tell(wait.wait, "orders", window=named(2), timeout="0s", text=False).document["complete"]
+
+
+def test_files_are_listed_one_a_line(world: World, tell: Tell) -> None:
+    world.run(in_hour(1))
+    told = tell(files.files, "orders", window=[named(1)])
+    lines = told.text.splitlines()
+    assert sorted(lines) == sorted(world.lake.locate(p) for p in world.lake.files if p.startswith("data/"))
+    assert [f["address"] for f in told.document["files"]] == lines
+    first = told.document["files"][0]
+    assert (first["partition"], first["start"], first["end"], first["rows"], len(first["sha256"])) == (
+        0,
+        25,
+        50,
+        25,
+        64,
+    )
+    assert (told.document["rows"], told.document["windows"]) == (50, [f"{DAY}T01:00"])
+    assert tell(files.files, "orders", window=[named(1)], quarantine=True, text=False).document["files"] == []
+
+
+def test_files_of_an_incomplete_window_only_when_asked_for(world: World, tell: Tell) -> None:
+    world.engine.failing.add(P1)
+    world.run(in_hour(1))
+    with pytest.raises(WindowIncomplete) as refused:
+        tell(files.files, "orders", window=[named(1)])
+    assert refused.value.exit_code == 3
+    there = tell(files.files, "orders", start=named(1), end=named(3), partial=True, text=False).document
+    assert [f["partition"] for f in there["files"]] == [0]
+    with pytest.raises(UsageError, match="no window"):
+        tell(files.files, "orders")
+
+
+# -- status
+
+
+def _held(world: World) -> None:
+    world.cluster.hold(P0, 60)
+    world.run(in_hour(3))
+
+
+def _failed(world: World) -> None:
+    world.engine.failing.add(P1)
+    world.run(in_hour(3))
+
+
+def _partial(world: World) -> None:
+    world.run(in_hour(3, only=(P0,)))
+
+
+@pytest.mark.parametrize(
+    ("made", "state", "strip"),
+    [(_held, "held", "#oHH#.."), (_failed, "failed", "#oox#.."), (_partial, "partial", "#oo+#..")],
+)
+def test_the_strip_says_how_each_window_stands(
+    made: Callable[[World], None], state: str, strip: str, world: World, tell: Tell
+) -> None:
+    world.run(in_hour(0))
+    made(world)
+    told = tell(status.status, "orders")
+    found = states(told.document)
+    assert (found["00:00"], found["01:00"], found["03:00"], found["05:00"]) == ("landed", "owed", state, "not closed")
+    assert f"  2024-05-01  {' '.join(strip)}" in told.text
+    assert f"{strip.count(strip[3])} {state}" in told.text
+    assert f"window {DAY}T03:00" in told.text, "and a line says why"
+    assert strip in tell(status.status).text
+
+
+def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tell: Tell) -> None:
+    before = tell(status.status, "orders")
+    assert before.document["feeds"][0]["windows"] == []
+    world.run()
+    told = tell(status.status, "orders", last=2)
+    assert [w["window"] for w in told.document["feeds"][0]["windows"]] == [show_window(hour(5)), show_window(hour(6))]
