@@ -1,6 +1,6 @@
-"""The code location: every feed of the project. Loading it opens no socket and starts nothing.
+"""The code location: every feed and report of the project. Loading it opens no socket and starts nothing.
 
-A feed file that is wrong shows as an asset that says so; the other feeds load. When there are files and none of them
+A file that is wrong shows as an asset that says so; the others load. When there are files and none of them
 loads, the location fails with all that is wrong.
 """
 
@@ -15,6 +15,7 @@ from sluice.assets.evidence import landed_key
 from sluice.assets.factory import feed_definitions
 from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
 from sluice.assets.memory import recall
+from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.session import Session
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.errors import FeedError
@@ -29,17 +30,25 @@ def build(project: Project, session: Session | None = None) -> dg.Definitions:
     files = read_feeds(project, offline_environ())
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
+    windows = {name: partitions_of(feed, recall(project, name), now()) for name, feed in files.feeds.items()}
+    reports = read_reports(project, files.feeds)
     return dg.Definitions.merge(
-        *_feeds(project, files),
+        *_feeds(project, files, windows),
+        report_definitions(reports.reports.values(), windows),
         dg.Definitions(
-            assets=[_broken(path, error, files.feeds) for path, error in files.broken.items()],
+            assets=[
+                *(_broken("feed", landed_key(_name(p, files.feeds)), e) for p, e in files.broken.items()),
+                *(_broken("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()),
+            ],
             resources={"session": session or Session(project)},
             executor=dg.in_process_executor,
         ),
     )
 
 
-def _feeds(project: Project, files: FeedFiles) -> list[dg.Definitions]:
+def _feeds(
+    project: Project, files: FeedFiles, windows: Mapping[str, dg.TimeWindowPartitionsDefinition]
+) -> list[dg.Definitions]:
     topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}
     for name in sorted(topics):
@@ -47,21 +56,21 @@ def _feeds(project: Project, files: FeedFiles) -> list[dg.Definitions]:
             readers.setdefault(topic, []).append(name)
     return [
         feed_definitions(
-            feed,
-            topics[name],
-            {t: readers[t] for t in topics[name] if readers[t][0] == name},
-            partitions_of(feed, recall(project, name), now()),
+            feed, topics[name], {t: readers[t] for t in topics[name] if readers[t][0] == name}, windows[name]
         )
         for name, feed in files.feeds.items()
     ]
 
 
-def _broken(path: Path, error: FeedError, feeds: Mapping[str, object]) -> dg.AssetSpec:
-    """Stands where the feed would, with nothing to run; its description is the error."""
-    dg.get_dagster_logger("sluice").error("feed file not loaded: %s", error)
-    name = path.name if path.stem in feeds else path.stem
-    text = f"**This feed is not loaded.**\n\n    {str(error).replace(chr(10), chr(10) + '    ')}"
-    return dg.AssetSpec(landed_key(name), group_name="broken_feeds", description=text)
+def _name(path: Path, taken: Mapping[str, object]) -> str:
+    return path.name if path.stem in taken else path.stem
+
+
+def _broken(what: str, key: dg.AssetKey, error: FeedError) -> dg.AssetSpec:
+    """Stands where the feed or report would, with nothing to run; its description is the error."""
+    dg.get_dagster_logger("sluice").error("%s file not loaded: %s", what, error)
+    text = f"**This {what} is not loaded.**\n\n    {str(error).replace(chr(10), chr(10) + '    ')}"
+    return dg.AssetSpec(key, group_name=f"broken_{what}s", description=text)
 
 
 defs = build(Project.find())

@@ -38,7 +38,7 @@ def committed_key(feed: str) -> dg.AssetKey:
 def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
     """The assets that landing makes: the rows, and for typed feeds beside them those that broke the contract."""
     landed = (landed_key(feed.name),)
-    return landed if feed.format == "raw" else (*landed, quarantined_key(feed.name))
+    return landed if feed.columns is None else (*landed, quarantined_key(feed.name))
 
 
 # -- what says what landed

@@ -68,7 +68,7 @@ def run_feed(
             if (standing := instance.get_run_by_id(run)) is not None:
                 instance.report_run_canceling(standing)
 
-        session = Session(project, open_edges, report, cancel, witness)
+        session = Session(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
         job, how = _job(project, feed, session, request)
         result = job.execute_in_process(
             **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}

@@ -18,13 +18,13 @@ import dagster as dg
 from pydantic import Field
 
 from sluice.assets import metadata, steps
-from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.evidence import committed_key, landed_key, outputs, quarantined_key
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG
 from sluice.assets.steps import topic_key
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
 from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
 
@@ -116,9 +116,20 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
             group_name=feed.name,
             description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
             kinds={"parquet", "kafka"},
-            metadata={"dagster/column_schema": metadata.columns_of(RawFormat.schema)},
+            metadata={"dagster/column_schema": metadata.columns_of(landed_schema(feed.columns))},
         )
     ]
+    if quarantined_key(feed.name) in outputs(feed):
+        specs.append(
+            dg.AssetSpec(
+                quarantined_key(feed.name),
+                deps=[topic_key(t) for t in topics],
+                group_name=feed.name,
+                description=f"The records of `{feed.topics}` that broke the contract: as they came, and why.",
+                kinds={"parquet", "kafka"},
+                metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
+            )
+        )
 
     @dg.multi_asset(
         name=f"{feed.name}__landed",

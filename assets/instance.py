@@ -33,16 +33,11 @@ telemetry:
 nux:
   enabled: false
 concurrency:
-  runs:
-    # A second run of a feed from the UI or a schedule waits for the first. What keeps two runs apart is the ledger.
-    tag_concurrency_limits:
-      - key: sluice/feed
-        value:
-          applyLimitPerUniqueValue: true
-        limit: 1
   pools:
-    # Every feed's steps are in a pool `sluice_<feed>`, without limit until you give it one.
-    granularity: op
+    # A run from the UI, a backfill or a schedule waits for the other run of its feed (pool `sluice_<feed>`), a report
+    # for the other report (`sluice_reports`). What keeps two runs apart that do not wait is the ledger.
+    granularity: run
+    default_limit: 1
 """
 
 

@@ -49,7 +49,8 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
         session: Session = context.resources.session
         keys = [w for w in _owed(session, feed.name) if windows.has_partition_key(w)]
         asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
-        return [dg.RunRequest(partition_key=key) for key in asked] or _nothing(feed.name, keys)
+        now = context.scheduled_execution_time.isoformat()  # a tick that is repeated asks for nothing twice
+        return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
 
     return windows_owed
 

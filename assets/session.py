@@ -12,23 +12,27 @@ from dataclasses import dataclass, field
 from logging import Logger
 
 import dagster as dg
+import pyarrow as pa
 from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets.feeds import read_feeds
 from sluice.pipelines.batch import Edges, Landed
 from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.errors import PlanBusy, Retryable, SluiceError, WindowHeld, WindowIncomplete
+from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Progress, Reporter
+from sluice.pipelines.report import Report
 from sluice.resources.project import Project
+from sluice.resources.reading import Windows
 
 FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
 """On a run that failed for a reason that passes by itself: the schedule tries again however often."""
 
-_AGAIN = (Retryable, PlanBusy, WindowHeld, WindowIncomplete)
+_AGAIN = (Retryable, WindowHeld, WindowIncomplete)
 
 OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
+Ask = Callable[[Report, Windows], pa.Table]
 
 
 def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
@@ -36,6 +40,13 @@ def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
     from sluice.resources.edges import open_edges
 
     return open_edges(feed)
+
+
+def ask_spark(report: Report, rows: Windows) -> pa.Table:
+    """The report's result, by Spark."""
+    from sluice.resources.reports import ask
+
+    return ask(report, rows)
 
 
 @dataclass
@@ -57,6 +68,7 @@ class Session:
 
     project: Project
     open_edges: OpenEdges = open_real_edges
+    ask: Ask = ask_spark
     report: Reporter | None = None
     on_interrupt: Callable[[str], None] = lambda run: None
     witness: Witness = field(default_factory=Witness)

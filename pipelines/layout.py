@@ -2,6 +2,7 @@
 
     data/<feed>/[<folder>/]<part>                       what readers read
     quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
+    reports/<report>/<folder>/<report>.parquet          what a report made of a window
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
@@ -160,6 +161,11 @@ def folder_of(path: str, feed: str, kind: PartKind) -> str:
     """The folder of the part at `path` below the feed's data; empty when it is not there."""
     root = f"{_join(_ROOTS[kind], feed)}/"
     return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
+
+
+def report_path(report: str, window: int, length: int) -> str:
+    """Where a report's result for a window stands."""
+    return f"reports/{report}/{window_folder(window, length)}/{report}.parquet"
 
 
 class PartName(NamedTuple):

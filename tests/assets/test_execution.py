@@ -232,7 +232,7 @@ def test_an_interrupt_cancels_the_engine_and_the_run(world: World, instance: dg.
     assert world.engine.canceled == 1
 
     world.engine.raising = None
-    world.liveness.dead = {b.owner.token for b in world.state().live()}
+    world.bury()
     assert world.run().exit_code == 0
     assert world.group.offsets[P1].offset == 100
 

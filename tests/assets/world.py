@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,13 @@ class World:
     def at(self, number: int, minutes: int = 30) -> None:
         """Set the clock to that day's n-th hour."""
         self._now = hour(number) + minutes * 60_000
+
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self._now / 1000, UTC)
+
+    def bury(self) -> None:
+        """Every run that has left a plan behind is known dead."""
+        self.liveness.dead = {b.owner.token for b in self.state().live()}
 
     def grow(self, number: int, end: int) -> None:
         """Records of now."""

@@ -1,0 +1,168 @@
+"""Reports as assets: `reports/<name>`, by the windows of its feed, downstream of what landed.
+
+    <feed>/landed  →  reports/<name>
+
+A report runs by itself when a window is complete, also for one that was backfilled, and again when the window's rows
+have changed; `wake` is the sensor that sees to it, and it is on. A window that is not complete is refused. The result
+is one Parquet file a window in the lake; the same window again replaces it.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `context` as it stands.
+
+import html
+import re
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.assets import metadata
+from sluice.assets.books import Books
+from sluice.assets.evidence import landed_key
+from sluice.assets.session import Session
+from sluice.pipelines import layout, reading
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.report import Report, load_report
+from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.values import PartKind
+from sluice.resources.project import Project
+from sluice.resources.reading import Windows
+
+POOL = "sluice_reports"
+PREVIEW_ROWS = 20
+
+WHEN = (
+    dg.AutomationCondition.eager()
+    .without(dg.AutomationCondition.in_latest_time_window())
+    .with_label("when its window is complete")
+)
+"""As Dagster's `eager`, for every window and not the latest alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFiles:
+    """What the folder holds: reports by name, and what is wrong with the other files."""
+
+    reports: Mapping[str, Report]
+    broken: Mapping[Path, FeedError]
+
+
+def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
+    """Every report of the project, sound or broken; none where there is no folder `reports/`."""
+    reports: dict[str, Report] = {}
+    broken: dict[Path, FeedError] = {}
+    for path in sorted((project.root / "reports").glob("[!.]*.sql")):
+        try:
+            reports[path.stem] = _of_feed(load_report(path), path, feeds)
+        except FeedError as error:
+            broken[path] = error
+    return ReportFiles(reports, broken)
+
+
+def _of_feed(report: Report, path: Path, feeds: Container[str]) -> Report:
+    if report.feed not in feeds:
+        raise FeedError(f"{path}: no feed `{report.feed}` is loaded", remedy=f"mend feeds/{report.feed}.yaml first")
+    return report
+
+
+def report_key(name: str) -> dg.AssetKey:
+    return dg.AssetKey(["reports", name])
+
+
+def report_definitions(
+    reports: Iterable[Report], windows: Mapping[str, dg.TimeWindowPartitionsDefinition]
+) -> dg.Definitions:
+    """The reports, and the sensor that runs them. `windows`: each feed's partitions."""
+    assets = [_asset(report, windows[report.feed]) for report in reports]
+    wake = dg.AutomationConditionSensorDefinition(
+        "reports",
+        target=dg.AssetSelection.assets(*assets),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Runs each report when a window of its feed is complete, also a backfilled one.",
+    )
+    return dg.Definitions(assets=assets, sensors=[wake] if assets else [])
+
+
+def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=report_key(report.name),
+        deps=[landed_key(report.feed)],
+        partitions_def=windows,
+        group_name="reports",
+        description=f"{report.description}\n\n```sql\n{report.sql.strip()}\n```",
+        kinds={"sql", "spark", "parquet"},
+        code_version=report.version,
+        automation_condition=WHEN,
+        pool=POOL,
+        required_resource_keys={"session"},
+    )
+    def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        return report_step(context, report.name)
+
+    return made
+
+
+def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeResult[Any]:
+    """Run the report over the window that is the run's partition, and put the result into the lake.
+
+    Raises dagster.Failure: for a window that is not complete, and for SQL that Spark refuses.
+    """
+    session: Session = context.resources.session
+    with session.step(context):
+        report = load_report(session.project.root / "reports" / f"{name}.sql")
+        feed, window = session.feed(report.feed), parse_window(context.partition_key)
+        with session.open_edges(feed) as edges:
+            books = Books.open(feed, Ledger(edges.lake, feed.name, edges.clock), edges)
+            rows, version = _rows(books, window), f"{report.version}/{books.window_version(window)}"
+            began = time.monotonic()
+            result = session.ask(report, rows)
+            seconds = round(time.monotonic() - began, 3)
+            path, data = layout.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
+            edges.lake.put(path, data)
+            where: metadata.Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
+    said = where | _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
+    return dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(version))
+
+
+def _rows(books: Books, window: int) -> Windows:
+    """The window's files. Raises WindowIncomplete, UsageError."""
+    feed, kind = books.feed, PartKind.LANDED
+    return Windows(
+        feed, (window,), kind, reading.files(books.ledger, books.lake, feed.name, (window,), feed.window, kind)
+    )
+
+
+def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
+    """One file, which says what it is of."""
+    what = {"sluice.report": report.name, "sluice.window": show_window(window), "sluice.version": version}
+    sink = pa.BufferOutputStream()
+    pq.write_table(result.replace_schema_metadata(what), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def _of_result(result: pa.Table) -> metadata.Metadata:
+    return {
+        "dagster/partition_row_count": result.num_rows,
+        "dagster/column_schema": metadata.columns_of(result.schema),
+        "preview": dg.MetadataValue.md(_markdown(result)),
+    }
+
+
+def _markdown(result: pa.Table) -> str:
+    """The first rows as a table. What stands in them came from records: nothing in it is taken for markup."""
+    shown = result.slice(0, PREVIEW_ROWS)
+    lines = [[_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
+    lines += [[_cell(value) for value in row.values()] for row in shown.to_pylist()]
+    more = result.num_rows - shown.num_rows
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + (f"\n\n… and {more} more rows" if more else "")
+
+
+def _cell(value: object) -> str:
+    text = str(value)[:200]
+    return re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", html.escape(text).replace("\n", " ").replace("\r", " "))

@@ -1,0 +1,137 @@
+"""Reports: assets downstream of what landed, that run once a window is whole, and never over half of one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.assets.definitions import build
+from sluice.assets.evidence import landed_key
+from sluice.assets.reports import report_key
+from sluice.assets.session import Session
+from sluice.pipelines.errors import FeedError
+from sluice.pipelines.report import Report, load_report
+from sluice.resources.reading import Windows
+from tests.assets.world import P1, World, in_hour, versions, windows
+
+REPORT, LANDED = report_key("rows"), landed_key("orders")
+SQL = "-- How many rows.\n-- feed: orders\nSELECT count(*) AS rows FROM orders\n"
+DAY = "2024-05-01T"
+
+
+@pytest.fixture
+def reporting(world: World) -> World:
+    folder = world.project.root / "reports"
+    folder.mkdir()
+    (folder / "rows.sql").write_text(SQL)
+    return world
+
+
+def count_rows(report: Report, rows: Windows) -> pa.Table:
+    """What Spark would say of SQL."""
+    return pa.table({"table": [report.feed], "rows|<b>": [rows.rows]})
+
+
+def defs_of(world: World) -> dg.Definitions:
+    return build(world.project, Session(world.project, world.open_edges, count_rows))
+
+
+def run_report(
+    world: World, instance: dg.DagsterInstance, window: str, *, ok: bool = True
+) -> dg.ExecuteInProcessResult:
+    job = defs_of(world).resolve_implicit_job_def_def_for_assets([REPORT])
+    assert job is not None
+    result = job.execute_in_process(
+        instance=instance, asset_selection=[REPORT], partition_key=window, raise_on_error=False
+    )
+    assert result.success is ok
+    return result
+
+
+def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstance) -> None:
+    reporting.run(in_hour(0))
+    run_report(reporting, instance, f"{DAY}00:00")
+
+    said = windows(instance, REPORT)[f"{DAY}00:00"]
+    assert (said["rows_read"], said["dagster/partition_row_count"]) == (50, 1)
+    assert said["preview"] == "| table | rows\\|&lt;b&gt; |\n| --- | --- |\n| orders | 50 |"
+    path = "reports/rows/date=2024-05-01/hour=00/rows.parquet"
+    assert said["dagster/uri"] == f"memory://{path}"
+    table = pq.read_table(io.BytesIO(reporting.lake.files[path]))
+    assert table["rows|<b>"].to_pylist() == [50]
+    assert table.schema.metadata[b"sluice.window"] == f"{DAY}00:00".encode()
+
+    before = reporting.lake.files[path]
+    run_report(reporting, instance, f"{DAY}00:00")
+    assert reporting.lake.files[path] == before, "the same window again is the same file"
+    assert [p for p in reporting.lake.files if p.startswith("reports/")] == [path]
+    assert len(set(versions(instance, REPORT, f"{DAY}00:00"))) == 1
+
+
+def test_half_a_window_is_refused(reporting: World, instance: dg.DagsterInstance) -> None:
+    reporting.engine.failing = {P1}
+    reporting.run(in_hour(0))
+    result = run_report(reporting, instance, f"{DAY}00:00", ok=False)
+    (failed,) = (e for e in result.all_events if e.is_step_failure)
+    said = failed.step_failure_data.user_failure_data
+    assert said is not None
+    assert "window 2024-05-01T00:00 of feed orders is not complete" in (said.description or "")
+    assert not [p for p in reporting.lake.files if p.startswith("reports/")]
+
+
+def test_it_runs_when_a_window_is_whole_and_not_before(reporting: World, instance: dg.DagsterInstance) -> None:
+    def asked(cursor: dg.AutomationConditionCursor | None) -> tuple[set[str], object]:  # type: ignore[name-defined]
+        result = dg.evaluate_automation_conditions(defs_of(reporting), instance, cursor=cursor)
+        return {k for k in result.get_requested_partitions(REPORT) if k}, result.cursor
+
+    requested, cursor = asked(None)
+    assert requested == set()
+    reporting.engine.failing = {P1}
+    reporting.run(in_hour(1))
+    requested, cursor = asked(cursor)
+    assert requested == {f"{DAY}04:00"}, "of the hour that landed in part nothing; the quiet one is whole"
+    reporting.engine.failing = set()
+    reporting.run()  # a catch-up: an event for the batch, which has no partition, and one for each window
+    requested, cursor = asked(cursor)
+    assert requested == {f"{DAY}0{h}:00" for h in range(4)}
+
+
+def test_definitions_show_reports_and_what_is_wrong_with_one(reporting: World) -> None:
+    folder = reporting.project.root / "reports"
+    (folder / "lost.sql").write_text("-- feed: nobody\nSELECT 1\n")
+    (folder / "notes.txt").write_text("not a report")
+    graph = defs_of(reporting).resolve_asset_graph()
+    assert graph.get(REPORT).parent_keys == {LANDED}
+    assert graph.get(REPORT).partitions_def == graph.get(LANDED).partitions_def
+    assert "How many rows." in (graph.get(REPORT).description or "")
+    assert "no feed `nobody` is loaded" in (graph.get(report_key("lost")).description or "")
+    assert {k.to_user_string() for k in graph.get_all_asset_keys() if k.path[0] == "reports"} == {
+        "reports/rows", "reports/lost",
+    }  # fmt: skip
+    sensor = defs_of(reporting).resolve_sensor_def("reports")
+    assert sensor.default_status == dg.DefaultSensorStatus.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.sql", "SELECT 1", "whose rows"),
+        ("a.sql", "-- feed: orders\n-- feed: clicks\nSELECT 1", "whose rows"),
+        ("a.sql", "SELECT 1\n-- feed: orders", "whose rows"),
+        ("a.sql", "-- feed: Orders'; drop\nSELECT 1", "whose rows"),
+        ("a.sql", "-- feed: orders\n\n-- nothing else\n", "no SQL"),
+        ("landed.sql", "-- feed: orders\nSELECT 1", "no name"),
+        ("Big One.sql", "-- feed: orders\nSELECT 1", "no name"),
+        ("a.sql", "-- feed: orders\n" + "x" * (1 << 20), "1 MiB"),
+        ("a.sql", "-- feed: orders\n\udcff", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_report(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(FeedError, match=said):
+        load_report(tmp_path / name)

@@ -1,0 +1,104 @@
+"""The schedule: closed windows that are owed, by the ledger alone, and no window twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets.definitions import build
+from sluice.assets.evidence import landed_key
+from sluice.assets.session import Session
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.feed import Feed
+from tests.assets.world import P0, P1, World, in_hour
+
+DAY = "2024-05-01T"
+
+
+class Deaf:
+    """Kafka, when nobody may talk to it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the schedule asked Kafka for {name}")
+
+
+def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
+    """The windows that a tick asks for, or why it asks for none."""
+
+    @contextmanager
+    def without_kafka(feed: Feed) -> Iterator[Edges]:
+        with world.open_edges(feed) as edges:
+            yield replace(edges, cluster=Deaf(), group=Deaf())
+
+    session = Session(world.project, without_kafka)
+    defs = build(world.project, session)
+    with dg.build_schedule_context(
+        instance, world.time(), resources={"session": session}, repository_def=defs.get_repository_def()
+    ) as context:
+        data = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
+    return [(r.partition_key or "").removeprefix(DAY) for r in data.run_requests or ()] or data.skip_message or ""
+
+
+def hours(*numbers: int) -> list[str]:
+    return [f"{n:02}:00" for n in numbers]
+
+
+def test_it_asks_for_owed_windows_oldest_first_a_few_at_a_time(world: World, instance: dg.DagsterInstance) -> None:
+    assert tick(world, instance) == hours(4), "no ledger yet: the newest window that is closed"
+    world.run(in_hour(3))
+    assert tick(world, instance) == hours(0, 1, 2)
+    world.at(12)
+    assert tick(world, instance) == hours(0, 1, 2, 5, 6, 7), "six at a time; the quiet hour 4 is whole"
+    world.run()
+    assert tick(world, instance) == "no closed window of orders is owed"
+    world.at(13, minutes=9)
+    assert tick(world, instance) == "no closed window of orders is owed", "hour 12 is over and has not settled"
+    world.at(13, minutes=11)
+    assert tick(world, instance) == hours(12)
+
+
+def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(2))
+    defs = build(world.project)
+
+    def under_way(job: dg.JobDefinition, key: str, **more: Any) -> None:
+        instance.create_run_for_job(
+            job, status=dg.DagsterRunStatus.STARTED, tags={"dagster/partition": DAY + key} | job.tags, **more
+        )
+
+    under_way(defs.resolve_job_def("land_orders"), "00:00")
+    backfill = defs.resolve_implicit_job_def_def_for_assets([landed_key("orders")])
+    assert backfill is not None
+    under_way(backfill, "01:00", asset_selection=frozenset({landed_key("orders")}))
+    assert tick(world, instance) == hours(3)
+    under_way(defs.resolve_job_def("land_orders"), "03:00")
+    said = tick(world, instance)
+    assert "3 windows are owed, all under way or failed 3 times" in said
+
+
+def test_a_window_that_failed_thrice_waits_for_somebody(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(3))
+    world.engine.failing = {P1}
+    for _ in range(3):
+        assert tick(world, instance) == hours(0, 1, 2)
+        world.run(in_hour(0))
+        world.bury()
+    assert tick(world, instance) == hours(1, 2)
+
+
+def test_what_passes_by_itself_is_tried_again_however_often(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(3))
+    world.engine.raising = KafkaUnavailable("no broker answers")
+    for _ in range(3):
+        world.run(in_hour(0))
+    world.engine.raising = None
+    world.bury()
+    world.cluster.hold(P0, 30)
+    for _ in range(3):
+        world.run(in_hour(1))
+    assert tick(world, instance) == hours(0, 1, 2)
