@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import BinaryIO
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -85,6 +87,8 @@ def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int
         if place is not None:
             kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
             text = f"{kind} by batch {batch}: row {place[1]} of row group {place[0]} in {lake.locate(part.path)}"
+            if kind is Class.QUARANTINED:
+                text += f"; {_reason(lake, part, *place)}"
             return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
     counts = {k: getattr(r.counts, k) for k in ("control", "aborted", "compacted", "dropped")}
     shown = ", ".join(f"{v} {k}" for k, v in counts.items() if v)
@@ -97,7 +101,7 @@ def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
-    with lake.open(part.path if lake.size(part.path) is not None else part.staged) as f:
+    with _opened(lake, part) as f:
         file = pq.ParquetFile(f)
         column = layout.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
@@ -109,6 +113,21 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
             if row >= 0:
                 return group, row
     return None
+
+
+def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
+    """Why the record is in quarantine."""
+    with _opened(lake, part) as f:
+        columns = ["reason", "field", "detail", "byte"]
+        said = pq.ParquetFile(f).read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0]
+    where = f"{said['field']}: " if said["field"] else ""
+    place = f" (byte {said['byte']})" if said["byte"] is not None else ""
+    return f"{where}{said['reason']}: {said['detail']}{place}"
+
+
+def _opened(lake: Lake, part: Part) -> AbstractContextManager[BinaryIO]:
+    """The part where it is now: its batch may not be visible yet."""
+    return lake.open(part.path if lake.size(part.path) is not None else part.staged)
 
 
 def _leaf(file: pq.ParquetFile, index: int) -> int:
