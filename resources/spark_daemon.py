@@ -11,7 +11,12 @@ import importlib
 
 from pyspark.daemon import manager
 
-LOADED = ("sluice.resources.executor", "sluice.pipelines.task", "sluice.resources.kafka.fetch")
+LOADED = (
+    "sluice.resources.executor",
+    "sluice.pipelines.task",
+    "sluice.pipelines.typed.format",
+    "sluice.resources.kafka.fetch",
+)
 
 if __name__ == "__main__":
     for module in LOADED:
