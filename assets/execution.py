@@ -16,6 +16,7 @@ from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_
 from sluice.assets.feeds import topics_of
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.memory import recall
+from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch import Landed
@@ -23,6 +24,7 @@ from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Reporter
+from sluice.pipelines.report import load_report
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Request
 from sluice.resources.project import Project
@@ -76,6 +78,35 @@ def run_feed(
     return _outcome(run_id, witness, result)
 
 
+def run_report(project: Project, name: str, window: int, open_edges: OpenEdges = open_real_edges) -> str:
+    """Run a report over a complete window (its start, ms), as its asset does; where in the lake the result lies.
+
+    Raises FeedError, WindowIncomplete, Failed.
+    """
+    witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
+    report = load_report(project.root / "reports" / f"{name}.sql")
+    feed = Session(project).feed(report.feed)
+    windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
+    own = dg.Definitions(
+        resources={"session": Session(project, open_edges, witness=witness)},
+        executor=dg.in_process_executor,
+        jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
+    )
+    with open_instance(project) as instance, holding(home, run_id):
+        job = dg.Definitions.merge(report_definitions([report], windows), own).resolve_job_def(f"report_{name}")
+        result = job.execute_in_process(
+            instance=instance,
+            partition_key=show_window(window),
+            run_config=_SILENT,
+            raise_on_error=False,
+            run_id=run_id,
+        )
+    if (error := _error(run_id, witness, result)) is not None:
+        raise error
+    made = (e.step_materialization_data.materialization for e in result.get_asset_materialization_events())
+    return next(str(m.metadata["dagster/uri"].value) for m in made)
+
+
 def _job(project: Project, feed: Feed, session: Session, request: Request) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
@@ -91,14 +122,17 @@ def _job(project: Project, feed: Feed, session: Session, request: Request) -> tu
 
 
 def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:
+    return RunOutcome(run_id, witness.landed, witness.committed, _error(run_id, witness, result))
+
+
+def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:
+    """What ended the run. Raises KeyboardInterrupt, and what is no error of ours."""
     if witness.interrupted:
         raise KeyboardInterrupt
     error = witness.error
     if error is not None and not isinstance(error, SluiceError):
         raise error
-    if error is None and not result.success:
-        error = _unexplained(run_id, result)
-    return RunOutcome(run_id, witness.landed, witness.committed, error)
+    return _unexplained(run_id, result) if error is None and not result.success else error
 
 
 def _unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
