@@ -10,12 +10,14 @@ from rich.console import RenderableType
 
 from sluice.cli import parse
 from sluice.cli.records import document as record_document
-from sluice.cli.records import rows
+from sluice.cli.records import rows, typed, typed_view
 from sluice.cli.records import view as record_view
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import heading
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from sluice.pipelines.explain import Explanation
     from sluice.pipelines.ports import Lake
 
@@ -45,23 +47,30 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
     session.terminal.document(_document(said, row))
 
 
-def _row(lake: Lake, said: Explanation) -> dict[str, Any] | None:
-    """The record as it landed."""
+def _row(lake: Lake, said: Explanation) -> pa.Table | None:
+    """The record as it landed, one row."""
     if said.path is None or said.row_group is None or said.row is None:
         return None
     import pyarrow.parquet as pq
 
     with lake.open(said.path) as file:
         group = pq.ParquetFile(file).read_row_group(said.row_group)
-    return rows(group.slice(said.row, 1))[0]
+    return group.slice(said.row, 1)
 
 
-def _view(said: Explanation, row: dict[str, Any] | None) -> list[RenderableType]:
+def _view(said: Explanation, row: pa.Table | None) -> list[RenderableType]:
     out: list[RenderableType] = [heading(f"{said.tp}:{said.offset}", str(said.found)), f"  {said.text}"]
-    return [*out, record_view([row])] if row else out
+    if row is None:
+        return out
+    fields = typed(row)
+    return [*out, typed_view(fields) if fields else record_view(rows(row))]
 
 
-def _document(said: Explanation, row: dict[str, Any] | None) -> dict[str, Any]:
+def _document(said: Explanation, row: pa.Table | None) -> dict[str, Any]:
     place = {"topic": said.tp.topic, "partition": said.tp.partition, "offset": said.offset}
     rest = {k: v for k, v in asdict(said).items() if k not in ("tp", "offset", "found")}
-    return {**place, "class": str(said.found), **rest, "record": record_document(row) if row else None}
+    return {**place, "class": str(said.found), **rest, "record": None if row is None else _record(row)}
+
+
+def _record(row: pa.Table) -> dict[str, Any]:
+    return typed(row) or record_document(rows(row)[0])

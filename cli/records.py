@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.terminal import count, safe, table
+from sluice.cli.terminal import count, facts, safe, table
 from sluice.pipelines.units import show_instant
 
 if TYPE_CHECKING:
@@ -26,6 +27,44 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
     at = table.schema.get_field_index("timestamp")
     found: list[dict[str, Any]] = table.set_column(at, "timestamp", table.column(at).cast(pa.int64())).to_pylist()
     return found
+
+
+def typed(table: pa.Table) -> dict[str, Any] | None:
+    """The one row of a typed feed's table for programs: its fields and coordinates as JSON has them; None for others.
+
+    Times and decimals as text, bytes in base64, the Kafka timestamp in ms.
+    """
+    if "kafka_offset" not in table.schema.names:
+        return None
+    cells = {name: column[0] for name, column in zip(table.column_names, table.columns, strict=True)}
+    kafka = {name: cells.pop(name) for name in [*cells] if name.startswith("kafka_")}
+    stamp = kafka["kafka_timestamp"]
+    plain = {name: _plain(cell) for name, cell in kafka.items()}
+    return {name: _plain(cell) for name, cell in cells.items()} | plain | {"kafka_timestamp": stamp.value}
+
+
+def typed_view(row: Mapping[str, Any]) -> RenderableType:
+    """A row of `typed`, a field a line; what is null is left out."""
+    shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
+    return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in shown))
+
+
+def _plain(cell: pa.Scalar) -> Any:
+    """A value as JSON has it."""
+    import pyarrow as pa
+
+    kind = cell.type
+    if not cell.is_valid:
+        return None
+    if pa.types.is_struct(kind):
+        return {f.name: _plain(cell[i]) for i, f in enumerate(kind)}
+    if pa.types.is_map(kind):
+        return {str(_plain(entry["key"])): _plain(entry["value"]) for entry in cell.values}
+    if pa.types.is_list(kind):
+        return [_plain(item) for item in cell.values]
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind):
+        return cell.cast(pa.string()).as_py()
+    return _base64(cell.as_py()) if pa.types.is_binary(kind) else cell.as_py()
 
 
 def view(records: Sequence[Mapping[str, Any]], states: Sequence[str] | None = None) -> RenderableType:

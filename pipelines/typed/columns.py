@@ -26,7 +26,8 @@ _INTEGERS = {
         Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64, Kind.UINT8, Kind.UINT16, Kind.UINT32, Kind.UINT64,
     )
 }  # fmt: skip
-_DIGITS = {"s": 3, "ms": 3, "us": 6, "ns": 9}
+_DIGITS = {"ms": 3, "us": 6, "ns": 9}
+_UNITS = {"s": 0} | _DIGITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,9 @@ class Integers(Numbers):
         super().__init__(node, items)
         self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
         self._times = 1000 if node.type.unit == "s" else 1
-        info = np.iinfo(self._kind)
-        self._most: Any = np.uint64(int(info.max) // self._times)
-        self._least: Any = np.uint64(-int(info.min) // self._times)
+        least, most = _bounds(node.type, self._kind)
+        self._most: Any = np.uint64(most)
+        self._least: Any = np.uint64(-least)
 
     def _fill(self, values: Array, spans: Array) -> Faults:
         items, codes = np.empty(len(spans), np.int32), np.empty(len(spans), np.int8)
@@ -156,6 +157,16 @@ class Integers(Numbers):
 
     def _narrow(self, data: Array) -> Array:
         return data if self._kind.itemsize == 8 else data.astype(self._kind)
+
+
+def _bounds(t: Type, kind: Any) -> tuple[int, int]:
+    """The least and the most that a number may say."""
+    info = np.iinfo(kind)
+    if t.kind is not Kind.EPOCH:
+        return int(info.min), int(info.max)
+    units = 10 ** _UNITS[t.unit]
+    first, end = fill.FIRST_DAY * 86400 * units, (fill.LAST_DAY + 1) * 86400 * units
+    return max(first, int(info.min)), min(end - 1, int(info.max))
 
 
 class Decimals(Numbers):

@@ -25,6 +25,8 @@ _INTS = {f"int{b}": (-(1 << b - 1), (1 << b - 1) - 1) for b in (8, 16, 32, 64)} 
 _TIME = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d+))?)?([Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
+YEAR_1, YEAR_9999 = ((date(y, 1, 1) - date(1970, 1, 1)) // timedelta(seconds=1) for y in (1, 9999))
+YEAR_10000 = YEAR_9999 + 365 * 86400
 _UNITS = {"s": 3, "ms": 3, "us": 6, "ns": 9}
 
 
@@ -143,9 +145,9 @@ def _typed(t: Type, value: Any, problems: set[str]) -> Any:
         case Kind.FLOAT32 | Kind.FLOAT64 if isinstance(value, Number):
             return _float(value.text, single=t.kind is Kind.FLOAT32)
         case Kind.EPOCH if isinstance(value, Number):
-            times = 1000 if t.unit == "s" else 1
-            found = _integer(value.text) * times
-            return _within(found, -(1 << 63) // times * times + (times - 1), (1 << 63) - 1)
+            units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[t.unit]
+            found = _within(_integer(value.text), max(YEAR_1 * units, -(1 << 63)), min(YEAR_10000 * units, 1 << 63) - 1)
+            return found * (1000 if t.unit == "s" else 1)
         case kind if str(kind) in _INTS and isinstance(value, Number):
             return _within(_integer(value.text), *_INTS[str(kind)])
     raise _Refused("wrong_type")
@@ -266,8 +268,7 @@ def _time(text: str, unit: str) -> int:
         if hours > 23 or minutes > 59:
             raise _Refused("malformed")
         seconds -= int(zone[0] + "1") * (hours * 3600 + minutes * 60)
-    first, last = ((date(y, 1, 1) - date(1970, 1, 1)) // timedelta(seconds=1) for y in (1, 9999))
-    if not first <= seconds < last + 365 * 86400 or (unit == "ns" and not -9223372036 <= seconds <= 9223372035):
+    if not YEAR_1 <= seconds < YEAR_10000 or (unit == "ns" and not -9223372036 <= seconds <= 9223372035):
         raise _Refused("out_of_range")
     digits = _UNITS[unit]
     return seconds * 10**digits + int((found[7] or "")[:digits].ljust(digits, "0"))

@@ -1,0 +1,51 @@
+"""How rows of typed feeds are shown: whole for programs, harmless for people."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pyarrow as pa
+from rich.console import Console
+
+from sluice.cli.records import typed, typed_view
+from sluice.pipelines.formats import RawFormat
+
+ROW = pa.table(
+    {
+        "amount": pa.array(["1.20"]).cast(pa.decimal128(5, 2)),
+        "at": pa.array([1_709_208_000_123_456_789]).cast(pa.timestamp("ns", "UTC")),
+        "tags": pa.array([[("a", 1), ("b", None)]], pa.map_(pa.string(), pa.int8())),
+        "lines": pa.array([[{"sku": b"\xff"}, None]], pa.list_(pa.struct([("sku", pa.binary())]))),
+        "note": ["\x1b[2J" + "x" * 1000],
+        "nothing": pa.nulls(1, pa.string()),
+        "kafka_offset": [7],
+        "kafka_timestamp": pa.array([1 << 62]).cast(pa.timestamp("ms", "UTC")),
+    }
+)
+
+
+def test_a_typed_row_is_json() -> None:
+    said = typed(ROW)
+    assert json.loads(json.dumps(said)) == {
+        "amount": "1.20",
+        "at": "2024-02-29 12:00:00.123456789Z",
+        "tags": {"a": 1, "b": None},
+        "lines": [{"sku": "/w=="}, None],
+        "note": "\x1b[2J" + "x" * 1000,
+        "nothing": None,
+        "kafka_offset": 7,
+        "kafka_timestamp": 1 << 62,
+    }
+    assert typed(RawFormat.schema.empty_table()) is None
+
+
+def test_a_typed_row_is_harmless_on_a_terminal() -> None:
+    said = typed(ROW)
+    assert said is not None
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(typed_view(said))
+    text = console.export_text()
+    assert "\x1b" not in text
+    assert "nothing" not in text
+    assert "1.20" in text
