@@ -1,0 +1,173 @@
+"""A window, read in each way there is, is what a plain consumer sees of it; and the examples of docs/reading.md run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from pyspark.sql import DataFrame
+
+import sluice
+from sluice.cli.main import main
+from sluice.pipelines.errors import WindowIncomplete
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import Request, RequestKind
+from sluice.resources import spark
+from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.spark_source import SluiceSource
+from tests.integration.support import Place, consumed, run
+
+HOUR = 3_600_000
+ABSURD = (1 << 63) - 1
+DOCS = Path(__file__).parents[2] / "docs" / "reading.md"
+
+
+@dataclass(frozen=True)
+class Landed:
+    """Two hours of `orders`, landed; the last record of partition 1 is stamped beyond every calendar."""
+
+    feed: Feed
+    first: int
+    seen: tuple[dict[str, Any], ...]
+
+    @property
+    def root(self) -> Path:
+        return Path(self.feed.lake).parents[1]
+
+    def hour(self, number: int) -> str:
+        return show_window(self.first + number * HOUR)
+
+    def expected(self, number: int) -> list[dict[str, Any]]:
+        """What a plain consumer saw of an hour; who is stamped absurdly is in the last one."""
+        hours = [min((r["timestamp"] - self.first) // HOUR, 1) for r in self.seen]
+        return [r for r, hour in zip(self.seen, hours, strict=True) if hour == number]
+
+
+@pytest.fixture(scope="module")
+def landed(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Landed:
+    topic, first = "reading-orders", time.time_ns() // 1_000_000 // HOUR * HOUR - 5 * HOUR
+    unbounded = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(ABSURD)}
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        admin.create_topics({topic: {"num_partitions": 3, "configs": unbounded}}, wait_for_metadata=True)
+    _produce(kafka, topic, first)
+    feed = Place(tmp_path_factory.mktemp("reading"), kafka, topic).feed()
+    for hour in range(4):
+        run(feed, Request(RequestKind.WINDOW, window=first + hour * HOUR))
+    return Landed(feed, first, tuple(consumed(kafka, topic)))
+
+
+def _produce(kafka: LocalKafka, topic: str, first: int) -> None:
+    """Two hours of records, an absurd one, and an aborted transaction (whose marker is stamped now)."""
+    plain = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    _send(plain, topic, first)
+    plain.send(topic, b"when?", partition=1, timestamp_ms=ABSURD).get(10)
+    plain.close()
+    aborting = KafkaProducer(bootstrap_servers=kafka.bootstrap, transactional_id=f"{topic}-aborts")
+    aborting.init_transactions()
+    aborting.begin_transaction()
+    _send(aborting, topic, first)
+    aborting.abort_transaction()
+    aborting.close()
+
+
+def _send(producer: KafkaProducer, topic: str, first: int) -> None:
+    for i in range(60):
+        headers = [("n", b"%d" % i)] if i % 4 == 0 else None
+        value = None if i % 9 == 0 else b"value %d" % i
+        at = first + i * 2 * HOUR // 60
+        producer.send(topic, value, key=b"k%d" % i, headers=headers, partition=i % 3, timestamp_ms=at)
+    producer.flush()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
+    session = spark.session(landed.feed.spark)
+    session.dataSource.register(SluiceSource)
+    options = {"feed": "orders", "project": str(landed.root)}
+    for number in (0, 1):
+        expected = landed.expected(number)
+        window = sluice.read("orders", landed.hour(number), project=landed.root)
+        assert len(expected) > 25
+        assert _arrow(window.arrow()) == expected
+        assert _arrow(window.duckdb().order('partition, "offset"').to_arrow_table(), duckdb=True) == expected
+        assert _spark(window.spark(session)) == _on_spark(expected)
+    both = sluice.read("orders", landed.hour(0), to=landed.hour(2), project=landed.root)
+    assert sorted(_arrow(both.arrow()), key=_place) == list(landed.seen)
+    between = {"from": landed.hour(0), "to": landed.hour(2)}
+    assert _spark(session.read.format("sluice").options(**options, **between).load()) == _on_spark(list(landed.seen))
+    topic = landed.seen[0]["topic"]
+    pinned = session.read.format("sluice").options(**options, offsets=f"{topic}:0:3-25, {topic}:1:0-42").load()
+    wanted = [r for r in landed.seen if _place(r) < (2, 0) and (r["partition"] or 3 <= r["offset"] < 25)]
+    assert _spark(pinned) == _on_spark(wanted)
+    quiet = sluice.read("orders", landed.hour(3), project=landed.root)
+    assert (quiet.paths, quiet.spark(session).count(), quiet.duckdb().fetchall()) == ([], 0, [])
+    assert quiet.arrow().schema.equals(both.schema)
+    with pytest.raises(WindowIncomplete):
+        sluice.read("orders", landed.hour(6), project=landed.root)
+    incomplete = session.read.format("sluice").options(**options, window=landed.hour(6))
+    with pytest.raises(Exception, match="WindowIncomplete"):
+        incomplete.load().count()
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    return row["partition"], row["offset"]
+
+
+def _arrow(table: pa.Table, *, duckdb: bool = False) -> list[dict[str, Any]]:
+    """Rows with the timestamp in ms; DuckDB's infinity stands for what is beyond its calendar."""
+    at = table.schema.get_field_index("timestamp")
+    stamps = table.column(at).cast(pa.timestamp("us", "UTC"), safe=False) if duckdb else table.column(at)
+    stamps = stamps.cast(pa.int64())
+    rows: list[dict[str, Any]] = table.set_column(at, "timestamp", stamps).to_pylist()
+    if duckdb:
+        rows = [r | {"timestamp": ABSURD if r["timestamp"] >= ABSURD // 1000 else r["timestamp"] // 1000} for r in rows]
+    return rows
+
+
+def _spark(frame: DataFrame) -> list[dict[str, Any]]:
+    names = [n for n in frame.columns if n != "timestamp"]
+    rows = frame.orderBy("partition", "offset").selectExpr(*names, "unix_millis(timestamp) as timestamp").collect()
+    return [_plain(r.asDict(recursive=True)) for r in rows]
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    texts = {n: None if row[n] is None else bytes(row[n]) for n in ("key", "value")}
+    headers = [{"key": h["key"], "value": bytes(h["value"])} for h in row["headers"] or ()] or None
+    return row | texts | {"headers": headers}
+
+
+def _on_spark(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [r | {"timestamp": None if r["timestamp"] == ABSURD else r["timestamp"]} for r in rows]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(landed: Landed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(landed.root)
+    monkeypatch.setenv("SLUICE_PROJECT", str(landed.root))
+    blocks = re.findall(r"```(sh|python)\n(.*?)```", _dated(landed, DOCS.read_text()), re.DOTALL)
+    code = "".join(text for language, text in blocks if language == "python")
+    exec(compile(code, str(DOCS), "exec"), {})
+    for line in _lines(blocks):
+        assert main(shlex.split(line)[1:]) == 0, line
+
+
+def _dated(landed: Landed, text: str) -> str:
+    """The page with its hours 14, 15, … as the hours that landed, its topic and its project as ours."""
+    dated = re.sub(r"2026-11-20T(\d\d)(?![:\d])", lambda m: landed.hour(int(m[1]) - 14), text)
+    mine = re.sub(r"orders:(\d)", rf"{landed.seen[0]['topic']}:\1", dated)
+    return mine.replace("/srv/ingest", str(landed.root))
+
+
+def _lines(blocks: list[tuple[str, str]]) -> Iterator[str]:
+    return (line for language, text in blocks if language == "sh" for line in text.splitlines())
