@@ -1,4 +1,4 @@
-"""`sluice demo`: one whole batch on a real local Kafka, narrated, and then one more.
+"""`sluice demo`: an hour lands on a real local Kafka, narrated; then all the rest, and the proof.
 
 Promises: it lives in a project folder of its own (`.sluice/demo` below the current folder), starts afresh each time,
 listens on loopback only, and touches nobody's feeds, cluster or Dagster home, whatever the environment says. What it
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +23,12 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import audit, plan, produce, run
+from sluice.cli import audit, plan, produce, run, windows
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, facts, good, seconds, table
+from sluice.cli.terminal import count, facts, good, many, seconds, table
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.ports import Progress
+from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Request, RequestKind
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ PARTITIONS = 6
 SEED = 20_261_120
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
+HOUR = 3_600_000
+REPORT = "revenue_by_hour"
+
 _FEED_FILE = """\
 # Written by `sluice demo`, anew each time.
 feed: {feed}
@@ -47,6 +51,26 @@ kafka:
 topics: {feed}
 group: sluice-demo
 start: earliest
+format: json
+schema:
+  order_id: string not null
+  customer: string
+  ts: timestamp
+  amount: decimal(12,2)
+  currency: string
+  items: int32
+  country: string
+  channel: string
+  status: string
+"""
+_REPORT_FILE = """\
+-- Revenue by hour and currency.
+-- feed: {feed}
+SELECT date_trunc('HOUR', ts) AS hour, currency, count(*) AS orders, sum(amount) AS revenue
+FROM {feed}
+WHERE NOT kafka_tombstone
+GROUP BY ALL
+ORDER BY hour, revenue DESC
 """
 
 
@@ -57,14 +81,14 @@ def register(app: typer.Typer) -> None:
 def demo(
     session: Session,
     records: Annotated[
-        int, typer.Option("--records", "-n", metavar="N", min=1000, help="Events of the first batch.")
+        int, typer.Option("--records", "-n", metavar="N", min=1000, help="Events before the hour is landed.")
     ] = 300_000,
     keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False,
 ) -> int:
-    """Show one whole batch on a real local Kafka.
+    """Land an hour of a real local Kafka, then all the rest, and prove it.
 
-    Real events in, proven Parquet out, offsets committed; then some more events, of which only the new ones land.
-    Everything is in .sluice/demo and starts afresh each time.
+    Real events in, typed Parquet out, what is malformed in quarantine, a report on the hour, offsets committed; then
+    some more events, of which only what is owed lands. Everything is in .sluice/demo and starts afresh each time.
 
     $ sluice demo
     $ sluice demo --keep && sluice ui --project .sluice/demo
@@ -96,12 +120,14 @@ def _kafka(session: Session, folder: Path, keep: bool) -> Iterator[None]:
     from sluice.resources.local_kafka import VERSION, LocalKafka
 
     _clear(folder)
-    (folder / "feeds").mkdir(parents=True)
+    for name in ("feeds", "reports"):
+        (folder / name).mkdir(parents=True)
     kafka = LocalKafka(folder / ".sluice" / "kafka")
     began = time.monotonic()
     with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
         kafka.start()
     (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, bootstrap=kafka.bootstrap))
+    (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
     session.terminal.show(
         _step(1, "A real Kafka"),
         good(f"Apache Kafka {VERSION} answers at {kafka.bootstrap} ({seconds(time.monotonic() - began)})"),
@@ -140,77 +166,86 @@ class _Show:
     feed: Feed
 
     def all(self, records: int) -> dict[str, Any]:
-        produced = self.produce(2, f"{count(records)} order events", records, 0)
-        planned = self.plan(3)
-        first = self.run(4, "The batch, through Dagster and Spark")
-        landed = self.preview(5)
-        committed = self.committed(6)
-        proven = self.audit(7, rescan=True)
-        more = self.produce(8, "Some more events", max(records // 10, 100), records)
-        second = self.run(9, "Again: only what is new")
-        again = self.audit(10, rescan=False)
+        now = time.time_ns() // 1_000_000
+        hour = self.feed.window.last_boundary(now) - HOUR
+        window = Request(RequestKind.WINDOW, window=hour)
+        name = show_window(hour)
+        produced = self.produce(2, f"{count(records)} order events, some malformed", records, 0, hour - HOUR // 3)
+        planned = self.plan(3, f"The plan for the hour {name}: nothing is read yet", window)
+        first = self.run(4, f"The hour {name}, through Dagster and Spark", window)
+        landed = self.preview(5, hour)
+        quarantined = self.quarantined(6, hour)
+        report = self.report(7, hour)
+        more = self.produce(8, "Some more events", max(records // 10, 100), records, now)
+        rest = self.run(9, "All the rest: what is landed is not read again", CATCH_UP)
+        committed = self.committed(10)
+        proven = self.audit(11)
         return {
             "produced": [produced, more],
             "plan": planned,
-            "runs": [first, second],
+            "runs": [first, rest],
             "preview": landed,
+            "quarantined": quarantined,
+            "report": report,
             "committed": committed,
-            "audits": [proven, again],
+            "audit": proven,
         }
 
-    def produce(self, number: int, title: str, records: int, first: int) -> dict[str, Any]:
-        """Two thirds as they come, one third in transactions, of which some are aborted."""
+    def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
+        """In order of time, from `since` (ms) on: most as they come, then ten minutes of transactions, some aborted."""
         from sluice.resources import events
 
         self._say(_step(number, title))
         events.create(self.feed.kafka, [FEED], PARTITIONS)
-        plain = self._send(events.Mix(SEED + first, first, tombstones=0.01, headers=0.1), records * 2 // 3, None)
-        rest = events.Mix(SEED + first + 1, first + plain.records, tombstones=0.01, headers=0.1, aborted=0.15)
-        transactions = self._send(rest, records - plain.records, "sluice-demo-produce")
-        sent = plain + transactions
+        now = time.time_ns() // 1_000_000
+        begun = max(since, now - 600_000)
+        mix = events.Mix(SEED + first, first, bad=0.0005, tombstones=0.01, headers=0.1)
+        plain = self._send(mix, records * 2 // 3, (since, begun), None)
+        rest = replace(mix, seed=mix.seed + 1, first=first + plain.records, aborted=0.15)
+        sent = plain + self._send(rest, records - plain.records, (begun, now), "sluice-demo-produce")
         self._say(*produce.view(sent, (FEED,)))
         return asdict(sent)
 
-    def _send(self, mix: Mix, records: int, transactional_id: str | None) -> Sent:
+    def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> Sent:
         from sluice.resources import events
 
-        now = time.time_ns() // 1_000_000
-        stream = events.orders(mix, records, now - 600_000, now)
-        how = events.Sending((FEED,), transactional_id)
+        stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
         with self.session.terminal.progress() as meter:
             return events.send(self.feed.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
 
-    def plan(self, number: int) -> dict[str, Any]:
+    def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
         from sluice.pipelines.batch import preview
 
         with self.session.terminal.working("asking Kafka"), self.session.open_edges(self.feed) as edges:
-            seen = preview(self.feed, edges, CATCH_UP)
-        self._say(_step(number, "The plan: nothing is read yet"), *plan.view(seen, FEED, CATCH_UP)[1:])
-        return plan.document(seen, FEED, CATCH_UP)
+            seen = preview(self.feed, edges, asked)
+        self._say(_step(number, title), *plan.view(seen, FEED, asked)[1:])
+        return plan.document(seen, FEED, asked)
 
-    def run(self, number: int, title: str) -> dict[str, Any]:
+    def run(self, number: int, title: str, asked: Request) -> dict[str, Any]:
         """A run that did not do all ends the demo with its error."""
         self._say(_step(number, title))
-        ran = run.execute(self.session, FEED, CATCH_UP)
-        self._say(*run.view(ran)[1:])
+        ran = run.execute(self.session, FEED, asked)
+        stands = run.stands_after(self.session, self.feed, ran)
+        self._say(*run.view(ran)[1:], *([windows.verdict(stands)] if stands else []))
         if ran.outcome.error:
             raise ran.outcome.error
-        return run.document(ran)
+        return run.document(ran, stands)
 
-    def preview(self, number: int) -> dict[str, Any]:
-        """The files, read by somebody who knows nothing of Sluice."""
+    def preview(self, number: int, hour: int) -> dict[str, Any]:
+        """The hour's files, read by somebody who knows nothing of Sluice but where they are."""
         import duckdb
 
-        files = f"{self.feed.lake}/data/{FEED}/**/*.parquet"
+        from sluice.resources.reading import of_feed
+
+        files = of_feed(self.feed, hour).paths
         with duckdb.connect() as db:
-            db.read_parquet(files).project(_COLUMNS).create_view("landed")
+            db.read_parquet(files, hive_partitioning=False).create_view("landed")
             rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
+        names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
         self._say(
-            _step(number, "What landed, read by DuckDB"),
-            f"  {files}",
-            table(
-                ("partition", "offset", "key", "order", "amount", "currency", "status"), _texts(rows), "offset amount"
-            ),
+            _step(number, f"What landed of the hour, read by DuckDB from {many(len(files), 'file')}"),
+            f"  {Path(files[0]).parent}",
+            table(names, _texts(rows), "offset amount"),
             "",
             table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
         )
@@ -218,6 +253,38 @@ class _Show:
             "files": files,
             "by_currency": [{"currency": c, "orders": n, "revenue": str(r or 0)} for c, n, r in sums],
         }
+
+    def quarantined(self, number: int, hour: int) -> list[dict[str, Any]]:
+        """What did not fit the schema: nothing is lost, nothing is guessed."""
+        import duckdb
+
+        from sluice.resources.reading import of_feed
+
+        files = of_feed(self.feed, hour, kind="quarantined").paths
+        with duckdb.connect() as db:
+            db.read_parquet(files, hive_partitioning=False).create_view("quarantined")
+            rows = db.sql(_WRONG).fetchall()
+        self._say(
+            _step(number, "What did not fit the schema, in quarantine with its bytes"),
+            table(("reason", "records", "such as", "its value"), _texts(rows), "records"),
+        )
+        return [{"reason": reason, "records": n} for reason, n, _, _ in rows]
+
+    def report(self, number: int, hour: int) -> list[dict[str, Any]]:
+        """The sample report, as Dagster runs it by itself when an hour is complete."""
+        import pyarrow.parquet as pq
+
+        from sluice.assets.execution import run_report
+
+        with self.session.terminal.working("asking Spark"):
+            path = run_report(self.session.project, REPORT, hour, self.session.open_edges)
+        rows = pq.read_table(path).to_pylist()
+        shown = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
+        self._say(
+            _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
+            table(("hour", "currency", "orders", "revenue"), _texts(shown), "orders revenue"),
+        )
+        return [{"currency": r["currency"], "orders": r["orders"], "revenue": str(r["revenue"])} for r in rows]
 
     def committed(self, number: int) -> list[dict[str, Any]]:
         """The group's offsets as a plain consumer sees them."""
@@ -238,11 +305,9 @@ class _Show:
         )
         return [{"partition": name, "committed": at, "end": end} for name, at, end in found]
 
-    def audit(self, number: int, *, rescan: bool) -> dict[str, Any]:
-        report = audit.prove(self.session, self.feed, rescan=rescan)
-        how = "The proof, against Kafka itself" if rescan else "The proof, for both batches"
-        shown = audit.view(report, rescanned=rescan)[1:]
-        self._say(_step(number, how), *(shown if rescan else shown[-1:]))
+    def audit(self, number: int) -> dict[str, Any]:
+        report = audit.prove(self.session, self.feed, rescan=True)
+        self._say(_step(number, "The proof, against Kafka itself"), *audit.view(report, rescanned=True)[1:])
         if not report.closes:
             raise ProofFailed("the account of the demo does not close", remedy="this is a bug: please report it")
         return audit.document(report)
@@ -251,11 +316,13 @@ class _Show:
         self.session.terminal.show(*what)
 
 
-_COLUMNS = """partition, "offset" as row, decode(key) as key, decode(value)::json as doc"""
-_SOME = """select partition, row, key, doc->>'order_id', doc->>'amount', doc->>'currency', doc->>'status'
-from landed where doc is not null and row % 9001 = 150 order by partition, row limit 5"""
-_SUMS = """select doc->>'currency' as currency, count(*), sum((doc->>'amount')::decimal(18, 2))
-from landed group by 1 order by 2 desc"""
+_SOME = """select kafka_partition, kafka_offset, order_id, strftime(ts, '%H:%M:%S.%g'), amount, currency, status
+from landed where not kafka_tombstone
+qualify row_number() over (partition by kafka_partition order by kafka_offset) = 100 order by 1 limit 5"""
+_SUMS = """select currency, count(*), sum(amount) from landed group by 1 order by 2 desc"""
+_WRONG = """select reason, count(*), any_value('orders:' || partition || ':' || "offset"), any_value(substr(
+case reason when 'invalid_utf8' then replace(cast(value as varchar), '\\x22', '"') else decode(value) end, 1, 56))
+from quarantined group by 1 order by 2 desc, 1"""
 
 
 def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
@@ -283,6 +350,7 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
         facts(
             ("Dagster's UI", f"{sluice} ui {project}"),
             ("the account", f"{sluice} audit {FEED} {project}"),
+            ("the hours", f"{sluice} status {FEED} {project}"),
             ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
             (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
         ),
