@@ -68,7 +68,7 @@ def _load(workload: Workload, bootstrap: str) -> Loaded:
 def _packed(workload: Workload, partition: int, digests: dict[int, Digest]) -> Iterator[Batch]:
     """The partition's batches; what they hold is added to its digest on the way."""
     for chunk in workload.chunks(partition):
-        digests[partition] += digest_of_sent(partition, chunk)
+        digests[partition] += digest_of_sent(partition, chunk, workload.schema)
         yield from batches(chunk, workload.codec, workload.batch_bytes)
 
 

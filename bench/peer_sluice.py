@@ -50,6 +50,8 @@ def _feed(given: Assignment, out: Path) -> Feed:
         "commit": "none",
         "spark": {"master": f"local[{given.cores},3]"},
     }
+    if given.schema:
+        settings |= {"format": "json", "schema": given.schema}
     return Feed.model_validate(settings, context={"root": out.parent})
 
 

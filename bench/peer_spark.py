@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, from_json
 
 from sluice.bench.stand import Assignment, Ready, serve
 
@@ -47,8 +48,18 @@ def _land(spark: SparkSession, given: Assignment, out: Path) -> dict[str, Any]:
         "includeHeaders": "true",
     }
     read = spark.read.format("kafka").options(**options).load()
+    if given.schema:
+        read = _typed(read, given.schema)
     read.write.parquet(str(out), compression="zstd")
     return {}
+
+
+def _typed(read: DataFrame, schema: dict[str, str]) -> DataFrame:
+    """The fields of the value, and all other columns under `kafka_`."""
+    said = ", ".join(f"{name} {'int' if kind == 'int32' else kind}" for name, kind in schema.items())
+    fields = from_json(col("value").cast("string"), said).alias("value")
+    others = [c for c in read.columns if c != "value"]
+    return read.select(fields, *others).select("value.*", *(col(c).alias(f"kafka_{c}") for c in others))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.bench.check import check_landed
+from sluice.bench.check import Schema, check_landed
 from sluice.bench.load import Loaded, ensure
 from sluice.bench.measure import metered
 from sluice.bench.peers import Peer, Running, connector_jars, running
@@ -58,7 +58,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
     peers = [p for p in race.peers if not terms.peers or p in terms.peers]
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
-        track = _Track(kafka, loaded, folder, terms, note)
+        track = _Track(kafka, loaded, workload.schema, folder, terms, note)
         results = track.run(peers)
     shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
     return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results))
@@ -70,6 +70,7 @@ class _Track:
 
     kafka: LocalKafka
     loaded: Loaded
+    schema: Schema
     folder: Path
     terms: Terms
     note: Note
@@ -94,7 +95,8 @@ class _Track:
     def _standing_by(self, peer: Peer) -> Iterator[Running]:
         self.note(f"{peer.title}: getting ready")
         jars = connector_jars(peer)
-        assignment = Assignment(self.kafka.bootstrap, self.loaded.topic, self.loaded.ends, self.terms.cores, jars)
+        loaded, schema = self.loaded, dict(self.schema)
+        assignment = Assignment(self.kafka.bootstrap, loaded.topic, loaded.ends, self.terms.cores, jars, schema)
         with running(peer, assignment, self.folder) as ready:
             yield ready
 
@@ -108,7 +110,7 @@ class _Track:
         try:
             with metered(peer.pid, self._brokers()) as meter:
                 detail = peer.land(out)
-            files, size = check_landed(peer.peer.title, out, self.loaded.topic, self.loaded.digests)
+            files, size = check_landed(peer.peer.title, out, self.loaded.topic, self.loaded.digests, self.schema)
         finally:
             shutil.rmtree(out, ignore_errors=True)
         rate = sum(self.loaded.ends.values()) / meter.cost.seconds

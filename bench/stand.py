@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,17 @@ from sluice.cli.terminal import claimed_stdout
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to land: a whole topic, to the end of each partition, on so many cores. `jars` is a folder, or empty."""
+    """What to land: a whole topic, to the end of each partition, on so many cores, typed by `schema` if there is one.
+
+    `jars` is a folder, or empty.
+    """
 
     bootstrap: str
     topic: str
     ends: dict[int, int]
     cores: int
     jars: str = ""
+    schema: dict[str, str] = field(default_factory=dict)
 
     @property
     def records(self) -> int:

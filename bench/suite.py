@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sluice.bench.peers import KAFKA_PYTHON, SLUICE, SPARK
 from sluice.bench.race import Race
-from sluice.bench.workloads import ORDERS
+from sluice.bench.workloads import ORDERS, TYPED_ORDERS
 from sluice.pipelines.errors import UsageError
 
 RAW = Race(
@@ -15,7 +15,13 @@ RAW = Race(
     workload=ORDERS,
     peers=(SLUICE, SPARK, KAFKA_PYTHON),
 )
-SUITE: Mapping[str, Race] = {race.name: race for race in (RAW,)}
+TYPED = Race(
+    name="typed",
+    about="9 fields of JSON typed, and Kafka's other columns, into Parquet (zstd 1)",
+    workload=TYPED_ORDERS,
+    peers=(SLUICE, SPARK),
+)
+SUITE: Mapping[str, Race] = {race.name: race for race in (RAW, TYPED)}
 
 
 def race(name: str) -> Race:

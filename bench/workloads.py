@@ -46,7 +46,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together."""
+    """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together.
+
+    `schema`: names and types, as a feed says them, by which the values are to be typed; none: they land as they are.
+    """
 
     name: str
     about: str
@@ -56,6 +59,7 @@ class Workload:
     codec: str = "lz4"
     batch_bytes: int = 40_000
     brokers: int = 1
+    schema: tuple[tuple[str, str], ...] = ()
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -126,4 +130,19 @@ ORDERS = Workload(
     name="orders",
     about="JSON orders of about 190 bytes, keyed by customer, every tenth with a header",
     shape=Shape(_CUSTOMER, _ORDER, trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
+)
+TYPED_ORDERS = replace(
+    ORDERS,
+    name="typed-orders",
+    schema=(
+        ("order_id", "string"),
+        ("customer", "string"),
+        ("ts", "timestamp"),
+        ("amount", "decimal(12,2)"),
+        ("currency", "string"),
+        ("items", "int32"),
+        ("country", "string"),
+        ("channel", "string"),
+        ("status", "string"),
+    ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.bench.check import Digest, check_landed, digest_of_sent
-from sluice.bench.workloads import ORDERS
+from sluice.bench.workloads import ORDERS, TYPED_ORDERS
 from sluice.pipelines.errors import ProofFailed, UsageError
 
 WORKLOAD = ORDERS.of(1_000)
@@ -118,3 +120,28 @@ def test_a_fingerprint_changes_with_the_workload() -> None:
 def test_fewer_records_than_partitions_are_refused() -> None:
     with pytest.raises(UsageError):
         ORDERS.of(3)
+
+
+def typed(partition: int) -> pa.Table:
+    """What a faultless peer makes of a partition of typed orders."""
+    raw = landed(partition)
+    orders = [json.loads(v, parse_float=Decimal) for v in raw.column("value").to_pylist()]
+    columns = {name: pa.array([o[name] for o in orders]) for name, _ in TYPED_ORDERS.schema}
+    columns["ts"] = columns["ts"].cast(pa.timestamp("us", "UTC"))
+    columns["amount"] = columns["amount"].cast(pa.decimal128(12, 2))
+    columns["items"] = columns["items"].cast(pa.int32())
+    return pa.table(columns | {f"kafka_{n}": raw.column(n) for n in raw.column_names if n != "value"})
+
+
+def test_typed_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> None:
+    schema = TYPED_ORDERS.schema
+    expected = {p: digest_of_sent(p, chunk, schema) for p in PARTITIONS for chunk in WORKLOAD.chunks(p)}
+    good = [typed(p) for p in PARTITIONS]
+    (tmp_path / "good").mkdir()
+    check_landed("peer", put(tmp_path / "good", *good), "t", expected, schema)
+    at = good[0].schema.get_field_index("amount")
+    amounts = [good[0]["amount"][0].as_py() + 1, *good[0]["amount"].to_pylist()[1:]]
+    wrong = good[0].set_column(at, "amount", pa.array(amounts, pa.decimal128(12, 2)))
+    (tmp_path / "wrong").mkdir()
+    with pytest.raises(ProofFailed, match="other rows than were sent"):
+        check_landed("peer", put(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
