@@ -48,7 +48,7 @@ def decoded(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def raw(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
-    return RawFormat().convert(SLICE, decoded(offsets, **columns)).landed
+    return next(RawFormat().convert(SLICE, decoded(offsets, **columns))).landed
 
 
 def writer(lake: Any, row_group_bytes: int = 1 << 20, target: Target = TARGET, **settings: Any) -> PartWriter:
