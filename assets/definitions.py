@@ -27,38 +27,36 @@ def build(project: Project, session: Session | None = None) -> dg.Definitions:
 
     Raises FeedError when there are feed files and none of them is right.
     """
-    files = read_feeds(project, offline_environ())
+    files, session = read_feeds(project, offline_environ()), session or Session(project)
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
     windows = {name: partitions_of(feed, recall(project, name), now()) for name, feed in files.feeds.items()}
     reports = read_reports(project, files.feeds)
     return dg.Definitions.merge(
-        *_feeds(project, files, windows),
+        *_feeds(project, files, windows, session),
         report_definitions(reports.reports.values(), windows),
         dg.Definitions(
             assets=[
                 *(_broken("feed", landed_key(_name(p, files.feeds)), e) for p, e in files.broken.items()),
                 *(_broken("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()),
             ],
-            resources={"session": session or Session(project)},
+            resources={"session": session},
             executor=dg.in_process_executor,
         ),
     )
 
 
 def _feeds(
-    project: Project, files: FeedFiles, windows: Mapping[str, dg.TimeWindowPartitionsDefinition]
+    project: Project, files: FeedFiles, windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: Session
 ) -> list[dg.Definitions]:
     topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}
     for name in sorted(topics):
         for topic in topics[name]:
             readers.setdefault(topic, []).append(name)
+    owned = {name: {t: readers[t] for t in mine if readers[t][0] == name} for name, mine in topics.items()}
     return [
-        feed_definitions(
-            feed, topics[name], {t: readers[t] for t in topics[name] if readers[t][0] == name}, windows[name]
-        )
-        for name, feed in files.feeds.items()
+        feed_definitions(feed, topics[name], owned[name], windows[name], session) for name, feed in files.feeds.items()
     ]
 
 

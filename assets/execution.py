@@ -114,7 +114,7 @@ def _job(project: Project, feed: Feed, session: Session, request: Request) -> tu
     """
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
-    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}, windows), own)
+    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}, windows, session), own)
     if request.window is not None and not request.only and windows.has_partition_key(show_window(request.window)):
         how = {"partition_key": show_window(request.window), "run_config": _SILENT}
         return made.resolve_job_def(land_job(feed.name)), how

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from pydantic import Field
 
 from sluice.assets import metadata, steps
 from sluice.assets.evidence import committed_key, landed_key, outputs, quarantined_key
 from sluice.assets.schedule import schedule_of
-from sluice.assets.session import FEED_TAG
+from sluice.assets.session import FEED_TAG, Session
 from sluice.assets.steps import topic_key
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
@@ -61,6 +62,10 @@ class LandConfig(dg.Config):
         return Request(RequestKind.OFFSETS if ranges else RequestKind.CATCH_UP, ranges, only=only)
 
 
+_LAND_CONFIG = LandConfig.to_config_schema().as_field()
+"""Made once: Dagster would infer it anew for each op that is annotated with it."""
+
+
 def _window(text: str) -> int:
     try:
         return parse_window(text)
@@ -89,22 +94,28 @@ def _land_op(feed: str) -> str:
 
 
 def feed_definitions(
-    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows
+    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows, session: Session
 ) -> dg.Definitions:
-    """Everything for one feed. `readers`: for each topic that this feed is the first to read, all that do."""
+    """Everything for one feed, run in that session. `readers`: all feeds of each topic that it is the first to read."""
     landed, committed = _landed(feed, topics, windows), _committed(feed, windows)
-    job = dg.define_asset_job(
-        land_job(feed.name),
-        selection=dg.AssetSelection.assets(landed, committed),
-        description=f"Land a window of {feed.name}, then commit the offsets up to the frontier.",
-        tags={FEED_TAG: feed.name},
-    )
     observed = [_observed(feed.name, readers)] if readers else []
     return dg.Definitions(
         assets=[*observed, landed, committed],
-        jobs=[job, _catch_up(feed)],
-        schedules=[schedule_of(feed, job.name, windows)],
+        jobs=[_land(feed, [landed, committed], session), _catch_up(feed)],
+        schedules=[schedule_of(feed, land_job(feed.name), windows)],
     )
+
+
+def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: Session) -> dg.JobDefinition:
+    job = dg.define_asset_job(
+        land_job(feed.name),
+        selection=dg.AssetSelection.assets(*assets),
+        description=f"Land a window of {feed.name}, then commit the offsets up to the frontier.",
+        tags={FEED_TAG: feed.name},
+    )
+    # Resolved among the feed's own assets: among all of a project's, each job costs as much as there are assets.
+    own = {"session": dg.ResourceDefinition.hardcoded_resource(session)}
+    return job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, own)
 
 
 def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
@@ -169,9 +180,15 @@ def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
 
 
 def _catch_up(feed: Feed) -> dg.JobDefinition:
-    @dg.op(name=_land_op(feed.name), pool=_pool(feed), required_resource_keys={"session"}, out=dg.Out(dg.Nothing))
-    def land(context: dg.OpExecutionContext, config: LandConfig) -> Iterator[Any]:
-        yield from steps.land_request(context, feed.name, config.request)
+    @dg.op(
+        name=_land_op(feed.name),
+        config_schema=_LAND_CONFIG,
+        pool=_pool(feed),
+        required_resource_keys={"session"},
+        out=dg.Out(dg.Nothing),
+    )
+    def land(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from steps.land_request(context, feed.name, LandConfig(**context.op_config).request)
 
     @dg.op(
         name=f"{feed.name}__commit",

@@ -14,7 +14,6 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.assets.books import Books
 from sluice.pipelines import layout, windows
@@ -106,6 +105,8 @@ def of_quarantine(books: Books, window: int) -> Metadata:
 
 def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     """Rows by reason, the most frequent first; what a part's file does not say is not told."""
+    import pyarrow.parquet as pq  # late: definitions load without it
+
     found: Counter[str] = Counter()
     for part in parts:
         with suppress(OSError, pa.ArrowException), lake.open(part.path) as file:

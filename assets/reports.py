@@ -15,11 +15,10 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.assets import metadata
 from sluice.assets.books import Books
@@ -32,7 +31,9 @@ from sluice.pipelines.report import Report, load_report
 from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import PartKind
 from sluice.resources.project import Project
-from sluice.resources.reading import Windows
+
+if TYPE_CHECKING:
+    from sluice.resources.reading import Windows
 
 POOL = "sluice_reports"
 PREVIEW_ROWS = 20
@@ -130,8 +131,10 @@ def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeR
     return dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(version))
 
 
-def _rows(books: Books, window: int) -> Windows:
+def _rows(books: Books, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
+    from sluice.resources.reading import Windows
+
     feed, kind = books.feed, PartKind.LANDED
     return Windows(
         feed, (window,), kind, reading.files(books.ledger, books.lake, feed.name, (window,), feed.window, kind)
@@ -140,6 +143,8 @@ def _rows(books: Books, window: int) -> Windows:
 
 def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
     """One file, which says what it is of."""
+    import pyarrow.parquet as pq  # late: definitions load without it
+
     what = {"sluice.report": report.name, "sluice.window": show_window(window), "sluice.version": version}
     sink = pa.BufferOutputStream()
     pq.write_table(result.replace_schema_metadata(what), sink, compression="zstd")

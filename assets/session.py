@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from logging import Logger
+from typing import TYPE_CHECKING
 
 import dagster as dg
-import pyarrow as pa
 from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets.feeds import read_feeds
@@ -23,7 +23,11 @@ from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.report import Report
 from sluice.resources.project import Project
-from sluice.resources.reading import Windows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluice.resources.reading import Windows
 
 FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
@@ -32,7 +36,7 @@ AGAIN_TAG = "sluice/again"
 _AGAIN = (Retryable, WindowHeld, WindowIncomplete)
 
 OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
-Ask = Callable[[Report, Windows], pa.Table]
+Ask = Callable[[Report, "Windows"], "pa.Table"]
 
 
 def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:

@@ -7,6 +7,7 @@ feed's `start` points; they end with the newest window that is over. Feeds of di
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import dagster as dg
 
@@ -29,9 +30,12 @@ def now() -> int:
 def partitions_of(feed: Feed, seen: Seen, now: int) -> dg.TimeWindowPartitionsDefinition:
     """The feed's windows. `now` (ms) counts only as long as no run has seen the first window."""
     first = feed.window.start_of(_first(feed, now) if seen.first_window is None else seen.first_window)
-    return dg.TimeWindowPartitionsDefinition(
-        start=show_window(first), fmt=KEY_FORMAT, cron_schedule=cron(feed.window.length), timezone="UTC"
-    )
+    return _partitions(show_window(first), cron(feed.window.length))
+
+
+@cache  # feeds with the same windows share what Dagster computes of them
+def _partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
+    return dg.TimeWindowPartitionsDefinition(start=start, fmt=KEY_FORMAT, cron_schedule=every, timezone="UTC")
 
 
 def _first(feed: Feed, now: int) -> int:
