@@ -21,7 +21,7 @@ from pydantic import Field
 from sluice.assets import metadata, steps
 from sluice.assets.evidence import committed_key, landed_key, outputs, quarantined_key
 from sluice.assets.schedule import schedule_of
-from sluice.assets.session import FEED_TAG, Session
+from sluice.assets.session import FEED_TAG, Session, pool
 from sluice.assets.steps import topic_key
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
@@ -149,7 +149,7 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
             _check(steps.COMPLETE, key, _COMPLETE, windows),
             dg.AssetCheckSpec(steps.ACCOUNT, asset=key, description=_ACCOUNT),
         ],
-        pool=_pool(feed),
+        pool=pool(feed.name),
         required_resource_keys={"session"},
         partitions_def=windows,
     )
@@ -169,7 +169,7 @@ def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
         group_name=feed.name,
         description=f"The committed offsets of group `{feed.group}`: never beyond what has landed.",
         kinds={"kafka"},
-        pool=_pool(feed),
+        pool=pool(feed.name),
         required_resource_keys={"session"},
         partitions_def=windows,
     )
@@ -183,7 +183,7 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
     @dg.op(
         name=_land_op(feed.name),
         config_schema=_LAND_CONFIG,
-        pool=_pool(feed),
+        pool=pool(feed.name),
         required_resource_keys={"session"},
         out=dg.Out(dg.Nothing),
     )
@@ -192,7 +192,7 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
 
     @dg.op(
         name=f"{feed.name}__commit",
-        pool=_pool(feed),
+        pool=pool(feed.name),
         required_resource_keys={"session"},
         ins={"landed": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
@@ -230,10 +230,6 @@ def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
-
-
-def _pool(feed: Feed) -> str:
-    return f"sluice_{feed.name}"
 
 
 _COMPLETE = "By the ledger: every offset of the window is accounted for."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,6 +60,14 @@ def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
         ref = ref._replace(compute_logs_data=quiet)
     with dg.DagsterInstance.from_ref(ref) as instance:
         yield instance
+
+
+def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
+    """Give new pools the instance's default limit now: Dagster does so only once it has let their first runs go."""
+    if instance.global_op_concurrency_default_limit and instance.event_log_storage.supports_global_concurrency_limits:
+        known = instance.event_log_storage.get_concurrency_keys()
+        for pool in sorted(set(pools) - known):
+            instance.event_log_storage.initialize_concurrency_limit_to_default(pool)
 
 
 class QuietLogs(LocalComputeLogManager):

@@ -39,6 +39,11 @@ OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
 
 
+def pool(feed: str) -> str:
+    """The pool of Dagster's that the feed's steps are in."""
+    return f"sluice_{feed}"
+
+
 def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
     """The feed's edges. Imported late: loading definitions needs neither Spark nor a Kafka client."""
     from sluice.resources.edges import open_edges
