@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 POOL = "sluice_reports"
 PREVIEW_ROWS = 20
 
+_CHANGED = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.data_version_changed())
 WHEN = (
-    dg.AutomationCondition.eager()
-    .without(dg.AutomationCondition.in_latest_time_window())
-    .with_label("when its window is complete")
-)
-"""As Dagster's `eager`, for every window and not the latest alone."""
+    (dg.AutomationCondition.newly_missing() | _CHANGED).since_last_handled()
+    & ~dg.AutomationCondition.any_deps_missing()
+    & ~dg.AutomationCondition.any_deps_in_progress()
+    & ~dg.AutomationCondition.in_progress()
+).with_label("when its window is complete")
+"""As Dagster's `eager`, but for every window and not the latest alone, and not again for the same rows."""
 
 
 @dataclass(frozen=True, slots=True)

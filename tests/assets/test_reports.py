@@ -84,7 +84,7 @@ def test_half_a_window_is_refused(reporting: World, instance: dg.DagsterInstance
     assert not [p for p in reporting.lake.files if p.startswith("reports/")]
 
 
-def test_it_runs_when_a_window_is_whole_and_not_before(reporting: World, instance: dg.DagsterInstance) -> None:
+def test_it_runs_once_when_a_window_is_whole_and_not_before(reporting: World, instance: dg.DagsterInstance) -> None:
     def asked(cursor: dg.AutomationConditionCursor | None) -> tuple[set[str], object]:  # type: ignore[name-defined]
         result = dg.evaluate_automation_conditions(defs_of(reporting), instance, cursor=cursor)
         return {k for k in result.get_requested_partitions(REPORT) if k}, result.cursor
@@ -99,6 +99,13 @@ def test_it_runs_when_a_window_is_whole_and_not_before(reporting: World, instanc
     reporting.run()  # a catch-up: an event for the batch, which has no partition, and one for each window
     requested, cursor = asked(cursor)
     assert requested == {f"{DAY}0{h}:00" for h in range(4)}
+    run_report(reporting, instance, f"{DAY}00:00")
+    reporting.run(in_hour(0))
+    requested, cursor = asked(cursor)
+    assert requested == set(), "the same rows again are no news"
+    other = {"dagster/data_version": "another batch"}
+    instance.report_runless_asset_event(dg.AssetMaterialization(LANDED, partition=f"{DAY}00:00", tags=other))
+    assert asked(cursor)[0] == {f"{DAY}00:00"}
 
 
 def test_definitions_show_reports_and_what_is_wrong_with_one(reporting: World) -> None:
