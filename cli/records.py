@@ -44,9 +44,18 @@ def typed(table: pa.Table) -> dict[str, Any] | None:
 
 
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
-    """A row of `typed`, a field a line; what is null is left out."""
+    """A row of `typed`, a field a line, the key as text where it is one; what is null is left out."""
+    row = {**row, "kafka_key": _readable(row["kafka_key"])}
     shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
     return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in shown))
+
+
+def _readable(data: str | None) -> str | None:
+    """The text behind the base64, if it is text."""
+    try:
+        return None if data is None else base64.b64decode(data).decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def _plain(cell: pa.Scalar) -> Any:

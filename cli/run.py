@@ -86,10 +86,10 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request]) -> int:
 
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
-    """How the window that a run was for stands now; None for other runs."""
+    """How the window that a run was for stands now; None for other runs, and where there is no such window."""
     from sluice.pipelines.strip import Seen, standing
 
-    if ran.asked.window is None:
+    if ran.asked.window is None or isinstance(ran.outcome.error, UsageError):
         return None
     held = {r.tp: r.error.start for r in (ran.outcome.landed.refusals if ran.outcome.landed else ())}
     state, now = windows.ledger_state(session, feed)
