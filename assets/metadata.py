@@ -81,8 +81,7 @@ def of_window(books: Books, window: int) -> Metadata:
         "boundaries": _boundaries(books, window, receipts),
         **_amounts(receipts),
         **_rates(books, batches),
-        "batches": ", ".join(str(b.id) for b in batches) or "none: nothing happened in this window",
-        **(_provenance(books.state, batches[-1]) if batches else {"ledger": books.state.ledger_id}),
+        **_provenances(books.state, batches),
     }
 
 
@@ -150,6 +149,14 @@ def _provenance(state: State, batch: Batch) -> Metadata:
         "request": batch.request,
         **({"run": dg.MetadataValue.dagster_run(batch.owner.run)} if batch.owner.run else {}),
     }
+
+
+def _provenances(state: State, batches: Sequence[Batch]) -> Metadata:
+    """Of several batches, the newest one's."""
+    if not batches:
+        return {"batch": "none: nothing happened in this window", "ledger": state.ledger_id}
+    several = {"batches": ", ".join(str(b.id) for b in batches)} if len(batches) > 1 else {}
+    return several | _provenance(state, batches[-1])
 
 
 def _boundaries(books: Books, window: int, receipts: Sequence[Receipt]) -> dg.TableMetadataValue:

@@ -129,8 +129,8 @@ def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeR
             path, data = layout.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: metadata.Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
-    said = where | _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
-    return dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(version))
+    said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
+    return dg.MaterializeResult(metadata=said | where, data_version=dg.DataVersion(version))
 
 
 def _rows(books: Books, window: int) -> "Windows":
@@ -155,9 +155,9 @@ def _parquet(result: pa.Table, report: Report, window: int, version: str) -> byt
 
 def _of_result(result: pa.Table) -> metadata.Metadata:
     return {
+        "preview": dg.MetadataValue.md(_markdown(result)),
         "dagster/partition_row_count": result.num_rows,
         "dagster/column_schema": metadata.columns_of(result.schema),
-        "preview": dg.MetadataValue.md(_markdown(result)),
     }
 
 

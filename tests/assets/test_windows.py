@@ -9,7 +9,8 @@ import pytest
 
 from sluice.assets import evidence
 from sluice.assets.definitions import build
-from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.evidence import committed_key, landed_key, quarantined_key
+from sluice.assets.instance import open_instance
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
 from tests.assets.world import (
@@ -27,7 +28,7 @@ from tests.assets.world import (
     windows,
 )
 
-LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+LANDED, QUARANTINED, COMMITTED = landed_key("orders"), quarantined_key("orders"), committed_key("orders")
 DAY = "2024-05-01T"
 
 
@@ -158,6 +159,27 @@ def test_windows_that_a_dead_run_completed_are_told_by_the_next(world: World, in
     assert said[f"{DAY}00:00"]["run"] == "dead-run"
     assert len(stored(instance, LANDED)) == 1
     assert world.group.offsets[P0].offset == 100
+
+
+TYPED = FEED + "format: json\nschema: {n: int64}\n"
+
+
+def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None:
+    world = World(root, {"orders": TYPED})
+    world.engine.bad = 3
+    graph = build(world.project).resolve_asset_graph()
+    assert graph.get(COMMITTED).parent_keys == {LANDED}
+
+    world.run(in_hour(0))
+    world.run()
+    with open_instance(world.project) as instance:
+        landed, quarantined = windows(instance, LANDED), windows(instance, QUARANTINED)
+    assert list(landed) == list(quarantined)
+    assert [landed[f"{DAY}0{h}:00"]["rows"] for h in range(2)] == [44, 44]
+    first, second = (quarantined[f"{DAY}0{h}:00"] for h in range(2))
+    assert (first["rows"], first["share"], second["rows"]) == (6, 0.12, 6), "of its own run, and of a catch-up"
+    assert cells(first["reasons"]) == [{"reason": "not_json", "rows": 6}]
+    assert first["dagster/uri"] == "memory://quarantine/orders/date=2024-05-01/hour=00"
 
 
 # -- what the code location shows

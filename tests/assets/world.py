@@ -26,6 +26,8 @@ from sluice.pipelines.values import (
     Counts,
     OffsetAtTime,
     Outcome,
+    Part,
+    PartKind,
     Receipt,
     Request,
     RequestKind,
@@ -88,10 +90,14 @@ class StampedCluster(FakeCluster):
 
 @dataclass
 class MadeUpEngine:
-    """Writes a row for each offset; fails where told to, raises when told to."""
+    """Writes a row for each offset; fails where told to, raises when told to.
+
+    `bad`: so many offsets at the end of each slice are no JSON.
+    """
 
     lake: MemoryLake
     failing: set[TopicPartition] = field(default_factory=set)
+    bad: int = 0
     raising: BaseException | None = None
     canceled: int = 0
 
@@ -106,10 +112,23 @@ class MadeUpEngine:
     def _slice(self, job: Job, s: Slice) -> Outcome:
         if s.tp in self.failing:
             return SliceFailure(s, "CorruptBatch", f"{s}: does not match its CRC", "look at the broker's disk")
-        target = Target(job.plan.feed, job.batch, job.plan.hash, job.attempt, s)
-        writer = PartWriter(self.lake, target, RawFormat.schema, LandingSettings(), 1 << 20)
-        writer.write(next(RawFormat().convert(s, _records(s))).landed)
-        return Receipt(s, s.end, Counts(landed=s.span), writer.close(), job.attempt, input_bytes=s.span * 10)
+        good = next(RawFormat().convert(s, _records(s))).landed.slice(0, s.span - self.bad)
+        parts = self._written(job, s, PartKind.LANDED, good)
+        if self.bad:
+            parts += self._written(job, s, PartKind.QUARANTINED, _refused(s, self.bad))
+        counts = Counts(landed=good.num_rows, quarantined=self.bad)
+        return Receipt(s, s.end, counts, parts, job.attempt, input_bytes=s.span * 10)
+
+    def _written(self, job: Job, s: Slice, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+        target = Target(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
+        writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)
+        writer.write(rows)
+        return writer.close()
+
+
+def _refused(s: Slice, count: int) -> pa.RecordBatch:
+    offsets = pa.array(np.arange(s.end - count, s.end))
+    return pa.RecordBatch.from_pydict({"offset": offsets, "reason": pa.array(["not_json"] * count)})
 
 
 def _records(s: Slice) -> pa.RecordBatch:
