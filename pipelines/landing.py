@@ -29,6 +29,8 @@ from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
 PAGE_BYTES = 1 << 20
+SAMPLE_ROWS = 1024
+"""Rows by which a column's encoding is chosen."""
 MAX_FOLDERS = 48
 _LAST_YEAR_ENDS = 253_402_300_800_000
 
@@ -144,7 +146,7 @@ class PartWriter:
 
     def _add(self, folder: str, rows: pa.Table) -> None:
         if folder not in self._files:
-            options = _options(self._schema, self._settings, rows.nbytes // rows.num_rows)
+            options = _options(rows, self._settings)
             self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, options)
             self._opened += 1
         self._files[folder].add(rows)
@@ -284,15 +286,17 @@ class _HashingSink:
     def close(self) -> None: ...
 
 
-def _options(schema: pa.Schema, settings: LandingSettings, row_bytes: int) -> dict[str, Any]:
-    """Settings by column type, as measured: keys and values plain (a dictionary costs more than it saves
-    before compression), numbers and times as deltas with statistics, dictionaries where the format says so.
+def _options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
+    """Settings by column, as measured, for a file that begins with these rows: numbers and times as deltas with
+    statistics; dictionaries where the format says so, or where texts repeat (elsewhere one costs more than it saves
+    before compression).
     """
+    schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
     numbers = [f.name for f in schema if _is_number(f.type)]
     return {
         "compression": settings.compression.value,
         "compression_level": settings.compression_level,
-        "use_dictionary": [f.name for f in schema if pa.types.is_dictionary(f.type)],
+        "use_dictionary": [f.name for f in schema if _repeats(rows.column(f.name))],
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "write_statistics": numbers,
         # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
@@ -303,6 +307,14 @@ def _options(schema: pa.Schema, settings: LandingSettings, row_bytes: int) -> di
         # The Arrow schema would bring the dictionary type back for some readers and not for others.
         "store_schema": False,
     }
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Whether the column has few values, by its type or by its first rows."""
+    if not pa.types.is_string(column.type):
+        return bool(pa.types.is_dictionary(column.type))
+    seen = column.slice(0, SAMPLE_ROWS)
+    return len(seen) == SAMPLE_ROWS and pc.count_distinct(seen).as_py() <= SAMPLE_ROWS // 16
 
 
 def _is_number(kind: pa.DataType) -> bool:

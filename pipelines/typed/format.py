@@ -50,8 +50,9 @@ class JsonFormat:
 
     def _quarantined(self, raw: pa.RecordBatch, refused: Refused) -> pa.RecordBatch:
         """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
-        kinds, places = np.unique(np.stack([refused.codes, refused.nodes], axis=1), axis=0, return_inverse=True)
-        codes, nodes = kinds[:, 0].tolist(), kinds[:, 1].tolist()
+        many = len(self._typer.nodes) + 1
+        kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
+        codes, nodes = (kinds // many).tolist(), (kinds % many - 1).tolist()
         fields = [self._typer.nodes[n] if n >= 0 else None for n in nodes]
         details = [detail_of(code, node) for code, node in zip(codes, fields, strict=True)]
         at = places.reshape(-1).astype(np.int16)
