@@ -16,7 +16,8 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginItem
-from sluice.pipelines.ledger.fold import Pins, with_pin
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.ranges import Range, covers, cut
 from sluice.pipelines.units import show_duration, show_instant, show_window
@@ -162,24 +163,24 @@ def _item(key: Key, time: int, p: PartitionState, hit: OffsetAtTime | None, late
 
 def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
-    pinned = {i.key: state.boundaries.get(i.key, ()) for i in entry.items}
+    pinned = {i.key: state.boundaries.get(i.key, NO_PINS) for i in entry.items}
     out = []
     for item in entry.items:
         if _awaits(state, pinned[item.key], item):
             out.append(found := clamp(state, item, pinned[item.key]))
-            pinned[item.key] = with_pin(pinned[item.key], item.time, found.offset)
+            pinned[item.key] = pinned[item.key].with_pin(item.time, found.offset)
     return BoundaryEntry(items=tuple(out)) if out else None
 
 
 def _awaits(state: State, pinned: Pins, item: BoundaryItem) -> bool:
     """Whether the key is current, its windows began before, and nothing is pinned there yet."""
-    at = bisect_left(pinned, (item.time,))
+    at = pinned.position(item.time)
     return state.current.get(item.key.tp) == item.key and at > 0 and (at == len(pinned) or pinned[at][0] != item.time)
 
 
 def clamp(state: State, item: BoundaryItem, pinned: Pins) -> BoundaryItem:
     """The boundary moved between those around it, above the origin and what a catch-up landed before it."""
-    at = bisect_left(pinned, (item.time,))
+    at = pinned.position(item.time)
     window, end = state.floors.get(item.key, (item.time, 0))
     landed = end if window < item.time else 0
     offset = max(item.offset, state.origins[item.key].offset, pinned[at - 1][1] if at else 0, landed)
@@ -191,9 +192,10 @@ def boundary_of(state: State, key: Key, time: int) -> int | None:
 
     Between two equal boundaries every boundary is the same; before the key's first window nothing precedes the origin.
     """
-    at = bisect_left(pinned := state.boundaries.get(key, ()), (time,))
-    if at < len(pinned) and (pinned[at][0] == time or at == 0 or pinned[at - 1][1] == pinned[at][1]):
-        return pinned[at][1]
+    at = (pinned := state.boundaries.get(key, NO_PINS)).position(time)
+    times, offsets = pinned.times, pinned.offsets
+    if at < len(times) and (times[at] == time or at == 0 or offsets[at - 1] == offsets[at]):
+        return offsets[at]
     return None
 
 
@@ -222,18 +224,14 @@ class Piece:
 
 def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
     """`r` cut at the pinned boundaries; what lies after the last one is in the open window that it begins."""
-    pinned = state.boundaries.get(key, ())
-    first = max(bisect_right(pinned, r.start, key=_offset) - 1, 0)
-    offsets = [o for _, o in pinned[first : bisect_left(pinned, r.end, key=_offset)]]
+    pinned = state.boundaries.get(key, NO_PINS)
+    first = max(bisect_right(pinned.offsets, r.start) - 1, 0)
+    offsets = pinned.offsets[first : bisect_left(pinned.offsets, r.end)]
     out = []
     for piece in cut(r, offsets):
         before = first + bisect_right(offsets, piece.start)
-        out.append(Piece(piece, pinned[before - 1][0] if before else None))
+        out.append(Piece(piece, pinned.times[before - 1] if before else None))
     return tuple(out)
-
-
-def _offset(pin: tuple[int, int]) -> int:
-    return pin[1]
 
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:

@@ -6,14 +6,19 @@ is passed over: an older one, or the log itself, serves.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import Batch, State
+from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key
 
@@ -47,7 +52,7 @@ def dump(state: State) -> bytes:
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
             "published_in": [[w, n] for w, n in state.published_in.items()],
-            "boundaries": _by_index(state.boundaries, index, _columns),
+            "boundaries": _pins(state, index),
             "boundary_times": state.boundary_times,
         },
         separators=(",", ":"),
@@ -59,7 +64,7 @@ def load(data: bytes) -> State | None:
     try:
         raw = json.loads(data)
         return _state(raw) if raw["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, zlib.error):
         return None
 
 
@@ -83,7 +88,7 @@ def _state(raw: dict[str, Any]) -> State:
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
         published_in={w: tuple(n) for w, n in raw["published_in"]},
-        boundaries=_by_key(raw["boundaries"], keys, _pairs),
+        boundaries=_boundaries(raw["boundaries"], raw["boundary_times"], keys),
         boundary_times=tuple(raw["boundary_times"]),
     )
 
@@ -106,9 +111,38 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(Range(*r) for r in raw)
 
 
-def _columns(pinned: Sequence[tuple[int, int]]) -> list[list[int]]:
-    return [[t for t, _ in pinned], [o for _, o in pinned]]
+def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
+    """Millions of boundaries in a few bytes each: which partitions have how many, at which of the times, and where.
+
+    Places among `boundary_times` and offsets, all partitions' one after another, as differences, packed.
+    """
+    held = {index[k]: pins for k, pins in state.boundaries.items() if k in index and pins}
+    times = np.array(state.boundary_times, np.int64)
+    places = [np.searchsorted(times, pins.times) for pins in held.values()]
+    offsets = [np.array(pins.offsets, np.int64) for pins in held.values()]
+    return {
+        "keys": list(held),
+        "counts": [len(p) for p in places],
+        "places": _packed(places),
+        "offsets": _packed(offsets),
+    }
 
 
-def _pairs(columns: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(*columns, strict=True))
+def _packed(columns: Sequence[Any]) -> str:
+    whole = np.concatenate(columns) if columns else np.empty(0)
+    steps = np.diff(whole.astype("<i8"), prepend=0)
+    return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+
+
+def _unpacked(text: str, counts: Sequence[int]) -> Iterator[array[int]]:
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
+    for column in np.split(np.cumsum(steps), np.cumsum(counts)[:-1]):
+        yield array("q", column.astype(np.int64).tobytes())
+
+
+def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) -> dict[Key, Pins]:
+    counts, known = raw["counts"], np.array(times, np.int64)
+    if not counts:
+        return {}
+    columns = zip(raw["keys"], _unpacked(raw["places"], counts), _unpacked(raw["offsets"], counts), strict=True)
+    return {keys[i]: Pins(array("q", known[np.asarray(at)].tobytes()), offsets) for i, at, offsets in columns}

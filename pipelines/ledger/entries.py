@@ -174,27 +174,31 @@ def dump(entry: Entry) -> bytes:
 def parse(data: bytes, path: str) -> Entry:
     """The entry in `data`, read from `path`. Raises LedgerTooNew, LedgerCorrupt."""
     try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as e:
-        raise _corrupt(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes") from None
-    if not isinstance(raw, dict):
-        raise _corrupt(path, "not a JSON object")
-    _refuse_newer(raw, path)
-    try:
         return _ADAPTER.validate_json(data)
     except ValidationError as e:
-        where = ".".join(str(x) for x in e.errors()[0]["loc"])
-        raise _corrupt(path, f"field {where}: {e.errors()[0]['msg']}") from None
+        raise _unreadable(data, path, e) from None
 
 
-def _refuse_newer(raw: dict[str, object], path: str) -> None:
+def _unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew | LedgerCorrupt:
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        return _corrupt(path, f"not JSON ({e.__class__.__name__}), {len(data)} bytes")
+    if not isinstance(raw, dict):
+        return _corrupt(path, "not a JSON object")
+    where = ".".join(str(x) for x in error.errors()[0]["loc"])
+    return _newer(raw, path) or _corrupt(path, f"field {where}: {error.errors()[0]['msg']}")
+
+
+def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     version, kind = raw.get("format"), raw.get("kind")
     if (isinstance(version, int) and version > FORMAT) or (isinstance(kind, str) and kind not in KINDS):
-        raise LedgerTooNew(
+        return LedgerTooNew(
             f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
             f"this one reads format {FORMAT})",
             remedy="upgrade Sluice on this machine; nothing was changed",
         )
+    return None
 
 
 def _corrupt(path: str, why: str) -> LedgerCorrupt:

@@ -29,6 +29,7 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     SkipEntry,
 )
+from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ranges import Range, contiguous_end, union
 from sluice.pipelines.values import Key, Owner, Plan, Slice, TopicPartition
 
@@ -64,8 +65,7 @@ class Batch:
 
 
 Accounted = dict[Key, tuple[Range, ...]]
-Pins = tuple[tuple[int, int], ...]
-"""(time in ms, offset) of boundaries, in order: the offset separates the windows before and after that time."""
+NO_PINS = Pins()
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class State:
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
-    """The boundaries pinned in each partition."""
+    """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
     """Every time at which a boundary is pinned in some partition, in order."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
@@ -171,7 +171,7 @@ class State:
                 self._pin(item.time, item.key, item.offset)
 
     def _pin(self, time: int, key: Key, offset: int) -> None:
-        self.boundaries[key] = with_pin(self.boundaries.get(key, ()), time, offset)
+        self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pin(time, offset)
         at = bisect_left(times := self.boundary_times, time)
         if at == len(times) or times[at] != time:
             self.boundary_times = (*times[:at], time, *times[at:])
@@ -201,18 +201,18 @@ class State:
             rows=sum(r.counts.landed for r in entry.receipts),
         )
         _account(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
-        for r in entry.receipts:
-            furthest = (r.slice.end, r.slice.leader_epoch)
-            self.epochs[r.slice.key] = max(furthest, self.epochs.get(r.slice.key, furthest))
-            self._raise_floor(r.slice)
+        for s in (r.slice for r in entry.receipts):
+            key, furthest = s.key, (s.end, s.leader_epoch)
+            self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
+            self._raise_floor(key, s)
         for window in {r.slice.window for r in entry.receipts}:
             self.published_in[window] = (*self.published_in.get(window, ()), self.number)
 
-    def _raise_floor(self, s: Slice) -> None:
-        pinned = self.boundaries.get(s.key)
-        if s.window is None or not pinned or pinned[-1][0] > s.window:
+    def _raise_floor(self, key: Key, s: Slice) -> None:
+        pinned = self.boundaries.get(key)
+        if s.window is None or not pinned or pinned.times[-1] > s.window:
             return
-        self.floors[s.key] = max((s.window, s.end), self.floors.get(s.key, (s.window, s.end)))
+        self.floors[key] = max((s.window, s.end), self.floors.get(key, (s.window, s.end)))
 
     def _intent(self, entry: IntentEntry) -> None:
         for item in entry.offsets:
@@ -248,12 +248,6 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     SkipEntry: State._skip,
     AbandonEntry: State._abandon,
 }
-
-
-def with_pin(pinned: Pins, time: int, offset: int) -> Pins:
-    """The boundaries of a partition with one more, in order; one that stands stays."""
-    at = bisect_left(pinned, (time,))
-    return pinned if at < len(pinned) and pinned[at][0] == time else (*pinned[:at], (time, offset), *pinned[at:])
 
 
 def _account(into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:

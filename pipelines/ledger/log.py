@@ -21,7 +21,9 @@ from sluice.pipelines.ledger.fold import State
 from sluice.pipelines.ports import Clock, Lake
 
 CHECKPOINT_EVERY = 200
-"""Entries that a reader folds before it leaves a checkpoint behind for the next one."""
+CHECKPOINT_BYTES = 2 << 20
+"""Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
+CHECKPOINTS_KEPT = 3
 
 
 class Appended(NamedTuple):
@@ -41,17 +43,26 @@ class Ledger:
         self._state = State()
 
     def read(self) -> State:
-        """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt."""
-        if self._state.number == 0:
+        """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt.
+
+        The first time a listing shows what there is, and that no entry is missing; later reads go on from there.
+        """
+        begins = self._state.number == 0
+        if begins:
             self._state = self._checkpoint() or self._state
-        fresh = [entry for _, entry in self.entries(self._state.number)]
-        if fresh:
-            self._state = self._state.extended(fresh)
-        if len(fresh) >= CHECKPOINT_EVERY:
-            self._lake.put_if_absent(
-                layout.checkpoint_path(self._feed, self._state.number), checkpoint.dump(self._state)
-            )
+        data = list(self._listed(self._state.number) if begins else self._following(self._state.number))
+        if data:
+            self._state = self._state.extended(parse(d, path) for path, d in data)
+        if len(data) >= CHECKPOINT_EVERY or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES:
+            self._leave_checkpoint()
         return self._state
+
+    def _leave_checkpoint(self) -> None:
+        """Older ones go, but for a few that somebody may be reading."""
+        path = layout.checkpoint_path(self._feed, self._state.number)
+        self._lake.put_if_absent(path, checkpoint.dump(self._state))
+        for old in list(self._lake.list(layout.checkpoint_folder(self._feed)))[:-CHECKPOINTS_KEPT]:
+            self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
         """The newest fold that stands as a checkpoint and can be read."""
@@ -63,6 +74,11 @@ class Ledger:
 
     def entries(self, first: int = 0) -> Iterator[tuple[int, Entry]]:
         """(number, entry) from `first` on. A missing number is LedgerCorrupt: entries are never removed."""
+        for number, (path, data) in enumerate(self._listed(first), first):
+            yield number, parse(data, path)
+
+    def _listed(self, first: int) -> Iterator[tuple[str, bytes]]:
+        """(path, content) of the entries from `first` on, without a hole."""
         expected = first
         after = layout.log_path(self._feed, first - 1) if first else ""
         for path in self._lake.list(layout.log_folder(self._feed), after):
@@ -71,12 +87,19 @@ class Ledger:
                 continue
             if number != expected:
                 raise self._hole(expected, path)
-            yield number, self._entry(path)
+            yield path, self._content(path)
             expected += 1
+
+    def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
+        """The same until a number is not there: one question where nothing is new, however long the log is."""
+        while (data := self._lake.get(path := layout.log_path(self._feed, number))) is not None:
+            yield path, data
+            number += 1
 
     def entry(self, number: int) -> Entry:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
-        return self._entry(layout.log_path(self._feed, number))
+        path = layout.log_path(self._feed, number)
+        return parse(self._content(path), path)
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
         """Write what `decide` makes of the newest state; it is asked again each time the number was taken.
@@ -104,11 +127,11 @@ class Ledger:
         stamp = {"write": secrets.token_hex(8), "run": self._run, "at": self._clock(), "cluster": self._cluster}
         return entry.model_copy(update=stamp)
 
-    def _entry(self, path: str) -> Entry:
+    def _content(self, path: str) -> bytes:
         data = self._lake.get(path)
         if data is None:
             raise self._hole(layout.log_number(path) or 0, path)
-        return parse(data, path)
+        return data
 
     def _hole(self, expected: int, path: str) -> LedgerCorrupt:
         return LedgerCorrupt(

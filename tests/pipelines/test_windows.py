@@ -194,7 +194,7 @@ def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> 
 def test_the_first_window_begins_at_the_origin(stamps: list[int], origin: int, expected: int) -> None:
     world = World(stamps, START + 5 * HOUR + 7, origin=origin)
     assert world.state.first_window == expected
-    assert world.state.boundaries[KEY] == ((expected, origin),)
+    assert list(world.state.boundaries[KEY]) == [(expected, origin)]
 
 
 def test_a_window_before_a_partitions_opening_is_empty_there() -> None:

@@ -1,0 +1,59 @@
+"""The boundaries pinned in one partition, compactly: a feed of a thousand partitions has millions of them in a year."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+
+class Pins(Sequence[tuple[int, int]]):
+    """(time in ms, offset) pairs in order of time; a value, never changed.
+
+    `times` and `offsets` are its columns (64-bit integers), for whoever looks up many; nobody writes to them.
+    """
+
+    __slots__ = ("offsets", "times")
+
+    def __init__(self, times: Iterable[int] = (), offsets: Iterable[int] = ()) -> None:
+        self.times = times if isinstance(times, array) else array("q", times)
+        self.offsets = offsets if isinstance(offsets, array) else array("q", offsets)
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Pins: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, int] | Pins:
+        if isinstance(at, slice):
+            return Pins(self.times[at], self.offsets[at])
+        return self.times[at], self.offsets[at]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Pins):
+            return self.times == other.times and self.offsets == other.offsets
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Pins({list(self)})"
+
+    def position(self, time: int) -> int:
+        """How many are pinned before `time`."""
+        return bisect_left(self.times, time)
+
+    def with_pin(self, time: int, offset: int) -> Pins:
+        """These and one more; one that stands at that time stays."""
+        at = self.position(time)
+        if at < len(self) and self.times[at] == time:
+            return self
+        times, offsets = self.times[:], self.offsets[:]
+        times.insert(at, time)
+        offsets.insert(at, offset)
+        return Pins(times, offsets)
