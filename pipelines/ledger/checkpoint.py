@@ -135,7 +135,11 @@ def _packed(columns: Sequence[Any]) -> str:
 
 
 def _unpacked(text: str, counts: Sequence[int]) -> Iterator[array[int]]:
-    steps = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
+    size = 8 * sum(counts)
+    data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # never more than was announced
+    if len(data) != size:
+        raise ValueError("not as many boundaries as announced")
+    steps = np.frombuffer(data, "<i8")
     for column in np.split(np.cumsum(steps), np.cumsum(counts)[:-1]):
         yield array("q", column.astype(np.int64).tobytes())
 
