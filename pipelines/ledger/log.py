@@ -58,9 +58,8 @@ class Ledger:
         return self._state
 
     def _leave_checkpoint(self) -> None:
-        """Older ones go, but for a few that somebody may be reading."""
-        path = layout.checkpoint_path(self._feed, self._state.number)
-        self._lake.put_if_absent(path, checkpoint.dump(self._state))
+        """One that stands could not be read, and is replaced. Older ones go, but for a few that somebody may read."""
+        self._lake.put(layout.checkpoint_path(self._feed, self._state.number), checkpoint.dump(self._state))
         for old in list(self._lake.list(layout.checkpoint_folder(self._feed)))[:-CHECKPOINTS_KEPT]:
             self._lake.remove(old)
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from sluice.pipelines import layout
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost
-from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
+    BoundaryEntry,
+    BoundaryItem,
     KeyRange,
     LossEntry,
     OriginEntry,
@@ -25,6 +27,7 @@ from sluice.pipelines.ledger.entries import (
     dump,
     parse,
 )
+from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
 from sluice.pipelines.publish import publish
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import (
@@ -266,9 +269,36 @@ def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
     first = Ledger(lake, "orders", lambda: 0).read()
     stand = [p for p in lake.files if "/checkpoints/" in p]
     assert len(stand) == 1 < checkpoint_every
+    whole = lake.files[stand[0]]
     for damage in (lake.files[stand[0]], b"", b"{}", b"null", b'{"format":9}', lake.files[stand[0]][:-50]):
         lake.files[stand[0]] = damage
         assert Ledger(lake, "orders", lambda: 0).read() == first
+        assert lake.files[stand[0]] == whole, "and the next reader finds it mended"
+
+
+def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for _ in range(6):
+        ledger.append(lambda state: LossEntry(ranges=(), reason="x" * CHECKPOINT_BYTES))
+        assert Ledger(lake, "orders", lambda: 0).read() == ledger.read()
+    stand = [p for p in lake.files if "/checkpoints/" in p]
+    assert len(stand) == CHECKPOINTS_KEPT
+    assert stand[-1].endswith(f"{ledger.read().number:020d}.json")
+
+
+def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None:
+    ledger = begun(MemoryLake())
+    keys = [Key("other", n, "id-2") for n in range(3)]
+    opens = [None, 7_200_000, 3_600_000]
+    origins = (OriginItem(key=k, offset=9, committed=None, why="", opens=o) for k, o in zip(keys, opens, strict=True))
+    ledger.append(lambda state: OriginEntry(items=tuple(origins)))
+    for hour, offset in ((5, 40), (3, 20), (4, 20)):
+        items = tuple(BoundaryItem(key=k, time=hour * 3_600_000, offset=offset + n) for n, k in enumerate(keys[1:]))
+        ledger.append(lambda state, items=items: BoundaryEntry(items=items))
+    state = ledger.read()
+    assert list(state.boundaries[keys[2]]) == [(3_600_000, 9), (10_800_000, 21), (14_400_000, 21), (18_000_000, 41)]
+    assert checkpoint.load(checkpoint.dump(state)) == state
 
 
 def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
