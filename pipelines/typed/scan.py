@@ -18,6 +18,7 @@ import numpy as np
 
 from sluice.pipelines.compiled import (
     BYTES,
+    CELLS,
     I32,
     I64,
     TABLE,
@@ -25,10 +26,14 @@ from sluice.pipelines.compiled import (
     Array,
     bit_of,
     byte,
+    cell,
     compiled,
     copy,
+    inlined,
     inner,
     int64,
+    item,
+    put,
     trailing_zeros,
     types,
     uint64,
@@ -57,7 +62,7 @@ LOOKUP_AT = 11  # a struct's hash table: places of its children in `lookup`, −
 LOOKUP_MASK = 12
 FOLLOW_AT = 13  # a struct's guesses: which child came after which, in `follow`
 DEMANDS = 14  # whether any child of a struct is required
-NODE_FIELDS = 15
+NODE_FIELDS = CELLS
 
 TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
 
@@ -448,15 +453,15 @@ def unescape(dst: Array, to: int, buf: Array, at: int, end: int) -> int:
     return to
 
 
-@inner
+@inlined
 def _same(buf: Array, at: int, end: int, t: Tables, node: int) -> bool:
     """Whether the node's name and a closing quote stand at `at`."""
-    size = t.nodes[node, NAME_SIZE]
+    size = cell(t.nodes, node, NAME_SIZE)
     if size > end - at or at > buf.size - 8:
-        return _same_bytes(buf, at, end, t.names, t.nodes[node, NAME_AT], size, 0)
-    if (word(buf, at) ^ uint64(t.nodes[node, NAME_WORD])) & uint64(t.nodes[node, NAME_MASK]) != uint64(0):
+        return _same_bytes(buf, at, end, t.names, cell(t.nodes, node, NAME_AT), size, 0)
+    if (word(buf, at) ^ uint64(cell(t.nodes, node, NAME_WORD))) & uint64(cell(t.nodes, node, NAME_MASK)) != uint64(0):
         return False
-    return size <= 8 or _same_bytes(buf, at, end, t.names, t.nodes[node, NAME_AT], size, 8)
+    return size <= 8 or _same_bytes(buf, at, end, t.names, cell(t.nodes, node, NAME_AT), size, 8)
 
 
 @inner
@@ -475,20 +480,20 @@ def _find(buf: Array, at: int, stop: int, t: Tables, node: int) -> int:
     hashed = uint64(0xCBF29CE484222325)
     for i in range(at, stop):
         hashed = (hashed ^ uint64(byte(buf, i))) * uint64(0x100000001B3)
-    begin, mask = t.nodes[node, LOOKUP_AT], t.nodes[node, LOOKUP_MASK]
+    begin, mask = cell(t.nodes, node, LOOKUP_AT), cell(t.nodes, node, LOOKUP_MASK)
     probe = int64(hashed ^ (hashed >> uint64(32))) & mask
     while True:
         child = t.lookup[begin + probe]
         if child < 0:
             return int64(-1)
-        named = t.nodes[node, CHILD] + child
-        size = t.nodes[named, NAME_SIZE] - 1
-        if size == stop - at and _same_bytes(buf, at, stop, t.names, t.nodes[named, NAME_AT], size, 0):
+        named = cell(t.nodes, node, CHILD) + child
+        size = cell(t.nodes, named, NAME_SIZE) - 1
+        if size == stop - at and _same_bytes(buf, at, stop, t.names, cell(t.nodes, named, NAME_AT), size, 0):
             return int64(child)
         probe = (probe + 1) & mask
 
 
-@inner
+@inlined
 def _member(buf: Array, at: int, stop: int, kind: int, t: Tables, node: int) -> int:
     """The place of a name that was not guessed, escapes resolved."""
     if kind == PLAIN:
@@ -507,24 +512,27 @@ def _note(state: Array, code: int, node: int, at: int) -> None:
         state[NOTE_AT] = at
 
 
-@inner
+@inlined
 def _set(t: Tables, node: int, span: int, at: int) -> None:
     """Note the span in the node's slot; a second one for the same field is a fault."""
-    slot = t.nodes[node, BASE] + t.counts[t.nodes[node, LEVEL]]
-    if t.spans[slot] != 0:
+    slot = cell(t.nodes, node, BASE) + item(t.counts, cell(t.nodes, node, LEVEL))
+    if item(t.spans, slot) != 0:
         _note(t.state, TWICE, node, at)
-    t.spans[slot] = span
+    put(t.spans, slot, span)
 
 
 @inner
 def _demand(t: Tables, struct: int, at: int) -> None:
     """Note a required field of the struct that did not come."""
-    for child in range(t.nodes[struct, CHILD], t.nodes[struct, CHILD] + t.nodes[struct, COUNT]):
-        if t.nodes[child, REQUIRED] and t.spans[t.nodes[child, BASE] + t.counts[t.nodes[child, LEVEL]]] == 0:
+    for child in range(cell(t.nodes, struct, CHILD), cell(t.nodes, struct, CHILD) + cell(t.nodes, struct, COUNT)):
+        if (
+            cell(t.nodes, child, REQUIRED)
+            and t.spans[cell(t.nodes, child, BASE) + t.counts[cell(t.nodes, child, LEVEL)]] == 0
+        ):
             _note(t.state, IS_MISSING, child, at)
 
 
-@inner
+@inlined
 def _extra(t: Tables, found: Found, buf: Array, name: int, name_end: int, at: int, stop: int, first: bool) -> None:
     """Append a member that no field has a name for: `,"name":value`, both as they stand."""
     to = t.state[EXTRA]
@@ -536,7 +544,7 @@ def _extra(t: Tables, found: Found, buf: Array, name: int, name_end: int, at: in
     t.state[EXTRA] = to + 1 + stop - at
 
 
-@inner
+@inlined
 def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int, int]:
     """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
     nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
@@ -566,7 +574,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
         at = _blank(buf, at, end)
         if at >= end:
             return CUT, end - begin
-        shape = nodes[node, SHAPE]
+        shape = cell(nodes, node, SHAPE)
         b = byte(buf, at)
         if fresh and b == (0x5D if shape == LIST else 0x7D):
             closing = True
@@ -576,34 +584,34 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
             name = at
             name_end = at
             if shape == LIST:
-                child = nodes[node, CHILD]
+                child = cell(nodes, node, CHILD)
             else:
                 if b != 0x22:
                     return NO_NAME, at - begin
                 at += 1
                 if shape == STRUCT:
-                    guess = t.follow[nodes[node, FOLLOW_AT] + before]
-                    if guess >= 0 and _same(buf, at, end, t, nodes[node, CHILD] + guess):
-                        child = nodes[node, CHILD] + guess
+                    guess = t.follow[cell(nodes, node, FOLLOW_AT) + before]
+                    if guess >= 0 and _same(buf, at, end, t, cell(nodes, node, CHILD) + guess):
+                        child = cell(nodes, node, CHILD) + guess
                         before = int64(guess) + 1
-                        at += nodes[child, NAME_SIZE]
+                        at += cell(nodes, child, NAME_SIZE)
                     else:
                         stop, kind = _string(buf, at, end)
                         if stop < 0:
                             return kind, -1 - stop - begin
                         place = _member(buf, at, stop, kind, t, node)
                         if place >= 0:
-                            child = nodes[node, CHILD] + place
-                            t.follow[nodes[node, FOLLOW_AT] + before] = place
+                            child = cell(nodes, node, CHILD) + place
+                            t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
                             before = place + 1
                         at = stop + 1
                 else:
                     stop, kind = _string(buf, at, end)
                     if stop < 0:
                         return kind, -1 - stop - begin
-                    child = nodes[node, CHILD] + 1
-                    if counts[nodes[node, INNER]] >= t.room[nodes[node, INNER]]:
-                        state[NEED] = nodes[node, INNER]
+                    child = cell(nodes, node, CHILD) + 1
+                    if counts[cell(nodes, node, INNER)] >= t.room[cell(nodes, node, INNER)]:
+                        state[NEED] = cell(nodes, node, INNER)
                         return _CROWDED, at - begin
                     if kind == SURROGATE:
                         _note(state, SURROGATE, child - 1, at - begin)
@@ -613,8 +621,8 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 at, code = _colon(buf, at, end)
                 if at < 0:
                     return code, -1 - at - begin
-            if shape == LIST and counts[nodes[node, INNER]] >= t.room[nodes[node, INNER]]:
-                state[NEED] = nodes[node, INNER]
+            if shape == LIST and counts[cell(nodes, node, INNER)] >= t.room[cell(nodes, node, INNER)]:
+                state[NEED] = cell(nodes, node, INNER)
                 return _CROWDED, at - begin
             # Its value begins.
             if at >= end:
@@ -629,7 +637,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     extras = True
                 at = stop
             else:
-                want = nodes[child, SHAPE]
+                want = cell(nodes, child, SHAPE)
                 if want == TEXT and b == 0x22:
                     stop, kind = _string(buf, at + 1, end)
                     if stop < 0:
@@ -648,7 +656,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     stop = _literal(buf, at, end)
                     if stop < 0:
                         return NO_LITERAL, at - begin
-                    if nodes[child, REQUIRED]:
+                    if cell(nodes, child, REQUIRED):
                         _note(state, IS_NULL, child, at - begin)
                     _set(t, child, _pack(at, stop, NULL), at - begin)
                     at = stop
@@ -661,7 +669,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 elif (want == LIST and b == 0x5B) or (want >= STRUCT and want != LIST and b == 0x7B):
                     if depth >= MOST_DEPTH:
                         return TOO_DEEP, at - begin
-                    first = int64(0) if want == STRUCT else counts[nodes[child, INNER]]
+                    first = int64(0) if want == STRUCT else counts[cell(nodes, child, INNER)]
                     _set(t, child, _pack(first, first, PLAIN), at - begin)
                     stack[2 * depth] = node
                     stack[2 * depth + 1] = before
@@ -683,8 +691,8 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
         # A value ended, and with it perhaps what it is in.
         while True:
             if not closing:
-                if nodes[node, SHAPE] != STRUCT:
-                    counts[nodes[node, INNER]] += 1
+                if cell(nodes, node, SHAPE) != STRUCT:
+                    counts[cell(nodes, node, INNER)] += 1
                 at = _blank(buf, at, end)
                 if at >= end:
                     return CUT, end - begin
@@ -693,14 +701,14 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     fresh = False
                     at += 1
                     break
-                if b != (0x5D if nodes[node, SHAPE] == LIST else 0x7D):
+                if b != (0x5D if cell(nodes, node, SHAPE) == LIST else 0x7D):
                     return NO_COMMA, at - begin
             closing = False
-            if nodes[node, SHAPE] != STRUCT:
-                slot = nodes[node, BASE] + counts[nodes[node, LEVEL]]
+            if cell(nodes, node, SHAPE) != STRUCT:
+                slot = cell(nodes, node, BASE) + counts[cell(nodes, node, LEVEL)]
                 first = spans[slot] & START_MASK
-                spans[slot] = _pack(first, counts[nodes[node, INNER]], PLAIN)
-            elif nodes[node, DEMANDS]:
+                spans[slot] = _pack(first, counts[cell(nodes, node, INNER)], PLAIN)
+            elif cell(nodes, node, DEMANDS):
                 _demand(t, node, at - begin)
             at += 1
             depth -= 1
@@ -722,7 +730,7 @@ def _wipe(t: Tables) -> None:
     """Empty the slots that the record at hand took, and take its elements back."""
     out = t.state[OUT]
     for node in range(t.nodes.shape[0]):
-        level, base = t.nodes[node, LEVEL], t.nodes[node, BASE]
+        level, base = cell(t.nodes, node, LEVEL), cell(t.nodes, node, BASE)
         if level == 0:
             t.spans[base + out] = 0
         else:
@@ -743,8 +751,8 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
     """
     state = t.state
     for node in range(t.nodes.shape[0]):
-        base = t.nodes[node, BASE]
-        used = state[OUT] if t.nodes[node, LEVEL] == 0 else t.counts[t.nodes[node, LEVEL]]
+        base = cell(t.nodes, node, BASE)
+        used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
         for slot in range(base, base + used):
             t.spans[slot] = 0
     state[OUT] = state[BAD] = state[EXTRAS] = 0
