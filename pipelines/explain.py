@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import BinaryIO
 
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout, windows
@@ -109,10 +110,18 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
             stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
             if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
                 continue
-            row = pc.index(file.read_row_group(group, columns=[column]).column(0), offset).as_py()
-            if row >= 0:
+            row = _place(file.read_row_group(group, columns=[column]).column(0), offset)
+            if row is not None:
                 return group, row
     return None
+
+
+def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
+    """Where the offset is in a column of them, which increases."""
+    # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
+    known = np.concatenate([np.frombuffer(c.buffers()[1], np.int64, len(c), c.offset * 8) for c in offsets.chunks])
+    at = int(np.searchsorted(known, offset))
+    return at if at < len(known) and known[at] == offset else None
 
 
 def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
