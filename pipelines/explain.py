@@ -26,6 +26,7 @@ class Class(StrEnum):
     LANDED = "landed"
     QUARANTINED = "quarantined"
     INVISIBLE = "invisible"
+    DROPPED = "dropped by policy"
     LOST = "lost"
     SKIPPED = "skipped"
     BELOW_ORIGIN = "below the origin"
@@ -91,13 +92,21 @@ def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int
             if kind is Class.QUARANTINED:
                 text += f"; {_reason(lake, part, *place)}"
             return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
-    counts = {k: getattr(r.counts, k) for k in ("control", "aborted", "compacted", "dropped")}
-    shown = ", ".join(f"{v} {k}" for k, v in counts.items() if v)
-    text = (
-        f"read by batch {batch} and not visible: a control record, in an aborted transaction, or compacted away "
-        f"(its slice {r.slice} has {shown or 'none'})"
-    )
-    return Explanation(tp, offset, Class.INVISIBLE, text, None, None, None, batch, number, counts)
+    counts = {k: getattr(r.counts, k) for k in _UNSEEN}
+    possible = [k for k, n in counts.items() if n]
+    told = " or ".join(_UNSEEN[k] for k in possible) or "nothing of its slice was"
+    shown = ", ".join(f"{counts[k]} {k}" for k in possible)
+    text = f"read by batch {batch} and not landed: {told}" + (f" (slice {r.slice} has {shown})" if possible else "")
+    kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
+    return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
+
+
+_UNSEEN = {
+    "control": "a control record",
+    "aborted": "in an aborted transaction",
+    "compacted": "compacted away",
+    "dropped": "dropped, as the feed's on_undecodable says",
+}
 
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
