@@ -319,5 +319,5 @@ def _repeats(column: pa.ChunkedArray) -> bool:
 
 def _is_number(kind: pa.DataType) -> bool:
     """What Parquet keeps as an integer of 32 or 64 bits."""
-    times = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-    return times or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18)
+    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return bool(of_time or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18))

@@ -6,30 +6,32 @@ control record. Promise: whatever the bytes, nothing is read or written outside 
 parse is named by a code and a byte. No Python object is made for a record.
 
 Formats: record batches v2 (KIP-98, headers of KIP-82, delete horizon of KIP-534) and message sets of magic 0 and 1
-(times of KIP-32, relative offsets of KIP-31). Everything compiled stands in this one file, because numba's cache
-notices changes of the file that defines an entry point, not of what that calls.
+(times of KIP-32, relative offsets of KIP-31). What is compiled stands in this one file, as numba's cache notices
+changes of the file that defines an entry point, not of what that calls; all but the few lines of `compiled`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
-import numpy.typing as npt
-from numba.core import cgutils
 
-F = TypeVar("F", bound=Callable[..., Any])
-Array = npt.NDArray[Any]
-# To the type checker a compiled number is an int, and numba is what it is.
-int32: Callable[[Any], int] = cast(Any, np.int32)
-int64: Callable[[Any], int] = cast(Any, np.int64)
-uint64: Callable[[Any], int] = cast(Any, np.uint64)
-njit: Any = numba.njit
-types: Any = numba.types
-intrinsic: Any = numba.extending.intrinsic
-raw_memcpy: Any = cgutils.raw_memcpy
+from sluice.pipelines.compiled import (
+    BYTES,
+    I32,
+    I64,
+    TABLE,
+    U8,
+    Array,
+    clear,
+    compiled,
+    copy,
+    inner,
+    int32,
+    int64,
+    types,
+    uint64,
+)
 
 # --- the table of frames: one row for each batch, wrapper message or run of plain messages ------------------
 
@@ -168,34 +170,7 @@ class Columns(NamedTuple):
     header_values_valid: Array
 
 
-# Callers hold the arrays and nothing is allocated here: counting references would take ten times as long as decoding.
-_OPTIONS = {"nogil": True, "_nrt": False}
-
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_U8 = types.Array(types.uint8, 1, "C")
-_I32 = types.Array(types.int32, 1, "C")
-_I64 = types.Array(types.int64, 1, "C")
-_TABLE = types.Array(types.int64, 2, "C")
-_COLUMNS = types.NamedTuple(
-    [_U8, _I32, _U8, _U8, _I32, _U8, _I64, _I64, _I32, _I32, _U8, _U8, _I32, _U8, _I32, _U8], Columns
-)
-
-
-def _compiled(signature: Any) -> Callable[[F], F]:
-    """Compiled when this module is imported, or loaded from numba's cache on disk."""
-
-    def compile(f: F) -> F:
-        try:
-            return cast(F, njit(signature, cache=True, **_OPTIONS)(f))
-        except RuntimeError:  # nowhere to write a cache: every process compiles for itself
-            return cast(F, njit(signature, **_OPTIONS)(f))
-
-    return compile
-
-
-def _inner(f: F) -> F:
-    """Compiled into the loops that call it."""
-    return cast(F, njit(**_OPTIONS)(f))
+_COLUMNS = types.NamedTuple([U8, I32, U8, U8, I32, U8, I64, I64, I32, I32, U8, U8, I32, U8, I32, U8], Columns)
 
 
 def _crc32_tables() -> Array:
@@ -217,49 +192,23 @@ def _crc32_tables() -> Array:
 _CRC32 = _crc32_tables()
 
 
-@intrinsic
-def _memcpy(typingctx, dst, dst_at, src, src_at, size):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        target = context.make_array(signature.args[0])(context, builder, args[0])
-        source = context.make_array(signature.args[2])(context, builder, args[2])
-        to = builder.gep(target.data, [args[1]])
-        fro = builder.gep(source.data, [args[3]])
-        raw_memcpy(builder, to, fro, args[4], 1)
-        return context.get_dummy_value()
-
-    return types.void(dst, types.int64, src, types.int64, types.int64), codegen
-
-
-@_inner
-def _copy(dst: Array, dst_at: int, src: Array, src_at: int, size: int) -> None:
-    # Callers have checked both ends; this stands between a mistake of theirs and memory.
-    if size < 0 or dst_at < 0 or src_at < 0 or size > dst.size - dst_at or size > src.size - src_at:
-        raise IndexError("copy outside of a buffer")
-    _memcpy(dst, dst_at, src, src_at, size)
-
-
-@_inner
+@inner
 def _int32(buf: Array, at: int) -> int:
     v = (int64(buf[at]) << 24) | (int64(buf[at + 1]) << 16) | (int64(buf[at + 2]) << 8) | int64(buf[at + 3])
     return int64(int32(v))
 
 
-@_inner
+@inner
 def _uint32(buf: Array, at: int) -> int:
     return _int32(buf, at) & 0xFFFFFFFF
 
 
-@_inner
+@inner
 def _int64(buf: Array, at: int) -> int:
     return (_int32(buf, at) << 32) | _uint32(buf, at + 4)
 
 
-@_inner
-def _clear(bitmap: Array, bit: int) -> None:
-    bitmap[bit >> 3] &= np.uint8(0xFF ^ (1 << (bit & 7)))
-
-
-@_inner
+@inner
 def _varint(buf: Array, at: int, stop: int, most: int) -> tuple[int, int]:
     """A zigzag varint of at most `most` + 1 bytes that ends before `stop`: (value, next byte), −1 when it is bad."""
     if at < stop and buf[at] < 0x80:
@@ -279,7 +228,7 @@ def _varint(buf: Array, at: int, stop: int, most: int) -> tuple[int, int]:
     return int64(0), int64(-1)
 
 
-@_inner
+@inner
 def _varint32(buf: Array, at: int, stop: int) -> tuple[int, int]:
     value, at = _varint(buf, at, stop, 4)
     if value < -0x80000000 or value > 0x7FFFFFFF:
@@ -287,7 +236,7 @@ def _varint32(buf: Array, at: int, stop: int) -> tuple[int, int]:
     return value, at
 
 
-@_inner
+@inner
 def _frame_error(size: int, magic: int) -> int:
     if magic < 0 or magic > 2:
         return BAD_MAGIC
@@ -297,7 +246,7 @@ def _frame_error(size: int, magic: int) -> int:
     return BAD_SIZE if size < least else DONE
 
 
-@_inner
+@inner
 def _batch_header(raw: Array, at: int, row: Array) -> None:
     """The fields of a batch of format v2; EMIT when nothing about it is special."""
     attributes = (int64(raw[at + 21]) << 8) | int64(raw[at + 22])
@@ -315,7 +264,7 @@ def _batch_header(raw: Array, at: int, row: Array) -> None:
     row[MODE] = EMIT if plain and 0 < count <= row[LAST] - row[BASE] + 1 else LOOK
 
 
-@_inner
+@inner
 def _message_header(raw: Array, at: int, row: Array) -> bool:
     """The fields of a message of magic 0 or 1; for a wrapper the byte range of what it wraps. False: it is cut."""
     attributes = int64(raw[at + 17])
@@ -343,7 +292,7 @@ def _message_header(raw: Array, at: int, row: Array) -> bool:
     return bool(row[FROM] <= row[TO] <= row[STOP])
 
 
-@_compiled(types.UniTuple(types.int64, 3)(_BYTES, _TABLE))
+@compiled(types.UniTuple(types.int64, 3)(BYTES, TABLE))
 def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     """Write the headers of the complete frames of `raw` into `table`.
 
@@ -396,7 +345,7 @@ def scan(raw: Array, table: Array) -> tuple[int, int, int]:
     return rows, at, DONE
 
 
-@_compiled(types.int64(_BYTES, types.int64, types.int64))
+@compiled(types.int64(BYTES, types.int64, types.int64))
 def control_type(buf: Array, at: int, stop: int) -> int:
     """Type of the first record of a control batch (0 abort, 1 commit); −1 when it does not parse."""
     length, at = _varint32(buf, at, stop)
@@ -415,7 +364,7 @@ def control_type(buf: Array, at: int, stop: int) -> int:
     return (int64(buf[at + 2]) << 8) | int64(buf[at + 3])
 
 
-@_inner
+@inner
 def _room(
     columns: Columns,
     state: Array,
@@ -456,7 +405,7 @@ def _room(
     return GROW
 
 
-@_inner
+@inner
 def _append(
     columns: Columns,
     state: Array,
@@ -473,19 +422,19 @@ def _append(
     row = state[ROWS]
     key_end = int64(columns.key_offsets[row])
     if key_size < 0:
-        _clear(columns.key_valid, row)
+        clear(columns.key_valid, row)
         state[NULL_KEYS] += 1
     else:
-        _copy(columns.keys, key_end, buf, key_at, key_size)
+        copy(columns.keys, key_end, buf, key_at, key_size)
         key_end += key_size
     columns.key_offsets[row + 1] = key_end
     state[KEY_BYTES] = key_end
     value_end = int64(columns.value_offsets[row])
     if value_size < 0:
-        _clear(columns.value_valid, row)
+        clear(columns.value_valid, row)
         state[NULL_VALUES] += 1
     else:
-        _copy(columns.values, value_end, buf, value_at, value_size)
+        copy(columns.values, value_end, buf, value_at, value_size)
         value_end += value_size
     columns.value_offsets[row + 1] = value_end
     state[VALUE_BYTES] = value_end
@@ -496,7 +445,7 @@ def _append(
     state[ROWS] = row + 1
 
 
-@_inner
+@inner
 def _append_headers(columns: Columns, state: Array, buf: Array, at: int, stop: int, count: int) -> None:
     """Give the last row its `count` headers, which `_measure` has checked."""
     n = state[HEADERS]
@@ -504,15 +453,15 @@ def _append_headers(columns: Columns, state: Array, buf: Array, at: int, stop: i
     value_end = state[HEADER_VALUE_BYTES]
     for _ in range(count):
         size, at = _varint32(buf, at, stop)
-        _copy(columns.header_keys, key_end, buf, at, size)
+        copy(columns.header_keys, key_end, buf, at, size)
         at += size
         key_end += size
         size, at = _varint32(buf, at, stop)
         if size < 0:
-            _clear(columns.header_values_valid, n)
+            clear(columns.header_values_valid, n)
             state[NULL_HEADER_VALUES] += 1
         else:
-            _copy(columns.header_values, value_end, buf, at, size)
+            copy(columns.header_values, value_end, buf, at, size)
             at += size
             value_end += size
         n += 1
@@ -524,7 +473,7 @@ def _append_headers(columns: Columns, state: Array, buf: Array, at: int, stop: i
     columns.header_lists[state[ROWS]] = n
 
 
-@_inner
+@inner
 def _measure(buf: Array, at: int, stop: int, count: int) -> tuple[int, int, int, int]:
     """Check `count` headers: (next byte, bytes of keys, bytes of values, code); when bad, next byte is where."""
     keys = int64(0)
@@ -547,13 +496,13 @@ def _measure(buf: Array, at: int, stop: int, count: int) -> tuple[int, int, int,
     return at, keys, values, DONE
 
 
-@_inner
+@inner
 def _record_error(state: Array, begin: int, at: int, code: int) -> int:
     state[ERROR_AT] = at - begin
     return code
 
 
-@_inner
+@inner
 def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     """Records of one batch of format v2 (KIP-98), from where `state` stands."""
     begin, end = row[FROM], row[TO]
@@ -620,7 +569,7 @@ def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
                 if headers > 0:
                     _append_headers(columns, state, buf, headers_at, stop, headers)
                 else:
-                    _clear(columns.header_lists_valid, state[ROWS] - 1)
+                    clear(columns.header_lists_valid, state[ROWS] - 1)
                     state[NULL_HEADERS] += 1
             else:
                 state[HIDDEN] += 1
@@ -633,7 +582,7 @@ def _batch(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     return DONE
 
 
-@_inner
+@inner
 def _crc32(buf: Array, at: int, stop: int) -> int:
     crc = np.uint32(0xFFFFFFFF)
     while stop - at >= 8:
@@ -660,7 +609,7 @@ def _crc32(buf: Array, at: int, stop: int) -> int:
     return int64(crc ^ np.uint32(0xFFFFFFFF))
 
 
-@_inner
+@inner
 def _message_end(buf: Array, at: int, end: int, magic: int) -> int:
     """Where the message at `at` ends; −1 when it is cut, of another magic, too small or compressed."""
     if end - at < MESSAGE_OVERHEAD[magic]:
@@ -671,7 +620,7 @@ def _message_end(buf: Array, at: int, end: int, magic: int) -> int:
     return at + size
 
 
-@_inner
+@inner
 def _last_inner_offset(buf: Array, at: int, end: int, magic: int) -> int:
     """Offset field of the last message of a set; −1 when the set does not parse."""
     last = int64(-1)
@@ -684,7 +633,7 @@ def _last_inner_offset(buf: Array, at: int, end: int, magic: int) -> int:
     return last
 
 
-@_inner
+@inner
 def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     """Messages of magic 0 or 1: a run of plain ones, or those inside of a wrapper, from where `state` stands."""
     begin, end, last, magic = row[FROM], row[TO], row[LAST], row[MAGIC]
@@ -739,7 +688,7 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
                 state[AT] = at
                 return status
             _append(columns, state, buf, offset, time, time_type, key_at, key_size, value_at, value_size)
-            _clear(columns.header_lists_valid, state[ROWS] - 1)
+            clear(columns.header_lists_valid, state[ROWS] - 1)
             state[NULL_HEADERS] += 1
             state[POSITION] = offset + 1
         state[PREVIOUS] = offset
@@ -747,12 +696,12 @@ def _messages(buf: Array, row: Array, columns: Columns, state: Array) -> int:
     return DONE
 
 
-@_inner
+@inner
 def _valid(bitmap: Array, bit: int) -> bool:
     return bool((bitmap[bit >> 3] >> (bit & 7)) & 1)
 
 
-@_inner
+@inner
 def _restore(bitmap: Array, first: int, stop: int) -> int:
     """Set the bits [first, stop) again; how many were cleared."""
     cleared = 0
@@ -763,7 +712,7 @@ def _restore(bitmap: Array, first: int, stop: int) -> int:
     return cleared
 
 
-@_inner
+@inner
 def _go_back(columns: Columns, state: Array) -> None:
     """Take back the rows of the frame at work that are still in the buffers."""
     row, rows = state[FIRST_ROW], state[ROWS]
@@ -782,7 +731,7 @@ def _go_back(columns: Columns, state: Array) -> None:
     state[AT] = -1
 
 
-@_compiled(types.int64(_BYTES, _BYTES, _TABLE, _COLUMNS, _I64))
+@compiled(types.int64(BYTES, BYTES, TABLE, _COLUMNS, I64))
 def decode(raw: Array, scratch: Array, table: Array, columns: Columns, state: Array) -> int:
     """Records of the frames from `state[FRAME]` on → rows of `columns`, in order.
 
