@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 from crc32c import crc32c
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import codecs, loops
 from sluice.pipelines.decode.errors import REASONS, Place, Problem
-from sluice.pipelines.decode.loops import Array, Frame
+from sluice.pipelines.decode.loops import Frame
 from sluice.pipelines.decode.transactions import Aborted
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import loops
-from sluice.pipelines.decode.loops import Array, Columns
+from sluice.pipelines.decode.loops import Columns
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(

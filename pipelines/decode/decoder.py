@@ -14,10 +14,10 @@ from time import perf_counter_ns
 
 import pyarrow as pa
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode.checks import Checks
 from sluice.pipelines.decode.errors import Place, Problem
 from sluice.pipelines.decode.frames import frame_table, read_only
-from sluice.pipelines.decode.loops import Array
 from sluice.pipelines.decode.rows import Rows
 from sluice.pipelines.decode.scratch import Scratch
 

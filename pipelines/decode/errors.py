@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import loops
-from sluice.pipelines.decode.loops import Array
 from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
 
 Problem = CorruptBatch | UnsupportedBatch

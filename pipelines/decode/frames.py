@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import loops
 from sluice.pipelines.decode.errors import Place, Problem, frame_error
-from sluice.pipelines.decode.loops import Array
 
 
 def read_only(records: bytes | memoryview) -> Array:

@@ -12,10 +12,11 @@ from time import perf_counter_ns
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import loops
 from sluice.pipelines.decode.columns import Capacity, allocate, enlarge, to_arrow
 from sluice.pipelines.decode.errors import REASONS, Place
-from sluice.pipelines.decode.loops import Array, Columns, Frame
+from sluice.pipelines.decode.loops import Columns, Frame
 from sluice.pipelines.errors import CorruptBatch
 
 

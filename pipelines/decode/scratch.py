@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import codecs, loops
 from sluice.pipelines.decode.errors import Place
-from sluice.pipelines.decode.loops import Array, Frame
+from sluice.pipelines.decode.loops import Frame
 from sluice.pipelines.errors import CorruptBatch
 
 _USUAL_BYTES = 4 << 20
