@@ -48,8 +48,8 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
         f"{lines}\n    all are in {_places(parts, lake)}",
-        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema, or raise "
-        "policies.quarantine_limit, and run again: what was read is kept as long as the schema is the same",
+        remedy=f"look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema, or {_way_out(policies)}, "
+        "and run again: what was read is kept as long as the schema is the same",
     )
 
 
@@ -58,6 +58,12 @@ def _exceeds(counts: Counts, policies: Policies) -> bool:
     if policies.on_undecodable is OnUndecodable.FAIL:
         return bad > 0
     return bad > 0 and bad >= limit.at_least and bad > limit.share * (bad + counts.landed)
+
+
+def _way_out(policies: Policies) -> str:
+    if policies.on_undecodable is OnUndecodable.FAIL:
+        return "set policies.on_undecodable to quarantine"
+    return "raise policies.quarantine_limit"
 
 
 def _parts(receipts: Sequence[Receipt]) -> list[Part]:

@@ -129,7 +129,8 @@ def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
     told = str(caught.value)
     assert "60 of 600 records (10.0%)" in told
     assert "n: wrong_type (should be int32), 20 records, the first at orders:0:13" in told
-    assert "policies.quarantine_limit" in told
+    fails = policies.on_undecodable is OnUndecodable.FAIL
+    assert f"policies.{'on_undecodable' if fails else 'quarantine_limit'}" in told
     assert lake.locate(receipt.parts[1].staged) in told
 
 
