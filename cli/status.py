@@ -17,7 +17,7 @@ from sluice.cli.terminal import bad, count, facts, good, heading, many, table, w
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.standing import Standing
 from sluice.pipelines.units import show_duration, show_instant
-from sluice.pipelines.values import Key
+from sluice.pipelines.values import Key, OpenTransaction, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
@@ -104,7 +104,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     from sluice.pipelines.batch import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
 
-    state, committed, ends, error = State(), dict[Key, int](), dict[Key, int](), None
+    state, committed, ends, holders, error = State(), dict[Key, int](), dict[Key, int](), _NOBODY, None
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         try:
@@ -114,20 +114,32 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
             state, error = seen.state, seen.refusals[0].error if seen.refusals else None
             committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
             ends = {k: p.stable_end for k, p in seen.partitions.items()}
+            held = [k.tp for k, p in seen.partitions.items() if p.stable_end < p.high_watermark]
+            holders = edges.cluster.open_transactions(held) if held else _NOBODY
         except SluiceError as stopped:
             error = stopped
-        return _standing(feed, state, committed, ends, error, _windows(feed, edges, ledger, state, ends, last))
+        newest = _windows(feed, edges, ledger, state, ends, holders, last)
+        return _standing(feed, state, committed, ends, error, newest)
+
+
+_NOBODY: Mapping[TopicPartition, OpenTransaction] = {}
 
 
 def _windows(
-    feed: Feed, edges: Edges, ledger: Ledger, state: State, ends: Mapping[Key, int], last: int
+    feed: Feed,
+    edges: Edges,
+    ledger: Ledger,
+    state: State,
+    ends: Mapping[Key, int],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    last: int,
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines import strip
 
     now = edges.clock()
     gone = [b for b in state.live() if edges.liveness.looks_dead(b.owner)]
     asked = strip.last_windows(state, feed.window, now, last)
-    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, gone))
+    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, holders, gone))
 
 
 def _standing(

@@ -6,6 +6,7 @@ A window is written by its start, in UTC: `2026-11-20T14`, or as finely as the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -144,7 +145,7 @@ def _owes(o: Owes) -> str:
     if o.ranges is None:
         return f"{o.key}: where it ends is not resolved"
     more = f" and {len(o.ranges) - 1} ranges more" if len(o.ranges) > 1 else ""
-    held = "" if o.held_at is None else f", held at {count(o.held_at)} by an open transaction"
+    held = "" if o.held_at is None else f", held at {count(o.held_at)} by {o.held_by or 'an open transaction'}"
     return f"{o.key} owes {o.ranges[0]}{more}{held}"
 
 
@@ -232,4 +233,5 @@ def _owes_document(o: Owes) -> dict[str, Any]:
         "partition": o.key.partition,
         "ranges": None if o.ranges is None else [list(r) for r in o.ranges],
         "held_at": o.held_at,
+        "held_by": asdict(o.held_by) if o.held_by else None,
     }

@@ -17,7 +17,7 @@ from threading import Event, Thread
 from sluice.pipelines import layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
-from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError
+from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError, WindowHeld
 from sluice.pipelines.feed import Feed, Layout, OnLoss, PublishPolicy
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
@@ -177,7 +177,8 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     plan = planning.build(
         feed.name, found.cluster_id, request, feed.isolation, owed, sizing(feed, edges), state, feed.window
     )
-    return Preview(found, owed, found.refusals + refused + _losses_refused(feed, owed), plan, _blocked(state, owed))
+    refusals = _holders_named(edges.cluster, found.refusals + refused + _losses_refused(feed, owed))
+    return Preview(found, owed, refusals, plan, _blocked(state, owed))
 
 
 def _with_origins(found: Survey) -> State:
@@ -255,7 +256,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
     state = ledger.read()
     frontiers = {k: state.frontier(k) for k in state.current.values() if k in state.origins}
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    return Landed(tuple(done), refusals, tuple(losses), complete, frontiers)
+    return Landed(tuple(done), _holders_named(edges.cluster, refusals), tuple(losses), complete, frontiers)
 
 
 def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
@@ -287,6 +288,14 @@ def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
         return ()
     errors = [(o.key.tp, pos.out_of_range(r.start, o.key, o.partition)) for o in owed for r in o.lost[:1]]
     return tuple(Refusal(tp, error) for tp, error in errors if error)
+
+
+def _holders_named(cluster: Cluster, refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
+    """The refusals; those of held windows name the transaction, as far as the cluster tells."""
+    held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
+    found = cluster.open_transactions(held) if held else {}
+    named = {tp: planning.held(tp, e.end or 0, e.start or 0, found[tp]) for tp, e in held.items() if tp in found}
+    return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
 
 
 def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:

@@ -21,6 +21,7 @@ from sluice.pipelines.values import (
     AskedRange,
     Isolation,
     Key,
+    OpenTransaction,
     PartitionState,
     Plan,
     Request,
@@ -101,17 +102,21 @@ def owed(
 def _unreadable(request: Request, asked: Range, key: Key, partition: PartitionState) -> SluiceError | None:
     """Why what is asked of the partition cannot be read now, if so."""
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
-        return WindowHeld(
-            f"{key}: the window ends at {asked.end}, but an open transaction holds the stable end at "
-            f"{partition.stable_end}",
-            remedy="the next run lands it once the transaction has ended; one that hangs is ended by its producer, "
-            "or by kafka-transactions.sh abort",
-            topic=key.topic,
-            partition=key.partition,
-            start=partition.stable_end,
-            end=asked.end,
-        )
+        return held(key.tp, asked.end, partition.stable_end)
     return out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
+
+
+def held(tp: TopicPartition, end: int, stable_end: int, by: OpenTransaction | None = None) -> WindowHeld:
+    """The refusal of a window that ends above the stable end, by an open transaction, named where it is known."""
+    tool = f"kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {stable_end}"
+    return WindowHeld(
+        f"{tp}: the window ends at {end}, but {by or 'an open transaction'} holds the stable end at {stable_end}",
+        remedy=f"the next run lands it once that has ended; one that hangs is ended by its producer, or by {tool}",
+        topic=tp.topic,
+        partition=tp.partition,
+        start=stable_end,
+        end=end,
+    )
 
 
 def _asked(

@@ -16,6 +16,7 @@ from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
     OffsetAtTime,
+    OpenTransaction,
     Outcome,
     Owner,
     PartitionState,
@@ -40,6 +41,10 @@ class Cluster(Protocol):
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such."""
+        ...
+
+    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
+        """The transaction that holds the stable end of each partition, where one does and the cluster tells."""
         ...
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:

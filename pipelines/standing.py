@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines.ranges import Range
-from sluice.pipelines.values import Key
+from sluice.pipelines.values import Key, OpenTransaction
 
 
 class Standing(StrEnum):
@@ -23,12 +23,14 @@ class Standing(StrEnum):
 class Owes:
     """What one partition still owes of a window. `ranges` is None while a boundary of it is not resolved.
 
-    `held_at`: the stable end, where that lies below the window's end.
+    `held_at`: the stable end, where that lies below the window's end; `held_by`: the transaction that holds it there,
+    where it is known.
     """
 
     key: Key
     ranges: tuple[Range, ...] | None
     held_at: int | None = None
+    held_by: OpenTransaction | None = None
 
     @property
     def span(self) -> int | None:

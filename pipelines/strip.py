@@ -15,7 +15,7 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ranges import Range, intersect, subtract
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
-from sluice.pipelines.values import Key
+from sluice.pipelines.values import Key, OpenTransaction, TopicPartition
 
 RECENT = 20
 """Batches that failed in part, of which the newest so many are asked for what failed."""
@@ -23,11 +23,12 @@ RECENT = 20
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known besides the ledger. `stable_ends` as Kafka told; batches by window: those live whose run lives,
-    those live whose run is dead, and those that published and failed in part.
+    """What is known besides the ledger: `stable_ends` and `holders` as Kafka told; batches by window: `running` those
+    live whose run lives, `failed` those live whose run is dead, and those that published and failed in part.
     """
 
     stable_ends: Mapping[Key, int] = field(default_factory=dict)
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
     running: Mapping[int, int] = field(default_factory=dict)
     failed: Mapping[int, int] = field(default_factory=dict)
 
@@ -43,12 +44,18 @@ def last_windows(state: State, settings: WindowSettings, now: int, count: int) -
     return range(max(state.first_window, end - count * settings.length), end, settings.length)
 
 
-def seen(ledger: Ledger, state: State, stable_ends: Mapping[Key, int], gone: Sequence[Batch]) -> Seen:
+def seen(
+    ledger: Ledger,
+    state: State,
+    stable_ends: Mapping[Key, int],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    gone: Sequence[Batch],
+) -> Seen:
     """What live batches are at work on, and what failed. `gone` are the live batches whose runs are dead."""
     dead = {b.id for b in gone}
     running = {w: b.id for b, w in _reserved(state) if b.id not in dead}
     unfinished = {w: b.id for b, w in _reserved(state) if b.id in dead}
-    return Seen(stable_ends, running, _failed(ledger, state) | unfinished)
+    return Seen(stable_ends, holders, running, _failed(ledger, state) | unfinished)
 
 
 def _reserved(state: State) -> Iterator[tuple[Batch, int]]:
@@ -86,7 +93,7 @@ class _Partition:
         self._state, self._settings = state, settings
         self._accounted, self._frontier = state.accounted(key), state.frontier(key)
 
-    def look(self, window: int, stable_end: int | None) -> tuple[int, int | None, Owes | None]:
+    def look(self, window: int, seen: Seen) -> tuple[int, int | None, Owes | None]:
         """(offsets accounted, offsets in all, what is owed) of a window."""
         r = windows.range_of(self._state, self.key, window, self._settings)
         if r is None:
@@ -96,8 +103,9 @@ class _Partition:
         due = subtract(r, self._accounted)
         if not due:
             return r.span, r.span, None
-        held_at = stable_end if stable_end is not None and stable_end < r.end else None
-        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, held_at)
+        stable_end = seen.stable_ends.get(self.key, r.end)
+        held = (stable_end, seen.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
 
     def _unresolved(self, window: int) -> int:
         """What has landed above the start of a window whose end is not pinned: all of it lies in this window, or in
@@ -113,7 +121,7 @@ class _Partition:
 def _standing(
     partitions: Sequence[_Partition], settings: WindowSettings, window: int, now: int, seen: Seen
 ) -> WindowStanding:
-    looked = [p.look(window, seen.stable_ends.get(p.key)) for p in partitions]
+    looked = [p.look(window, seen) for p in partitions]
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     owes = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)

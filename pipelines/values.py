@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sluice.pipelines.ranges import Range
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import show_instant, show_window
 
 
 class TopicPartition(NamedTuple):
@@ -89,6 +89,25 @@ class OffsetAtTime:
 
     offset: int
     timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that has not ended: its first offset in a partition, which is the stable end there.
+
+    `name` is its transactional id, empty where the cluster does not tell; `last_written` in ms, −1 when unknown.
+    """
+
+    start: int
+    producer_id: int
+    producer_epoch: int
+    last_written: int = -1
+    name: str = ""
+
+    def __str__(self) -> str:
+        who = f"transaction {self.name!r}" if self.name else "a transaction"
+        since = f", last written {show_instant(self.last_written)}" if self.last_written >= 0 else ""
+        return f"{who} of producer {self.producer_id}{since}"
 
 
 class RequestKind(StrEnum):

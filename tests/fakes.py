@@ -10,7 +10,15 @@ from typing import BinaryIO
 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown
 from sluice.pipelines.ports import Member
-from sluice.pipelines.values import CommittedOffset, Isolation, OffsetAtTime, Owner, PartitionState, TopicPartition
+from sluice.pipelines.values import (
+    CommittedOffset,
+    Isolation,
+    OffsetAtTime,
+    OpenTransaction,
+    Owner,
+    PartitionState,
+    TopicPartition,
+)
 
 
 class MemoryLake:
@@ -77,6 +85,7 @@ class FakeCluster:
     id: str = "cluster-1"
     at: dict[TopicPartition, OffsetAtTime] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
+    open: dict[TopicPartition, OpenTransaction] = field(default_factory=dict)
 
     def cluster_id(self) -> str:
         return self.id
@@ -90,6 +99,9 @@ class FakeCluster:
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         return {tp: self.at.get(tp) for tp in times}
+
+    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
+        return {tp: self.open[tp] for tp in partitions if tp in self.open}
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         return {tp: self.ends[tp] for tp in epochs if tp in self.ends}

@@ -6,13 +6,15 @@ every answer for a partition comes from its leader at a known epoch (KIP-320).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.errors import BrokerTooOld, SluiceError
-from sluice.pipelines.values import Isolation, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.values import Isolation, OffsetAtTime, OpenTransaction, PartitionState, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import explained, is_passing
 from sluice.resources.kafka.messages import EARLIEST, LATEST, Code, Layout, Place
@@ -88,7 +90,37 @@ class KafkaCluster:
         found = self._wire.run("looking up leader epochs", self._of_leaders, _topics(epochs), set(epochs), ask)
         return {tp: end for tp, end in found.items() if end >= 0}
 
+    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
+        """The transaction that holds the stable end of each partition, where one does and the cluster tells.
+
+        It only explains: brokers too old for it, and rights that are missing, leave partitions or names out.
+        """
+
+        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OpenTransaction | None]]:
+            return messages.read_open(await self._wire.send(leader, messages.ask_producers(p.tp for p in places)))
+
+        wanted = dict.fromkeys(partitions)
+        with contextlib.suppress(SluiceError):
+            told = self._wire.run("describing producers", self._of_leaders, _topics(wanted), set(wanted), ask)
+            found = {tp: transaction for tp, transaction in told.items() if transaction}
+            names = self._wire.run("listing transactions", self._names, {t.producer_id for t in found.values()})
+            return {tp: replace(t, name=names.get(t.producer_id, "")) for tp, t in found.items()}
+        return {}
+
     # -- on the background thread
+
+    async def _names(self, producers: set[int]) -> dict[int, str]:
+        """Transactional ids of the producers, of all brokers that tell."""
+        layout = await self._wire.layout(())
+        request = messages.ask_transactions(producers)
+
+        async def one(broker: int) -> dict[int, str]:
+            with contextlib.suppress(KafkaError):
+                return messages.read_names(await self._wire.send(broker, request))
+            return {}
+
+        told = await self._wire.gather(one(broker) for broker in layout.brokers) if producers else []
+        return {producer: name for names in told for producer, name in names.items()}
 
     async def _describe(
         self, leader: int, places: Sequence[Place], isolation: Isolation

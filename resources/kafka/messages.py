@@ -20,11 +20,11 @@ from kafka.errors import (
     LeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from kafka.protocol.admin import DescribeLogDirsRequest
+from kafka.protocol.admin import DescribeLogDirsRequest, DescribeProducersRequest, ListTransactionsRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
-from sluice.pipelines.values import Isolation, TopicPartition
+from sluice.pipelines.values import Isolation, OpenTransaction, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
 FETCH_API = 1
@@ -70,6 +70,7 @@ class Layout:
     topics: Mapping[str, str]
     places: Mapping[TopicPartition, Place]
     errors: Mapping[str, type[KafkaError]]
+    brokers: tuple[int, ...] = ()
 
 
 def ask_layout(topics: Iterable[str] | None) -> Any:
@@ -91,7 +92,7 @@ def read_layout(response: Any) -> Layout:
     }
     errors = {t.name: e for t in response.topics if (e := error_of(t.error_code))}
     named = {t.name: ids[t.name] for t in good if not t.is_internal}
-    return Layout(response.cluster_id or "", named, places, errors)
+    return Layout(response.cluster_id or "", named, places, errors, tuple(racks))
 
 
 def missing(place: Place | None) -> KafkaError:
@@ -186,6 +187,41 @@ def read_log_bytes(response: Any) -> dict[TopicPartition, int]:
         for p in t.partitions
         if not p.is_future_key
     }
+
+
+def ask_producers(tps: Iterable[TopicPartition]) -> Any:
+    """Who is producing (KIP-664, Kafka 2.8)."""
+    topic = DescribeProducersRequest.TopicRequest
+    topics = [topic(name=n, partition_indexes=[p for p, _ in ps]) for n, ps in by_topic(dict.fromkeys(tps))]
+    return DescribeProducersRequest(topics=topics)
+
+
+def read_open(response: Any) -> dict[TopicPartition, tuple[Code, OpenTransaction | None]]:
+    """The oldest transaction that is open in each partition, without its name."""
+    return {
+        TopicPartition(t.name, p.partition_index): (error_of(p.error_code), _oldest(p.active_producers))
+        for t in response.topics
+        for p in t.partitions
+    }
+
+
+def _oldest(producers: Iterable[Any]) -> OpenTransaction | None:
+    found = (
+        OpenTransaction(p.current_txn_start_offset, p.producer_id, p.producer_epoch, p.last_timestamp)
+        for p in producers
+        if p.current_txn_start_offset >= 0
+    )
+    return min(found, key=lambda t: t.start, default=None)
+
+
+def ask_transactions(producers: Iterable[int]) -> Any:
+    """The transactions that a broker coordinates for these producers (KIP-664, Kafka 3.0)."""
+    return ListTransactionsRequest(state_filters=[], producer_id_filters=sorted(set(producers)), max_version=0)
+
+
+def read_names(response: Any) -> dict[int, str]:
+    """Transactional ids by producer id."""
+    return {t.producer_id: t.transactional_id for t in response.transaction_states}
 
 
 # -- records ------------------------------------------------------------------------------------------------------

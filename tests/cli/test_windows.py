@@ -11,6 +11,7 @@ from sluice.cli import files, plan, run, status, wait
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete
 from sluice.pipelines.units import show_window
+from sluice.pipelines.values import OpenTransaction
 from tests.assets.world import P0, P1, World, hour, in_hour
 from tests.cli.conftest import Over, Tell
 
@@ -102,7 +103,7 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
     }, "nothing was produced in the last one"
     assert by_hour["02:00"]["error"] == "WindowHeld"
     held = {o["partition"]: o for o in by_hour["02:00"]["window"]["owed"]}
-    assert held == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60}}
+    assert held == {1: {"topic": "orders", "partition": 1, "ranges": [[50, 75]], "held_at": 60, "held_by": None}}
     assert "orders:1 owes [50, 75), held at 60 by an open transaction" in told.text
     assert by_hour["02:00"]["batches"][0]["landed"] == 25, "the other partition has landed"
 
@@ -173,6 +174,17 @@ def test_files_of_an_incomplete_window_only_when_asked_for(world: World, tell: T
 def _held(world: World) -> None:
     world.cluster.hold(P0, 60)
     world.run(in_hour(3))
+
+
+def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell) -> None:
+    world.cluster.hold(P0, 60)
+    world.cluster.open[P0] = OpenTransaction(60, 4711, 2, hour(3), "payments-7")
+    told = tell(run.run, "orders", window=[named(3)])
+    by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
+    assert told.code == 3
+    assert told.document["message"] == f"orders:0: the window ends at 100, but {by} holds the stable end at 60"
+    assert "kafka-transactions.sh abort --topic orders --partition 0 --start-offset 60" in told.document["remedy"]
+    assert f"held at 60 by {by}" in " ".join(tell(status.status, "orders").text.split())
 
 
 def _failed(world: World) -> None:

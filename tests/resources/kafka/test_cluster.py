@@ -47,6 +47,18 @@ def test_ends_under_both_isolations(kafka, fresh_topic):
     until(lambda: describe(kafka, topic)[1].stable_end == 16)
 
 
+def test_who_holds_the_stable_end_is_named(kafka, cluster, fresh_topic):
+    topic = fresh_topic(partitions=2)
+    held, free = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    produce(kafka, topic, 3, partition=0)
+    with transaction(kafka, topic, 2, partition=0) as producer:
+        (found,) = cluster.open_transactions([held, free]).values()
+        assert (found.start, found.name) == (3, producer.config["transactional_id"])
+        assert found.producer_id >= 0
+        producer.commit_transaction()
+    until(lambda: not cluster.open_transactions([held, free]))
+
+
 def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=2)
     with producing(kafka) as producer:
