@@ -11,11 +11,10 @@ import dagster as dg
 
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
-from sluice.assets.session import Session
+from sluice.assets.session import AGAIN_TAG, Session
 from sluice.pipelines.batch import Edges
-from sluice.pipelines.errors import KafkaUnavailable
 from sluice.pipelines.feed import Feed
-from tests.assets.world import P0, P1, World, in_hour
+from tests.assets.world import World, in_hour
 
 DAY = "2024-05-01T"
 
@@ -50,11 +49,11 @@ def hours(*numbers: int) -> list[str]:
 
 def test_it_asks_for_owed_windows_oldest_first_a_few_at_a_time(world: World, instance: dg.DagsterInstance) -> None:
     assert tick(world, instance) == hours(4), "no ledger yet: the newest window that is closed"
-    world.run(in_hour(3))
+    world.land_unrecorded(in_hour(3))
     assert tick(world, instance) == hours(0, 1, 2)
     world.at(12)
     assert tick(world, instance) == hours(0, 1, 2, 5, 6, 7), "six at a time; the quiet hour 4 is whole"
-    world.run()
+    world.land_unrecorded()
     assert tick(world, instance) == "no closed window of orders is owed"
     world.at(13, minutes=9)
     assert tick(world, instance) == "no closed window of orders is owed", "hour 12 is over and has not settled"
@@ -63,42 +62,43 @@ def test_it_asks_for_owed_windows_oldest_first_a_few_at_a_time(world: World, ins
 
 
 def test_a_window_under_way_is_left_alone(world: World, instance: dg.DagsterInstance) -> None:
-    world.run(in_hour(2))
-    defs = build(world.project)
-
-    def under_way(job: dg.JobDefinition, key: str, **more: Any) -> None:
-        instance.create_run_for_job(
-            job, status=dg.DagsterRunStatus.STARTED, tags={"dagster/partition": DAY + key} | job.tags, **more
-        )
-
-    under_way(defs.resolve_job_def("land_orders"), "00:00")
-    backfill = defs.resolve_implicit_job_def_def_for_assets([landed_key("orders")])
-    assert backfill is not None
-    under_way(backfill, "01:00", asset_selection=frozenset({landed_key("orders")}))
+    world.land_unrecorded(in_hour(2))
+    started = dg.DagsterRunStatus.STARTED
+    left_behind(world, instance, started, "00:00")
+    left_behind(world, instance, started, "01:00", backfill=True)
     assert tick(world, instance) == hours(3)
-    under_way(defs.resolve_job_def("land_orders"), "03:00")
-    said = tick(world, instance)
-    assert "3 windows are owed, all under way or failed 3 times" in said
+    left_behind(world, instance, started, "03:00")
+    assert "3 windows are owed, all under way or failed 3 times" in tick(world, instance)
 
 
 def test_a_window_that_failed_thrice_waits_for_somebody(world: World, instance: dg.DagsterInstance) -> None:
-    world.run(in_hour(3))
-    world.engine.failing = {P1}
+    world.land_unrecorded(in_hour(4))
+    failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
     for _ in range(3):
-        assert tick(world, instance) == hours(0, 1, 2)
-        world.run(in_hour(0))
-        world.bury()
-    assert tick(world, instance) == hours(1, 2)
+        left_behind(world, instance, failed, "00:00")
+        left_behind(world, instance, failed, "01:00")
+        left_behind(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
+    left_behind(world, instance, succeeded, "01:00")
+    left_behind(world, instance, failed, "03:00")
+    assert tick(world, instance) == hours(1, 2, 3), "succeeded since; passes by itself; once"
 
 
-def test_what_passes_by_itself_is_tried_again_however_often(world: World, instance: dg.DagsterInstance) -> None:
-    world.run(in_hour(3))
-    world.engine.raising = KafkaUnavailable("no broker answers")
-    for _ in range(3):
-        world.run(in_hour(0))
-    world.engine.raising = None
-    world.bury()
-    world.cluster.hold(P0, 30)
-    for _ in range(3):
-        world.run(in_hour(1))
-    assert tick(world, instance) == hours(0, 1, 2)
+def left_behind(
+    world: World,
+    instance: dg.DagsterInstance,
+    status: dg.DagsterRunStatus,
+    window: str,
+    *,
+    backfill: bool = False,
+    tags: dict[str, str] | None = None,
+) -> None:
+    """A run of a window, of the feed's job or of a backfill, that has come so far."""
+    defs, key = build(world.project), landed_key("orders")
+    job = defs.resolve_implicit_job_def_def_for_assets([key]) if backfill else defs.resolve_job_def("land_orders")
+    assert job is not None
+    instance.create_run_for_job(
+        job,
+        status=status,
+        tags={"dagster/partition": DAY + window} | job.tags | (tags or {}),
+        asset_selection=frozenset({key}) if backfill else None,
+    )
