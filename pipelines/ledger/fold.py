@@ -94,7 +94,7 @@ class State:
     boundary_times: tuple[int, ...] = ()
     """Every time at which a boundary is pinned in some partition, in order."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """By key, (window, end) of what a catch-up landed in its open window: the floor of the boundaries after it."""
+    """By key, (window, end) of what a plan put into its open window: the floor of the boundaries after it."""
     published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
     """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
@@ -180,6 +180,8 @@ class State:
         self.batches[self.number] = Batch(
             self.number, entry.plan, str(entry.plan.request), entry.hash, entry.owner, BatchStatus.PLANNED, entry.at
         )
+        for s in entry.plan.slices:
+            self._raise_floor(s)
 
     def _own(self, entry: OwnEntry) -> None:
         batch = self.batches.get(entry.batch)
@@ -204,12 +206,12 @@ class State:
         for s in (r.slice for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
-            self._raise_floor(key, s)
         for window in {r.slice.window for r in entry.receipts}:
             self.published_in[window] = (*self.published_in.get(window, ()), self.number)
 
-    def _raise_floor(self, key: Key, s: Slice) -> None:
-        pinned = self.boundaries.get(key)
+    def _raise_floor(self, s: Slice) -> None:
+        """From the plan on: whoever takes it over publishes its slices in the windows that it put them in."""
+        pinned = self.boundaries.get(key := s.key)
         if s.window is None or not pinned or pinned.times[-1] > s.window:
             return
         self.floors[key] = max((s.window, s.end), self.floors.get(key, (s.window, s.end)))

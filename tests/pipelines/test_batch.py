@@ -4,6 +4,7 @@ tile and the account closes (invariants 1 to 6).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines import manifest, windows
@@ -172,6 +173,10 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @settings(max_examples=25, deadline=None)
+@example(
+    script=[("write", PARTITIONS[0], [-1, 0], False), ("offsets", PARTITIONS[0], 0, 1), ("catch up", frozenset([0]))],
+    order=random.Random(0),
+)
 @given(script=st.lists(steps, min_size=3, max_size=14), order=st.randoms())
 def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
     world = World(feed)
