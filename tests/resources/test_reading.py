@@ -1,0 +1,135 @@
+"""The edges of reading: how windows are spelled, what Spark makes of our types, what is read together."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sluice
+from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
+from sluice.pipelines.reading import File
+from sluice.pipelines.values import PartKind
+from sluice.resources import reading, spark_parts, spark_types
+from sluice.resources.spark_source import SluiceSource
+
+HOUR = 3_600_000
+FEED = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: orders\nstart: earliest\nwindow: 1h\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose Kafka nobody knows, with a broken feed beside the one that is read."""
+    monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
+    (tmp_path / "feeds").mkdir()
+    (tmp_path / "feeds" / "orders.yaml").write_text(FEED)
+    (tmp_path / "feeds" / "broken.yaml").write_text("topics: [")
+    return tmp_path
+
+
+@pytest.mark.parametrize("when", ["1970-01-02T03", "1970-01-02T03:00", 27 * HOUR, datetime(1970, 1, 2, 3, tzinfo=UTC)])
+def test_a_window_in_its_spellings(when: reading.When) -> None:
+    assert reading.instant(when) == 27 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"window": "hour 3"}, "is not a window"),
+        ({"window": datetime(1970, 1, 2)}, "datetime needs its zone"),  # noqa: DTZ001
+        ({"window": "1970-01-02T03:30"}, "windows of this feed last 1h"),
+        ({"window": "1970-01-02T03", "to": "1970-01-02T03"}, "no whole windows"),
+        ({"window": "1970-01-02T03", "to": "1970-01-02T04:30"}, "no whole windows"),
+        ({"window": "1970-01-02T03", "kind": "lost"}, "one of landed, quarantined"),
+    ],
+)
+def test_what_is_no_window_is_refused(project: Path, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        sluice.read("orders", project=project, **asked)
+
+
+def test_a_feed_that_never_ran_is_incomplete_and_one_that_is_not_there_unknown(project: Path) -> None:
+    with pytest.raises(WindowIncomplete, match="1970-01-02T03:00 of feed orders"):
+        sluice.read("orders", "1970-01-02T03", project=project)
+    with pytest.raises(FeedError, match="broken"):
+        sluice.read("payments", "1970-01-02T03", project=project)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "no feed"),
+        ({"feed": "orders"}, "what to read is not clear"),
+        ({"feed": "orders", "window": "1970-01-02T03", "offsets": "orders:0:1-2"}, "what to read is not clear"),
+        ({"feed": "orders", "to": "1970-01-02T03"}, "what to read is not clear"),
+        ({"feed": "orders", "windw": "1970-01-02T03"}, "no option windw"),
+        ({"feed": "orders", "from": "1970-01-02T03"}, "`from` without `to`"),
+    ],
+)
+def test_the_source_refuses_options_that_do_not_say_what_to_read(
+    project: Path, options: dict[str, str], says: str
+) -> None:
+    source = SluiceSource({**options, "project": str(project)})
+    with pytest.raises(UsageError, match=says):
+        source.reader(source.schema())
+
+
+def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null() -> None:
+    few = pa.array(["a", None, "a"]).dictionary_encode()
+    times = pa.array([-1, 2**63 - 1, None], pa.timestamp("ms", "UTC"))
+    nested = pa.array([[{"n": 1, "at": 2}], None, []], pa.list_(pa.struct({"n": pa.uint8(), "at": pa.timestamp("ms")})))
+    rows = pa.record_batch({"few": few, "big": pa.array([0, 1, 2**64 - 1], pa.uint64()), "at": times, "nested": nested})
+    schema = spark_types.spark_schema(rows.schema)
+    assert schema.simpleString() == (
+        "struct<few:string,big:decimal(20,0),at:timestamp,nested:array<struct<n:smallint,at:timestamp_ntz>>>"
+    )
+    target = spark_types.arrow_schema(schema.add("later", "string"))
+    got = spark_types.conformed(rows, target)
+    assert got.schema.equals(target)
+    assert got.column("few").to_pylist() == ["a", None, "a"]
+    assert got.column("at").cast(pa.int64()).to_pylist() == [-1000, None, None]
+    assert [int(n) for n in got.column("big").to_pylist()] == [0, 1, 2**64 - 1]
+    assert got.column("later").null_count == 3
+
+
+@pytest.mark.parametrize(
+    ("times", "reads"),
+    [
+        (pa.array([-1, 2208988800000], pa.timestamp("ms", "UTC")), True),
+        (pa.array([None, None], pa.timestamp("ms", "UTC")), True),
+        (pa.array([-1, 2**63 - 1], pa.timestamp("ms", "UTC")), False),
+        (pa.array([1, 2], pa.timestamp("ns")), False),
+    ],
+)
+def test_what_sparks_own_reader_would_fail_on_is_seen_in_the_footer(
+    tmp_path: Path, times: pa.Array, reads: bool
+) -> None:
+    pq.write_table(pa.table({"nested": [[1], [2]], "at": times}), tmp_path / "x.parquet", store_schema=False)
+    assert spark_types.spark_reads(pq.read_metadata(tmp_path / "x.parquet")) is reads
+
+
+def test_small_files_are_read_together_and_large_ones_by_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_parts, "TASK_BYTES", 5000)
+    pq.write_table(pa.table({"v": [b"%0900d" % i for i in range(12)]}), tmp_path / "large", row_group_size=2,
+                   compression="none", use_dictionary=False, write_statistics=False)  # fmt: skip
+    files = [_file("a", 2000), _file("b", 2900), _file("c", 200), _file("large", 12_000), _file("d", 1)]
+    shares = [share.parts for share in spark_parts.shares(str(tmp_path), files)]
+    assert shares == [
+        (("a", None), ("b", None)),
+        (("c", None),),
+        (("large", (0, 1)),),
+        (("large", (2, 3)),),
+        (("large", (4, 5)),),
+        (("d", None),),
+    ]
+    assert spark_parts.shares(str(tmp_path), []) == []
+
+
+def _file(path: str, size: int) -> File:
+    return File(0, PartKind.LANDED, path, path, "orders", 0, 0, 1, 1, size, "0" * 64)
