@@ -5,8 +5,9 @@ Nothing here knows Dagster. Publish entries are read once, however many windows 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sluice.pipelines import windows
@@ -15,7 +16,7 @@ from sluice.pipelines.errors import LedgerCorrupt
 from sluice.pipelines.feed import Feed, WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.values import Key, Receipt
 
@@ -27,18 +28,13 @@ class Books:
     feed: Feed
     ledger: Ledger
     lake: Lake
-    clock: Clock
     state: State
     now: int
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
-        return cls(feed, ledger, edges.lake, edges.clock, ledger.read(), edges.clock())
-
-    def read(self) -> Books:
-        """The same as of now."""
-        return replace(self, state=self.ledger.read(), now=self.clock())
+        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock())
 
     @cached_property
     def complete(self) -> frozenset[int]:
@@ -58,6 +54,14 @@ class Books:
         """Where a window ends in each current partition; None while that is not resolved."""
         ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}
         return {k: r.end if r else None for k, r in ranges.items()}
+
+    def ending(self, key: Key, after: int, until: int) -> range:
+        """The windows that end in a partition beyond the offset `after`, and not beyond `until`."""
+        pinned, window = self.state.boundaries.get(key), self.feed.window
+        if pinned is None:
+            return range(0)
+        times = pinned.times[bisect_right(pinned.offsets, after) : bisect_right(pinned.offsets, until)]
+        return range(window.start_of(times[0]) - window.length, times[-1], window.length) if times else range(0)
 
     def entry(self, batch: Batch) -> PublishEntry:
         """What a published batch published."""

@@ -67,7 +67,7 @@ def _own_window(books: Books, landed: Landed, window: int) -> Events:
     if whole and not _failed(landed):
         yield from (evidence.window_result(books, key, window) for key in evidence.outputs(feed))
     key = landed_key(feed.name)
-    yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(books, landed, window))
+    yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
     yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed))
     landed.check()
     if not whole:
@@ -118,7 +118,7 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None) 
         if own is None or event.partition != show_window(own):
             yield event
     for window in sorted(tell - mine):
-        yield _evaluation(key, COMPLETE, window, _window_said(books, landed, window))
+        yield _evaluation(key, COMPLETE, window, _window_said(True, landed))
 
 
 @contextmanager
@@ -135,13 +135,12 @@ Said = dict[str, Any]
 """What a check says: passed, severity, description, metadata."""
 
 
-def _window_said(books: Books, landed: Landed, window: int) -> Said:
+def _window_said(whole: bool, landed: Landed) -> Said:
     """Is the window whole?"""
-    whole, failed = books.is_complete(window), _failed(landed)
     return {
         "passed": whole,
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": "every offset of the window is accounted for" if whole else _said(failed, 0, 0),
+        "description": "every offset of the window is accounted for" if whole else _said(_failed(landed), 0, 0),
         "metadata": {} if whole else metadata.of_failures(landed),
     }
 
@@ -256,10 +255,9 @@ def _committed_event(books: Books, result: CommitResult, window: int | None) -> 
 
 
 def _just_passed(books: Books, result: CommitResult) -> set[int]:
-    """Complete windows that the committed offsets passed with this commit."""
-    before = {m.key: m.before or 0 for m in result.offsets if m.before != m.after}
-    ends = {w: books.ends(w) for w in (books.complete if before else ())}
-    return {w for w, end in ends.items() if any(before[k] < (end.get(k) or 0) <= books.frontiers[k] for k in before)}
+    """Complete windows that the committed offsets passed with this commit, in some partition."""
+    moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
+    return {w for windows in moved for w in windows} & books.complete
 
 
 def _passed(books: Books, window: int) -> Said:
