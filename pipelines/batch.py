@@ -251,7 +251,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
             break
         taken_over = batch.owner.token != owner.token
         done.append(_carry_out(feed, edges, ledger, batch, owner, report))
-        if not taken_over and not _lost_on_the_way(feed, done[-1]):
+        if done[-1].number is None or not (taken_over or _lost_on_the_way(feed, done[-1])):
             break
     state = ledger.read()
     frontiers = {k: state.frontier(k) for k in state.current.values() if k in state.origins}
@@ -418,7 +418,7 @@ def _finished(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> in
 def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     """Retention overtook us between plan and fetch, and the feed accepts that: plan again with the loss named."""
     lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
-    return lost and feed.policies.on_loss is OnLoss.ACCEPT and result.number is not None
+    return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
 
 def _incomplete(failures: Sequence[SliceFailure], refusals: Sequence[Refusal], *, published: bool) -> BatchIncomplete:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sluice.pipelines import manifest, windows
 from sluice.pipelines.audit import audit
 from sluice.pipelines.batch import Edges, Landed, land
+from sluice.pipelines.errors import BatchIncomplete
 from sluice.pipelines.feed import Feed, LandingSettings, load_feed
 from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import Ledger
@@ -234,3 +235,14 @@ def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
     assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
     by_time = feed.landing.layout == "record_time"
     assert {bool(s.folder) for s in batch.plan.slices} == {not by_time}
+
+
+def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START], False)
+    for _ in range(2):
+        landed = world.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
+        assert len(landed.batches) == 1
+        with pytest.raises(BatchIncomplete, match="nothing was published"):
+            landed.check()
+    world.land(Request(RequestKind.CATCH_UP)).check()
