@@ -17,7 +17,7 @@ from sluice.cli.plan import Offsets, Only, requests, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, many, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import UsageError, WindowHeld
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.values import Counts, Key, Receipt, Request
@@ -91,7 +91,8 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
 
     if ran.asked.window is None or isinstance(ran.outcome.error, UsageError):
         return None
-    held = {r.tp: r.error.start for r in (ran.outcome.landed.refusals if ran.outcome.landed else ())}
+    refusals = ran.outcome.landed.refusals if ran.outcome.landed else ()
+    held = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}
     state, now = windows.ledger_state(session, feed)
     ends = {k: at for k in state.current.values() if (at := held.get(k.tp)) is not None}
     return standing(state, feed.window, ran.asked.window, now, Seen(stable_ends=ends))

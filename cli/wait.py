@@ -81,7 +81,7 @@ def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
 
     def look() -> tuple[WindowStanding, bool]:
         state = ledger.read()
-        check_begun(asked, state)
+        check_begun(asked, feed.window, state)
         found = standing(state, feed.window, asked, edges.clock())
         landed = found.standing is Standing.LANDED
         return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))

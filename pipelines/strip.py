@@ -41,7 +41,7 @@ def last_windows(state: State, settings: WindowSettings, now: int, count: int) -
     if state.first_window is None:
         return range(0)
     end = settings.start_of(now) + settings.length
-    return range(max(state.first_window, end - count * settings.length), end, settings.length)
+    return range(max(settings.start_of(state.first_window), end - count * settings.length), end, settings.length)
 
 
 def seen(

@@ -35,7 +35,7 @@ def check_window(window: int, settings: WindowSettings, state: State, now: int) 
             f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
         )
-    check_begun(window, state)
+    check_begun(window, settings, state)
 
 
 def check_aligned(window: int, settings: WindowSettings) -> None:
@@ -48,9 +48,9 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
         )
 
 
-def check_begun(window: int, state: State) -> None:
-    """Raises UsageError for a window before the feed's first one, once that is known."""
-    if state.first_window is not None and window < state.first_window:
+def check_begun(window: int, settings: WindowSettings, state: State) -> None:
+    """Raises UsageError for a window that ends before the feed's first one begins, once that is known."""
+    if state.first_window is not None and window + settings.length <= state.first_window:
         raise UsageError(
             f"window {show_window(window)} is before the feed's first window {show_window(state.first_window)}",
             remedy="ask for offsets below the origin by number: --offsets TOPIC:PARTITION:START-END",
