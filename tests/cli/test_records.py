@@ -19,6 +19,7 @@ ROW = pa.table(
         "lines": pa.array([[{"sku": b"\xff"}, None]], pa.list_(pa.struct([("sku", pa.binary())]))),
         "note": ["\x1b[2J" + "x" * 1000],
         "nothing": pa.nulls(1, pa.string()),
+        "kafka_key": [b"c-1"],
         "kafka_offset": [7],
         "kafka_timestamp": pa.array([1 << 62]).cast(pa.timestamp("ms", "UTC")),
     }
@@ -34,6 +35,7 @@ def test_a_typed_row_is_json() -> None:
         "lines": [{"sku": "/w=="}, None],
         "note": "\x1b[2J" + "x" * 1000,
         "nothing": None,
+        "kafka_key": "Yy0x",
         "kafka_offset": 7,
         "kafka_timestamp": 1 << 62,
     }
@@ -49,3 +51,4 @@ def test_a_typed_row_is_harmless_on_a_terminal() -> None:
     assert "\x1b" not in text
     assert "nothing" not in text
     assert "1.20" in text
+    assert '"c-1"' in text
