@@ -87,7 +87,7 @@ def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
         return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))
 
     def _visible(ledger: Ledger) -> bool:
-        parts = manifest.files(ledger, feed.name, asked, feed.window).parts
+        parts = manifest.files(ledger, asked, feed.window).parts
         return not manifest.missing(edges.lake, parts)
 
     return look

@@ -8,7 +8,7 @@ ledger, so a reader never sees half of what is being made visible.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines import layout, windows
@@ -45,13 +45,13 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     standing = set(lake.list(layout.manifest_folder(feed)))
     paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
     done = tuple(t for t, path in paths.items() if path not in standing and windows.complete(state, t, settings))
+    receipts = receipts_by_window(ledger, state, done, settings)
     for window in done:
-        lake.put_if_absent(paths[window], _dump(ledger, state, feed, window, settings))
+        lake.put_if_absent(paths[window], _dump(state, receipts[window], feed, window, settings))
     return done
 
 
-def _dump(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> bytes:
-    receipts = receipts_of(ledger, state, window, settings)
+def _dump(state: State, receipts: Sequence[Receipt], feed: str, window: int, settings: WindowSettings) -> bytes:
     ranges = [(k, windows.range_of(state, k, window, settings)) for k in sorted(state.current.values())]
     content = {
         "format": FORMAT,
@@ -77,22 +77,42 @@ def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool
     return lake.size(layout.window_path(feed, window, settings.length)) is not None
 
 
-def files(ledger: Ledger, feed: str, window: int, settings: WindowSettings) -> WindowFiles:
+def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
     """The window's live parts, in log order, from the ledger. Raises UsageError for what is no window of the feed."""
-    windows.check_aligned(window, settings)
+    (found,) = files_of(ledger, (window,), settings)
+    return found
+
+
+def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
+    """The same of several windows; an entry that holds parts of many of them is read once."""
+    for window in asked:
+        windows.check_aligned(window, settings)
     state = ledger.read()
-    receipts = sorted(receipts_of(ledger, state, window, settings), key=lambda r: (r.slice.key, r.slice.start))
-    placed = tuple((r.slice, p) for r in receipts for p in r.parts if p.path not in state.replaced)
+    receipts = receipts_by_window(ledger, state, asked, settings)
+    return tuple(_files(state, receipts[window], window, settings) for window in asked)
+
+
+def _files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
+    in_order = sorted(receipts, key=lambda r: (r.slice.key, r.slice.start))
+    placed = tuple((r.slice, p) for r in in_order for p in r.parts if p.path not in state.replaced)
     return WindowFiles(window, windows.complete(state, window, settings), placed)
 
 
-def receipts_of(ledger: Ledger, state: State, window: int, settings: WindowSettings) -> list[Receipt]:
-    """Receipts of the slices that lie in the window, of every publish entry that counts."""
-    inside = range(window, window + settings.length)  # a feed's windows may have been shorter once
-    numbers = {n for w, published in state.published_in.items() if w is not None and w in inside for n in published}
-    entries = (ledger.entry(number) for number in sorted(numbers))
-    receipts = (r for e in entries if isinstance(e, PublishEntry) for r in e.receipts)
-    return [r for r in receipts if r.slice.window is not None and r.slice.window in inside]
+def receipts_by_window(
+    ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
+) -> dict[int, list[Receipt]]:
+    """Receipts of the slices that lie in each window, of every publish entry that counts.
+
+    A feed's windows may have been shorter once: what lay in those lies in the one that holds them now.
+    """
+    out: dict[int, list[Receipt]] = {window: [] for window in asked}
+    published = ((settings.start_of(w), numbers) for w, numbers in state.published_in.items() if w is not None)
+    wanted = {number for window, numbers in published if window in out for number in numbers}
+    for entry in map(ledger.entry, sorted(wanted)):
+        for r in entry.receipts if isinstance(entry, PublishEntry) else ():
+            if r.slice.window is not None and (mine := out.get(settings.start_of(r.slice.window))) is not None:
+                mine.append(r)
+    return out
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:

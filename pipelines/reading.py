@@ -57,7 +57,7 @@ def files(
     state = ledger.read()
     for window in windows:
         check_begun(window, settings, state)
-    found = [manifest.files(ledger, feed, window, settings) for window in windows]
+    found = manifest.files_of(ledger, windows, settings)
     missing = {p.path for p in manifest.missing(lake, (p for f in found for p in f.of(kind)))}
     if not partial:
         _demand(found, missing, feed)

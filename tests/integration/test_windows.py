@@ -126,7 +126,7 @@ def check(world: World) -> None:
                 in_windows |= {(key.partition, offset): window for offset in range(r.start, r.end)}
         found: list[dict[str, Any]] = []
         for window in world.closed():
-            files = manifest.files(book, feed.name, window, feed.window)
+            files = manifest.files(book, window, feed.window)
             assert files.complete
             mine = _offsets(feed, [p.path for p in files.parts])
             assert {in_windows[spot] for spot in mine} <= {window}, "a window's files hold its rows and no others"
@@ -199,7 +199,7 @@ def test_an_open_transaction_holds_its_window_and_no_other(place: Place) -> None
         with pytest.raises(WindowHeld, match=r"kafka-transactions"):
             world.window(START + HOUR).check()
         with world.edges() as opened:
-            held = manifest.files(ledger(world.feed, opened), world.feed.name, START + HOUR, world.feed.window)
+            held = manifest.files(ledger(world.feed, opened), START + HOUR, world.feed.window)
         with pytest.raises(WindowIncomplete):
             manifest.demand_complete(held, world.feed.name)
         open_one.commit_transaction()

@@ -205,7 +205,7 @@ def check(world: World) -> None:
     for key in state.origins:
         _check_tiling(world, key)
     for window in world.windows():
-        files = manifest.files(ledger, "orders", window, world.feed.window)
+        files = manifest.files(ledger, window, world.feed.window)
         assert files.complete
         spans = {k.partition: windows.range_of(state, k, window, world.feed.window) for k in state.origins}
         inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
