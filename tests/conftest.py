@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -17,6 +18,15 @@ from sluice.resources.local_kafka import LocalKafka
 
 # A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_spark() -> Iterator[None]:
+    """A module's Spark session has its own settings: the next module starts another."""
+    yield
+    if "pyspark.sql" in sys.modules and (session := sys.modules["pyspark.sql"].SparkSession.getActiveSession()):
+        session.stop()
+
 
 _CLUSTERS = {"kafka", "kafka3", "fresh_topic"}
 _numbers = itertools.count(1)
