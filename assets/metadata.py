@@ -228,7 +228,7 @@ class Standing:
 
 def standings(state: State) -> list[Standing]:
     """Every current partition's account, by the ledger alone."""
-    return [_standing(state, key) for key in sorted(state.current.values()) if key in state.origins]
+    return [_standing(state, key) for key in state.known()]
 
 
 def _standing(state: State, key: Key) -> Standing:

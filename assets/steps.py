@@ -317,5 +317,5 @@ def _look(edges: Edges, feed: Feed, topics: Iterable[str]) -> Topics:
 
 
 def _reader(feed: str, state: State, topic: str) -> Reader:
-    mine = (k for k in state.current.values() if k.topic == topic and k in state.origins)
+    mine = (k for k in state.known() if k.topic == topic)
     return Reader(feed, {k.partition: state.frontier(k) for k in mine})

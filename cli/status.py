@@ -150,7 +150,7 @@ def _standing(
     error: SluiceError | None,
     newest: tuple[WindowStanding, ...],
 ) -> FeedStatus:
-    keys = sorted({*ends, *(k for k in state.current.values() if k in state.origins)})
+    keys = sorted({*ends, *state.known()})
     batches = sorted(state.batches.values(), key=lambda b: b.id)
     partitions = tuple(_partition(state, k, committed.get(k), ends.get(k)) for k in keys)
     last = batches[-1] if batches else None

@@ -174,9 +174,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
     owed, refused = planning.owed(request, state, found.partitions, feed.window)
-    plan = planning.build(
-        feed.name, found.cluster_id, request, feed.isolation, owed, sizing(feed, edges), state, feed.window
-    )
+    plan = _plan(feed, edges, found, request, owed, state)
     refusals = _holders_named(edges.cluster, found.refusals + refused + _losses_refused(feed, owed))
     return Preview(found, owed, refusals, plan, _blocked(state, owed))
 
@@ -207,6 +205,11 @@ def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
     except Refused as e:
         return e
     return None
+
+
+def _plan(feed: Feed, edges: Edges, found: Survey, request: Request, owed: Sequence[Owed], state: State) -> Plan | None:
+    sizes = sizing(feed, edges)
+    return planning.build(feed.name, found.cluster_id, request, feed.isolation, owed, sizes, state, feed.window)
 
 
 def sizing(feed: Feed, edges: Edges) -> Sizing:
@@ -254,9 +257,8 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         if done[-1].number is None or not (taken_over or _lost_on_the_way(feed, done[-1])):
             break
     state = ledger.read()
-    frontiers = {k: state.frontier(k) for k in state.current.values() if k in state.origins}
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    return Landed(tuple(done), _holders_named(edges.cluster, refusals), tuple(losses), complete, frontiers)
+    return Landed(tuple(done), _holders_named(edges.cluster, refusals), tuple(losses), complete, state.frontiers())
 
 
 def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
@@ -331,9 +333,7 @@ def _pinned(
         in_the_way = planning.overlap(state, free)
         if in_the_way:
             return None
-        plan = planning.build(
-            feed.name, found.cluster_id, request, feed.isolation, free, sizing(feed, edges), state, feed.window
-        )
+        plan = _plan(feed, edges, found, request, free, state)
         return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
 
     appended = ledger.append(decide)

@@ -94,7 +94,7 @@ def commit(ledger: Ledger, group: Group, settings: CommitSettings) -> CommitResu
     Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt.
     """
     state = ledger.read()
-    targets = frontiers(state)
+    targets = state.frontiers()
     if settings.mode is CommitMode.NONE or not targets:
         return CommitResult(CommitStatus.DISABLED, tuple(Moved(k, None, o) for k, o in targets.items()))
     if _settled(state, targets, group.committed([k.tp for k in targets])):
@@ -107,11 +107,6 @@ def commit(ledger: Ledger, group: Group, settings: CommitSettings) -> CommitResu
         return _commit_as(member, ledger, settings)
 
 
-def frontiers(state: State) -> dict[Key, int]:
-    """What would be committed: the frontier of every current partition."""
-    return {key: state.frontier(key) for key in sorted(state.current.values()) if key in state.origins}
-
-
 def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
     """Kafka holds the frontier and the ledger knows it: nothing to join the group for."""
     return all(
@@ -122,7 +117,7 @@ def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> 
 
 def _commit_as(member: Membership, ledger: Ledger, settings: CommitSettings) -> CommitResult:
     state, before = _compare(member, ledger, settings)
-    targets = frontiers(state)
+    targets = state.frontiers()
     going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
     mark = _intend(ledger, targets)
     if going:
@@ -137,10 +132,10 @@ def _commit_as(member: Membership, ledger: Ledger, settings: CommitSettings) -> 
 def _compare(member: Membership, ledger: Ledger, settings: CommitSettings) -> tuple[State, Committed]:
     """Step 3. A refusal must survive a second look: a run that slept in between compares old with new."""
     for last in (False, True):
-        tps = [k.tp for k in frontiers(ledger.read())]
+        tps = [k.tp for k in ledger.read().frontiers()]
         committed = member.committed(tps)
         state = ledger.read()
-        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in frontiers(state).items()}
+        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
         if Verdict.STALE in verdicts.values() and last:
             raise _stale(state, verdicts, committed)
         moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout, windows
+from sluice.pipelines.formats import int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
@@ -128,7 +129,7 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
     """Where the offset is in a column of them, which increases."""
     # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
-    known = np.concatenate([np.frombuffer(c.buffers()[1], np.int64, len(c), c.offset * 8) for c in offsets.chunks])
+    known = np.concatenate([int64s(c) for c in offsets.chunks])
     at = int(np.searchsorted(known, offset))
     return at if at < len(known) and known[at] == offset else None
 

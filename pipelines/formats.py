@@ -88,12 +88,17 @@ def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(fixed(pa.int8(), np.zeros(rows, np.int8)), text_array([text]))
 
 
-# Neither is pa.array(): its first call imports pandas, a second and 60 MB in each worker.
+# Not pa.array() nor to_numpy(): their first call imports pandas, a second and 60 MB in each worker.
 
 
 def fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
     """Numbers as an Arrow array of the same width."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)
+
+
+def int64s(column: pa.Array) -> np.ndarray:
+    """A column of 64-bit numbers without nulls, as they lie in memory."""
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines import layout
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed import LandingSettings
+from sluice.pipelines.formats import fixed, int64s
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Part, PartKind, Slice
 
@@ -117,7 +118,7 @@ class PartWriter:
         self._files, self._pending, self._parts = {}, [], {}
 
     def _checked(self, column: pa.Array) -> int:
-        offsets = _int64s(column)
+        offsets = int64s(column)
         first, last, s = int(offsets[0]), int(offsets[-1]), self._target.slice
         if first <= self._last or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
             raise ProofFailed(
@@ -165,7 +166,7 @@ class PartWriter:
                 self._folders.add(window)
         for window in np.unique(windows).tolist():
             folder = layout.window_folder(None if window == _NO_TIME else window, s.by_time)
-            yield folder, rows.take(_indices(windows == window))
+            yield folder, rows.take(fixed(pa.int64(), np.flatnonzero(windows == window)))
 
     def _finish_file(self, folder: str) -> None:
         begun = time.perf_counter_ns()
@@ -180,19 +181,9 @@ _NO_TIME = -1
 
 def _windows_of(times: pa.ChunkedArray, length: int) -> np.ndarray:
     """The start of each row's window, in ms; `_NO_TIME` where the record has no time, or one beyond the calendar."""
-    stamps = np.concatenate([_int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
+    stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
     usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)
     return np.where(usable, stamps - stamps % length, _NO_TIME)
-
-
-def _int64s(column: pa.Array) -> np.ndarray:
-    # Not to_numpy(): its first call imports pandas, a second and 60 MB in each worker.
-    return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
-
-
-def _indices(mask: np.ndarray) -> pa.Array:
-    found = np.flatnonzero(mask)
-    return pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
 
 
 class _Abandoned(Exception):

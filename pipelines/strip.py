@@ -74,7 +74,7 @@ def standings(
     state: State, settings: WindowSettings, asked: Sequence[int], now: int, seen: Seen
 ) -> tuple[WindowStanding, ...]:
     """How each of the asked-for windows (their starts, ms) stands, in that order."""
-    partitions = [_Partition(state, k, settings) for k in sorted(state.current.values()) if k in state.origins]
+    partitions = [_Partition(state, k, settings) for k in state.known()]
     return tuple(_standing(partitions, settings, window, now, seen) for window in asked)
 
 

@@ -113,6 +113,14 @@ class State:
         """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
         return contiguous_end(self.origins[key].offset, self.accounted(key))
 
+    def known(self) -> list[Key]:
+        """The partitions in their current life, those that have an origin, in order."""
+        return [k for k in sorted(self.current.values()) if k in self.origins]
+
+    def frontiers(self) -> dict[Key, int]:
+        """The frontier of each of these."""
+        return {k: self.frontier(k) for k in self.known()}
+
     def live(self) -> tuple[Batch, ...]:
         """The batches that are planned and neither published nor abandoned, oldest first."""
         return tuple(b for b in self.batches.values() if b.status is BatchStatus.PLANNED)

@@ -194,14 +194,6 @@ def binaries(
 
 
 @inner
-def _eight(x: int) -> bool:
-    """Whether a word is eight digits."""
-    high = x & uint64(0xF0F0F0F0F0F0F0F0)
-    over = (x + uint64(0x0606060606060606)) & uint64(0xF0F0F0F0F0F0F0F0)
-    return high | (over >> uint64(4)) == uint64(0x3333333333333333)
-
-
-@inner
 def _eight_digits(x: int) -> int:
     """Their value."""
     x = (x & uint64(0x0F0F0F0F0F0F0F0F)) * uint64(2561) >> uint64(8)
