@@ -6,18 +6,17 @@ Nothing here knows Dagster. Publish entries are read once, however many windows 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from sluice.pipelines import windows
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.errors import LedgerCorrupt
-from sluice.pipelines.feed import Feed, WindowSettings
+from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.values import Key, Receipt
 
 
@@ -38,9 +37,12 @@ class Books:
 
     @cached_property
     def complete(self) -> frozenset[int]:
-        """The closed windows (their starts, ms) of which nothing is owed any more, quiet ones included."""
-        every = closed(self.state, self.feed.window, self.now)
-        return frozenset(every) - frozenset(owed(self.state, self.feed.window, self.now))
+        """The windows (their starts, ms) that get a manifest and of which nothing is owed, quiet ones included.
+
+        The silence after a stray old stamp is not among them: it may be half a million windows.
+        """
+        owed = windows.owed(self.state, self.feed.window, self.now)
+        return frozenset(windows.listed(self.state, self.feed.window)).difference(owed)
 
     def is_complete(self, window: int) -> bool:
         return windows.complete(self.state, window, self.feed.window)
@@ -48,7 +50,7 @@ class Books:
     @cached_property
     def frontiers(self) -> Mapping[Key, int]:
         """The end of the contiguous accounted prefix of each current partition."""
-        return {k: self.state.frontier(k) for k in sorted(self.state.current.values()) if k in self.state.origins}
+        return self.state.frontiers()
 
     def ends(self, window: int) -> Mapping[Key, int | None]:
         """Where a window ends in each current partition; None while that is not resolved."""
@@ -73,9 +75,8 @@ class Books:
 
     def receipts_in(self, window: int) -> list[Receipt]:
         """Receipts of the slices that lie in a window, in log order."""
-        inside = self._inside(window)
         by_window = (self._read(n).receipts for n in self._numbers(window))
-        found = [r for held in by_window for w, receipts in held.items() if w in inside for r in receipts]
+        found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
         return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
 
     def windows_of(self, batch: Batch) -> set[int | None]:
@@ -95,12 +96,12 @@ class Books:
         """The ledger, up to its newest entry."""
         return f"{self.state.ledger_id}/{self.state.number - 1}"
 
-    def _inside(self, window: int) -> range:
-        return range(window, window + self.feed.window.length)  # windows may have been shorter once
+    def _holds(self, window: int, lay_in: int | None) -> bool:
+        """Whether what lay in a window lies in this one now: windows may have been shorter once."""
+        return lay_in is not None and self.feed.window.start_of(lay_in) == window
 
     def _numbers(self, window: int) -> list[int]:
-        inside, by_window = self._inside(window), self.state.published_in
-        return sorted({n for w, published in by_window.items() if w is not None and w in inside for n in published})
+        return sorted({n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns})
 
     @cached_property
     def _published(self) -> Mapping[int, Batch]:
@@ -128,26 +129,3 @@ def _by_window(receipts: Sequence[Receipt]) -> Mapping[int | None, Sequence[Rece
     for r in receipts:
         out.setdefault(r.slice.window, []).append(r)
     return out
-
-
-def closed(state: State, window: WindowSettings, now: int) -> range:
-    """Every window (its start, ms) from the feed's first to the newest that is closed; without ledger, the newest."""
-    last = window.last_boundary(now)
-    first = last - window.length if state.first_window is None else window.start_of(state.first_window)
-    return range(first, last, window.length)
-
-
-def owed(state: State, window: WindowSettings, now: int) -> list[int]:
-    """The closed windows of which something is owed, or a boundary not resolved, oldest first."""
-    every = closed(state, window, now)
-    keys = [k for k in state.current.values() if k in state.origins]
-    due = {w for key in keys for w in _owed(state, key, window, every)}
-    return [w for w in every if w in due or not keys]
-
-
-def _owed(state: State, key: Key, window: WindowSettings, every: range) -> Iterator[int]:
-    pinned = state.boundaries.get(key) or ((every.start, 0),)
-    (time, end), origin = pinned[-1], state.origins[key].offset
-    yield from range(max(window.start_of(time), every.start), every.stop, window.length)
-    for gap in subtract(Range(origin, max(origin, end)), state.accounted(key)):
-        yield from (window.start_of(p.window) for p in windows.pieces(state, key, gap) if p.window is not None)

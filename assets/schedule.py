@@ -14,13 +14,13 @@ from itertools import islice
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
-from sluice.assets.books import owed
 from sluice.assets.evidence import landed_key
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
 from sluice.assets.windows import closing_cron
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.units import show_window
+from sluice.pipelines.windows import owed
 
 AT_ONCE = 6
 """Windows that one tick asks for at most."""

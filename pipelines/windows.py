@@ -9,7 +9,7 @@ between its neighbours on the very state that it is put on. A late record belong
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines.errors import UsageError
@@ -19,9 +19,9 @@ from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginI
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.ranges import Range, covers, cut
+from sluice.pipelines.ranges import Range, covers, cut, subtract
 from sluice.pipelines.units import show_duration, show_instant, show_window
-from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.values import Key, OffsetAtTime, PartitionState
 
 Partitions = Mapping[Key, PartitionState]
 
@@ -92,6 +92,8 @@ def due(
         return []
     since = min(_newest(state, k, last) for k in behind)
     times = _times(state, settings, since, last)
+    if not times:
+        return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
     look.between(times)
     items = [i for t in times for i in look.items(t)]
@@ -236,14 +238,29 @@ def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:
     """Whether every partition's range of the window is pinned and wholly accounted for."""
-    keys = [k for k in state.current.values() if k in state.origins]
+    keys = state.known()
     ranges = [range_of(state, k, window, settings) for k in keys]
     return bool(keys) and all(
         r is not None and covers(state.accounted(k), r) for k, r in zip(keys, ranges, strict=True)
     )
 
 
-def held(state: State, partitions: Partitions, window: int, settings: WindowSettings) -> tuple[TopicPartition, ...]:
-    """Partitions whose stable end has not reached the window's end: an open transaction holds them."""
-    ranges = {k: range_of(state, k, window, settings) for k in partitions if k in state.origins}
-    return tuple(k.tp for k, r in ranges.items() if r is not None and r.end > partitions[k].stable_end)
+def owed(state: State, settings: WindowSettings, now: int) -> list[int]:
+    """The closed windows of which something is owed, or a boundary not resolved, oldest first.
+
+    Without a ledger that is the newest one.
+    """
+    last = settings.last_boundary(now)
+    first = last - settings.length if state.first_window is None else settings.start_of(state.first_window)
+    closed, keys = range(first, last, settings.length), state.known()
+    if not keys:
+        return list(closed)
+    return sorted({w for key in keys for w in _owed(state, key, settings, closed) if w in closed})
+
+
+def _owed(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+    pinned = state.boundaries.get(key) or ((closed.start, 0),)
+    (time, end), origin = pinned[-1], state.origins[key].offset
+    yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
+    for gap in subtract(Range(origin, max(origin, end)), state.accounted(key)):
+        yield from (settings.start_of(p.window) for p in pieces(state, key, gap) if p.window is not None)

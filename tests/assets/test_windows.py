@@ -14,6 +14,7 @@ from sluice.assets.instance import open_instance
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.windows import LISTED
 from tests.assets.world import (
     CATCH_UP,
     FEED,
@@ -221,3 +222,18 @@ def test_windows_of_any_length(tmp_path: Path, length: str, cron: str, closing: 
     assert partitions.cron_schedule == cron
     assert partitions.get_partition_keys()[:2] == [DAY + k for k in keys]
     assert defs.resolve_schedule_def("land_orders_windows").cron_schedule == closing
+
+
+def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    feed = world.project.feeds_folder / "orders.yaml"
+    feed.write_text(FEED.replace("start: 2024-05-01T00:00:00Z", "start: earliest"))
+    world.cluster.stamps[P0][0] = 5
+    outcome = world.run()
+    assert outcome.error is None
+    said = windows(instance, LANDED)
+    assert said["1970-01-01T00:00"]["rows"] == 1
+    assert {f"{DAY}{h:02}:00" for h in range(5)} <= set(said)
+    assert len(said) < LISTED + 10
+    assert set(windows(instance, COMMITTED)) == set(said)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.errors import UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem
+from sluice.pipelines.plan import owed
 from sluice.pipelines.ranges import Range
-from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, Request, RequestKind, TopicPartition
 from sluice.pipelines.windows import (
     LISTED,
     check_window,
     clamped,
     complete,
     due,
-    held,
     listed,
     opening,
     pieces,
@@ -232,9 +232,11 @@ def test_an_open_transaction_holds_a_window() -> None:
     world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
     world.pin()
     parts = world.log.partitions_by_key
-    assert held(world.state, parts, START, SETTINGS) == ()
+    asked = Request(RequestKind.WINDOW, window=START)
+    assert owed(asked, world.state, parts, SETTINGS)[1] == ()
     stuck = {KEY: partition(stable_end=1, high_watermark=3)}
-    assert held(world.state, stuck, START, SETTINGS) == (TP,)
+    (refused,) = owed(asked, world.state, stuck, SETTINGS)[1]
+    assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 
 def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
@@ -245,3 +247,17 @@ def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
     state = world.state
     state.landed[KEY] = (Range(0, 2),)
     assert complete(state, START, SETTINGS)
+
+
+def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
+    """The other partition's next boundary is ahead of the clock, and windows grew in between."""
+    world = World([START, START + 3 * HOUR], START + 4 * HOUR, opens=START)
+    world.pin()
+    other = Key("orders", 1, "id-1")
+    opens = world.state.boundary_times[0]
+    item = OriginItem(key=other, offset=0, committed=None, why="test", opens=opens)
+    world.ledger.append(lambda s: OriginEntry(items=(item,)))
+    state = world.state
+    state.boundary_times = (opens, START + 9 * HOUR)
+    parts = {other: partition(number=1, stable_end=0, high_watermark=0)}
+    assert due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []
