@@ -41,8 +41,9 @@ class Books:
 
         The silence after a stray old stamp is not among them: it may be half a million windows.
         """
-        owed = windows.owed(self.state, self.feed.window, self.now)
-        return frozenset(windows.listed(self.state, self.feed.window)).difference(owed)
+        owed = set(windows.owed(self.state, self.feed.window, self.now))
+        listed, first = windows.listed(self.state, self.feed.window), self.state.first_window or 0
+        return frozenset(w for w in listed if w not in owed and (w >= first or self.is_complete(w)))
 
     def is_complete(self, window: int) -> bool:
         return windows.complete(self.state, window, self.feed.window)
@@ -74,14 +75,14 @@ class Books:
         return tuple(self._published[n] for n in self._numbers(window))
 
     def receipts_in(self, window: int) -> list[Receipt]:
-        """Receipts of the slices that lie in a window, in log order."""
+        """The receipts that count of the slices that lie in a window, in log order."""
         by_window = (self._read(n).receipts for n in self._numbers(window))
         found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
         return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
 
     def windows_of(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
-        return set(self._read(-1 if batch.published is None else batch.published).receipts)
+        return {r.slice.window for r in self.entry(batch).receipts}
 
     def batch_version(self, batch: Batch) -> str:
         return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
@@ -112,13 +113,13 @@ class Books:
             entry = self.ledger.entry(number)
             if not isinstance(entry, PublishEntry):
                 raise LedgerCorrupt(f"entry {number} of feed {self.feed.name} is no publish entry")
-            self._entries[number] = _Entry(entry, _by_window(entry.receipts))
+            self._entries[number] = _Entry(entry, _by_window(self.state.receipts(number, entry)))
         return self._entries[number]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A publish entry, and its receipts by window."""
+    """A publish entry, and those of its receipts that still count by window."""
 
     entry: PublishEntry
     receipts: Mapping[int | None, Sequence[Receipt]]

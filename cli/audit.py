@@ -84,6 +84,7 @@ def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
         "invisible",
         "lost",
         "skipped",
+        "retired",
         "dropped",
         "holes",
     )
@@ -98,13 +99,13 @@ def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
     return out
 
 
-_OPTIONAL = {"quarantined", "lost", "skipped", "dropped", "holes"}
+_OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 """Columns that are shown only when one of their cells is not nought."""
 
 
 def _row(a: Account) -> list[str]:
     c = a.counts
-    numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, c.dropped)
+    numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, a.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
     return [str(a.key), count(a.origin), count(a.frontier), *map(count, numbers), holes]
 
@@ -151,6 +152,7 @@ def _account(a: Account) -> dict[str, Any]:
         },
         "lost": a.lost,
         "skipped": a.skipped,
+        "retired": a.retired,
         "holes": ranges(a.holes),
         "reserved": ranges(a.reserved),
         "files": a.files,

@@ -48,6 +48,7 @@ class Account:
     counts: Counts
     lost: int
     skipped: int
+    retired: int
     committed: int | None
     holes: tuple[Range, ...]
     reserved: tuple[Range, ...]
@@ -74,15 +75,9 @@ class AuditReport:
 
 
 def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
-    """The receipts of every publish entry that counts, without the parts that were replaced since."""
-    void = set(state.void)
-    return [
-        r
-        for number, entry in ledger.entries()
-        if isinstance(entry, PublishEntry) and number not in void
-        for r in entry.receipts
-        if not any(p.path in state.replaced for p in r.parts)
-    ]
+    """The receipts of every publish entry that still count, oldest first."""
+    published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
+    return [r for n, e in published for r in state.receipts(n, e)]
 
 
 def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
@@ -114,6 +109,7 @@ def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
         counts=sum((r.counts for r in mine), Counts()),
         lost=sum(r.span for r in state.lost.get(key, ())),
         skipped=sum(r.span for r in state.skipped.get(key, ())),
+        retired=sum(r.span for r in state.retired.get(key, ())),
         committed=state.commits.get(key),
         holes=subtract(Range(frontier, max(top, frontier)), accounted),
         reserved=state.reserved(key),
@@ -136,7 +132,7 @@ def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
     by_key: dict[Key, list[tuple[Range, str]]] = {}
     for r in receipts:
         by_key.setdefault(r.slice.key, []).append((r.slice.range, "landed"))
-    for name, ranges in (("lost", state.lost), ("skipped", state.skipped)):
+    for name, ranges in (("lost", state.lost), ("skipped", state.skipped), ("retired", state.retired)):
         for key, of_key in ranges.items():
             by_key.setdefault(key, []).extend((r, name) for r in of_key)
     for key, held in sorted(by_key.items()):

@@ -158,6 +158,8 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
         return Verdict.STALE
     if mark is not None and mark.incarnation != key.incarnation:
         return Verdict.GO  # belongs to the topic's earlier life
+    if offset == state.moved.get(key):
+        return Verdict.GO  # put there by hand, and the ledger knows
     expected = last if last is not None else state.origins[key].committed
     if offset == expected and offset < target:
         return Verdict.GO
@@ -236,7 +238,7 @@ def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mappin
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
 
     def decide(state: State) -> CommitEntry | None:
-        if all(state.commits.get(k, -1) >= o for k, o in targets.items()):
+        if all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items()):
             return None
         return CommitEntry(mode=settings.mode, mark=mark, offsets=offsets)
 

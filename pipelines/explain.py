@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,6 +16,7 @@ from sluice.pipelines import layout, windows
 from sluice.pipelines.formats import int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import Accounted
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key, Part, PartKind, Receipt, TopicPartition
@@ -30,6 +31,7 @@ class Class(StrEnum):
     DROPPED = "dropped by policy"
     LOST = "lost"
     SKIPPED = "skipped"
+    RETIRED = "retired"
     BELOW_ORIGIN = "below the origin"
     RESERVED = "reserved by a live batch"
     OWED = "not read yet"
@@ -70,7 +72,7 @@ def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int
     for number in _candidates(state, key, offset):
         entry = ledger.entry(number)
         if isinstance(entry, PublishEntry):
-            for r in entry.receipts:
+            for r in state.receipts(number, entry):
                 if r.slice.key == key and r.slice.start <= offset < r.slice.end:
                     return entry.batch, number, r
     return None
@@ -107,6 +109,13 @@ _UNSEEN = {
     "aborted": "in an aborted transaction",
     "compacted": "compacted away",
     "dropped": "dropped, as the feed's on_undecodable says",
+}
+
+
+_UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
+    Class.LOST: (lambda state: state.lost, "recorded in the ledger and never read"),
+    Class.SKIPPED: (lambda state: state.skipped, "passed over by somebody's decision, recorded in the ledger"),
+    Class.RETIRED: (lambda state: state.retired, "landed once and not kept any longer (sluice expire)"),
 }
 
 
@@ -157,11 +166,10 @@ def _leaf(file: pq.ParquetFile, index: int) -> int:
 
 
 def _unlanded(state: State, key: Key, offset: int) -> Explanation:
-    for kind, ranges in ((Class.LOST, state.lost), (Class.SKIPPED, state.skipped)):
-        for r in ranges.get(key, ()):
+    for kind, (ranges, why) in _UNREAD.items():
+        for r in ranges(state).get(key, ()):
             if r.start <= offset < r.end:
-                text = f"{kind}: in the range {r}, recorded in the ledger and never read"
-                return Explanation(key.tp, offset, kind, text)
+                return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
     for batch, s in state.live_slices():
         if s.key == key and s.start <= offset < s.end:
             text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"

@@ -94,7 +94,7 @@ def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> 
 
 def _files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
     in_order = sorted(receipts, key=lambda r: (r.slice.key, r.slice.start))
-    placed = tuple((r.slice, p) for r in in_order for p in r.parts if p.path not in state.replaced)
+    placed = tuple((r.slice, p) for r in in_order for p in r.parts)
     return WindowFiles(window, windows.complete(state, window, settings), placed)
 
 
@@ -108,8 +108,9 @@ def receipts_by_window(
     out: dict[int, list[Receipt]] = {window: [] for window in asked}
     published = ((settings.start_of(w), numbers) for w, numbers in state.published_in.items() if w is not None)
     wanted = {number for window, numbers in published if window in out for number in numbers}
-    for entry in map(ledger.entry, sorted(wanted)):
-        for r in entry.receipts if isinstance(entry, PublishEntry) else ():
+    for number in sorted(wanted):
+        entry = ledger.entry(number)
+        for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
             if r.slice.window is not None and (mine := out.get(settings.start_of(r.slice.window))) is not None:
                 mine.append(r)
     return out

@@ -25,7 +25,7 @@ from sluice.pipelines.values import Key
 FORMAT = 1
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
-_ACCOUNTED = ("landed", "lost", "skipped")
+_ACCOUNTED = ("landed", "lost", "skipped", "retired")
 
 
 def dump(state: State) -> bytes:
@@ -49,6 +49,8 @@ def dump(state: State) -> bytes:
             **{name: _by_index(getattr(state, name), index) for name in _ACCOUNTED},
             "commits": _by_index(state.commits, index),
             "intents": _by_index(state.intents, index, sorted),
+            "moved": _by_index(state.moved, index),
+            "superseded": _by_index(state.superseded, index),
             "epochs": _by_index(state.epochs, index),
             "floors": _by_index(state.floors, index),
             "published_in": [[w, n] for w, n in state.published_in.items()],
@@ -85,6 +87,8 @@ def _state(raw: dict[str, Any]) -> State:
         **{name: _by_key(raw[name], keys, _ranges) for name in _ACCOUNTED},
         commits=_by_key(raw["commits"], keys, int),
         intents=_by_key(raw["intents"], keys, frozenset),
+        moved=_by_key(raw["moved"], keys, int),
+        superseded=_by_key(raw["superseded"], keys, _numbered),
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
         published_in={w: tuple(n) for w, n in raw["published_in"]},
@@ -109,6 +113,10 @@ def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]
 
 def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(Range(*r) for r in raw)
+
+
+def _numbered(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
+    return tuple((number, Range(*r)) for number, r in raw)
 
 
 def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:

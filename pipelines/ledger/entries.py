@@ -148,6 +148,44 @@ class AbandonEntry(_Entry):
     reason: str
 
 
+class Entering(_Model):
+    """A partition leaves one life of its log for another, where the feed begins afresh."""
+
+    leaves: Key
+    enters: OriginItem
+
+
+class AcceptEntry(_Entry):
+    """Somebody accepts that Kafka is not what the ledger knew: `event` says what had happened.
+
+    Counts for the partitions that are still in the life that they leave. What was owed there is `passed`.
+    """
+
+    kind: Literal["accept"] = "accept"
+    event: str
+    items: tuple[Entering, ...]
+    passed: tuple[KeyRange, ...] = ()
+    reason: str
+
+
+class MovedEntry(_Entry):
+    """Committed offsets that were moved by hand, knowingly: the next commit goes on from them to the frontier."""
+
+    kind: Literal["moved"] = "moved"
+    offsets: tuple[KeyOffset, ...]
+    reason: str
+
+
+class RetireEntry(_Entry):
+    """What landed before a time (ms) is not kept any longer: these ranges, in these parts (lake paths)."""
+
+    kind: Literal["retire"] = "retire"
+    before: int
+    ranges: tuple[KeyRange, ...]
+    parts: tuple[str, ...]
+    reason: str
+
+
 Entry = (
     OriginEntry
     | BoundaryEntry
@@ -159,6 +197,9 @@ Entry = (
     | LossEntry
     | SkipEntry
     | AbandonEntry
+    | AcceptEntry
+    | MovedEntry
+    | RetireEntry
 )
 
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])

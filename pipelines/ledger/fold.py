@@ -17,21 +17,24 @@ from pydantic import BaseModel
 
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
+    AcceptEntry,
     BoundaryEntry,
     CommitEntry,
     Entry,
     IntentEntry,
     LossEntry,
+    MovedEntry,
     OriginEntry,
     OriginItem,
     OwnEntry,
     PlanEntry,
     PublishEntry,
+    RetireEntry,
     SkipEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
-from sluice.pipelines.ranges import Range, contiguous_end, union
-from sluice.pipelines.values import Key, Owner, Plan, Slice, TopicPartition
+from sluice.pipelines.ranges import Range, contiguous_end, subtract, union
+from sluice.pipelines.values import Key, Owner, Plan, Receipt, Slice, TopicPartition
 
 
 class BatchStatus(StrEnum):
@@ -84,9 +87,15 @@ class State:
     landed: Accounted = field(default_factory=dict)
     lost: Accounted = field(default_factory=dict)
     skipped: Accounted = field(default_factory=dict)
+    retired: Accounted = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
+    """Lake paths of parts that do not count any more: landed anew, merged, or retired."""
+    superseded: dict[Key, tuple[tuple[int, Range], ...]] = field(default_factory=dict)
+    """By key, (number, range): what entries below that number published of the range does not count any more."""
     commits: dict[Key, int] = field(default_factory=dict)
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
+    moved: dict[Key, int] = field(default_factory=dict)
+    """By key, the committed offset that was put there by hand, knowingly, since the newest commit."""
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
@@ -106,8 +115,11 @@ class State:
     # -- questions
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
-        """Every range of the key that is in some class: landed (with what was invisible in it), lost or skipped."""
-        return union(r for by in (self.landed, self.lost, self.skipped) for r in by.get(key, ()))
+        """Every range of the key in some class: landed (with what was invisible in it), lost, skipped or retired."""
+        return union(r for by in self._classes() for r in by.get(key, ()))
+
+    def _classes(self) -> tuple[Accounted, ...]:
+        return self.landed, self.lost, self.skipped, self.retired
 
     def frontier(self, key: Key) -> int:
         """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
@@ -143,6 +155,13 @@ class State:
             and batch.owner.token == entry.token
             and not self.replaced.intersection(batch.plan.replaces)
         )
+
+    def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
+        """The receipts of the publish entry at `number` that still count: what they say landed is there."""
+        return [] if number in self.void else [r for r in entry.receipts if not self._is_superseded(number, r.slice)]
+
+    def _is_superseded(self, number: int, s: Slice) -> bool:
+        return any(number < at and r.meets(s.range) for at, r in self.superseded.get(s.key, ()))
 
     def uncommitted(self) -> tuple[Batch, ...]:
         """Batches published since the newest commit."""
@@ -210,7 +229,9 @@ class State:
             failed=len(entry.failures),
             rows=sum(r.counts.landed for r in entry.receipts),
         )
-        _account(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
+        self._class(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
+        if batch.plan and batch.plan.replaces:
+            self._supersede((r.slice.key, r.slice.range) for r in entry.receipts)
         for s in (r.slice for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)
             self.epochs[key] = max(furthest, self.epochs.get(key, furthest))
@@ -232,18 +253,57 @@ class State:
         self.last_mark = max(self.last_mark, entry.mark)
         for item in entry.offsets:
             last = self.commits[item.key] = max(item.offset, self.commits.get(item.key, -1))
+            self.moved.pop(item.key, None)
             self.intents[item.key] = frozenset(o for o in self.intents.get(item.key, ()) if o > last)
 
     def _loss(self, entry: LossEntry) -> None:
-        _account(self.lost, ((item.key, item.range) for item in entry.ranges))
+        self._class(self.lost, ((item.key, item.range) for item in entry.ranges))
 
     def _skip(self, entry: SkipEntry) -> None:
-        _account(self.skipped, ((item.key, item.range) for item in entry.ranges))
+        self._class(self.skipped, ((item.key, item.range) for item in entry.ranges))
 
     def _abandon(self, entry: AbandonEntry) -> None:
-        batch = self.batches.get(entry.batch)
-        if batch and batch.status is BatchStatus.PLANNED:
-            self.batches[batch.id] = replace(batch, plan=None, status=BatchStatus.ABANDONED)
+        self._give_up(entry.batch)
+
+    def _give_up(self, batch: int) -> None:
+        held = self.batches.get(batch)
+        if held and held.status is BatchStatus.PLANNED:
+            self.batches[batch] = replace(held, plan=None, status=BatchStatus.ABANDONED)
+
+    def _accept(self, entry: AcceptEntry) -> None:
+        left = {i.leaves: i.enters for i in entry.items if self.current.get(i.leaves.tp) == i.leaves}
+        self._class(self.skipped, ((p.key, p.range) for p in entry.passed if p.key in left))
+        for batch in {b.id for b, s in self.live_slices() if s.key in left}:
+            self._give_up(batch)
+        for origin in left.values():
+            del self.current[origin.key.tp]
+            self._origin(OriginEntry(items=(origin,)))
+        self.cluster = entry.cluster
+
+    def _moved(self, entry: MovedEntry) -> None:
+        self.moved.update({item.key: item.offset for item in entry.offsets})
+
+    def _retire(self, entry: RetireEntry) -> None:
+        ranges = [(item.key, item.range) for item in entry.ranges]
+        self._class(self.retired, ranges)
+        self._supersede(ranges)
+        self.replaced |= frozenset(entry.parts)
+
+    def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
+        """Put ranges in one class, and so out of every other."""
+        fresh: dict[Key, list[Range]] = {}
+        for key, r in items:
+            fresh.setdefault(key, []).append(r)
+        for key, ranges in fresh.items():
+            for by in self._classes():
+                if by is into:
+                    by[key] = union([*by.get(key, ()), *ranges])
+                elif held := by.get(key):
+                    by[key] = tuple(rest for h in held for rest in subtract(h, ranges))
+
+    def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
+        for key, r in items:
+            self.superseded[key] = (*self.superseded.get(key, ()), (self.number, r))
 
 
 _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
@@ -257,12 +317,7 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     LossEntry: State._loss,
     SkipEntry: State._skip,
     AbandonEntry: State._abandon,
+    AcceptEntry: State._accept,
+    MovedEntry: State._moved,
+    RetireEntry: State._retire,
 }
-
-
-def _account(into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
-    fresh: dict[Key, list[Range]] = {}
-    for key, r in items:
-        fresh.setdefault(key, []).append(r)
-    for key, ranges in fresh.items():
-        into[key] = union([*into.get(key, ()), *ranges])

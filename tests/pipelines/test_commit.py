@@ -6,7 +6,15 @@ from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, 
 from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, LedgerCorrupt
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ledger.entries import CommitEntry, KeyRange, LossEntry, OriginEntry, OriginItem
+from sluice.pipelines.ledger.entries import (
+    CommitEntry,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginEntry,
+    OriginItem,
+)
 from sluice.pipelines.ports import Member
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
@@ -67,6 +75,19 @@ def test_mode_none_leaves_kafka_alone() -> None:
     world.account(0, 50)
     assert world.commit("none").status is CommitStatus.DISABLED
     assert world.held is None
+
+
+@pytest.mark.parametrize("to", [20, 70])
+def test_goes_on_from_where_somebody_moved_it_knowingly_and_only_once(to: int) -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=to),), reason="test"))
+    world.group.offsets[TP] = CommittedOffset(to)
+    assert (world.commit().status, world.held) == (CommitStatus.COMMITTED, 50)
+    world.group.offsets[TP] = CommittedOffset(to)
+    with pytest.raises(GroupMoved):
+        world.commit()
 
 
 def test_never_passes_a_hole() -> None:

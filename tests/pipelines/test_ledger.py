@@ -15,15 +15,21 @@ from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost
 from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
+    AcceptEntry,
     BoundaryEntry,
     BoundaryItem,
+    Entering,
+    KeyOffset,
     KeyRange,
     LossEntry,
+    MovedEntry,
     OriginEntry,
     OriginItem,
     OwnEntry,
     PlanEntry,
     PublishEntry,
+    RetireEntry,
+    SkipEntry,
     dump,
     parse,
 )
@@ -80,6 +86,72 @@ def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
     assert state.frontier(KEY) == 10
     assert state.batches[batch].status is BatchStatus.PUBLISHED
     assert state.live() == ()
+
+
+def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:
+    return (KeyRange(key=key, range=r),)
+
+
+def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
+    ledger = begun()
+    ledger.append(lambda s: SkipEntry(ranges=of(Range(0, 30)), reason="test"))
+    batch = planned(ledger, a_plan(10, 20))
+    publish(ledger, batch, owner(), [a_receipt(10, 20)], [])
+    state = ledger.read()
+    assert state.skipped[KEY] == (Range(0, 10), Range(20, 30))
+    assert state.landed[KEY] == (Range(10, 20),)
+    assert state.frontier(KEY) == 30
+
+
+def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
+    ledger = begun()
+    first = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
+    anew = publish(ledger, planned(ledger, a_plan(0, 5, ("data/x",))), owner(), [a_receipt(0, 5)], [])
+    assert first is not None and anew is not None
+    state = ledger.read()
+    assert [r.slice.range for r in state.receipts(first.number, first.entry)] == [Range(5, 10)]
+    assert [r.slice.range for r in state.receipts(anew.number, anew.entry)] == [Range(0, 5)]
+    assert state.landed[KEY] == (Range(0, 10),)
+
+
+def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
+    ledger = begun()
+    landed = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
+    assert landed is not None
+    ledger.append(lambda s: RetireEntry(before=9, ranges=of(Range(0, 5)), parts=("data/x",), reason="old"))
+    state = ledger.read()
+    assert [r.slice.range for r in state.receipts(landed.number, landed.entry)] == [Range(5, 10)]
+    assert (state.landed[KEY], state.retired[KEY], state.frontier(KEY)) == ((Range(5, 10),), (Range(0, 5),), 10)
+    assert state.replaced == {"data/x"}
+
+
+def test_an_accepted_log_begins_afresh_once() -> None:
+    """It gives up the live batches of the life that is left; by the time of a second entry nobody is there any more."""
+    ledger = begun()
+    batch = planned(ledger)
+    new = KEY._replace(incarnation="id-2")
+    entry = AcceptEntry(
+        event="recreated",
+        items=(Entering(leaves=KEY, enters=OriginItem(key=new, offset=3, committed=7, why="accepted", opens=0)),),
+        passed=of(Range(0, 4)),
+        reason="test",
+    )
+    ledger.append(lambda s: entry)
+    ledger.append(lambda s: entry.model_copy(update={"passed": of(Range(0, 99))}))
+    state = ledger.read()
+    assert state.current == {KEY.tp: new}
+    assert (state.frontier(new), state.origins[new].committed, state.boundaries[new][0]) == (3, 7, (0, 3))
+    assert state.batches[batch].status is BatchStatus.ABANDONED
+    assert state.skipped[KEY] == (Range(0, 4),)
+    assert state.known() == [new]
+
+
+def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> None:
+    ledger = begun()
+    ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=3),), reason="test"))
+    assert ledger.read().moved == {KEY: 3}
+    state = checkpoint.load(checkpoint.dump(ledger.read()))
+    assert state == ledger.read()
 
 
 def test_the_ledgers_identity_is_its_first_write() -> None:
