@@ -114,6 +114,7 @@ class RequestKind(StrEnum):
     CATCH_UP = "catch-up"
     OFFSETS = "offsets"
     WINDOW = "window"
+    COMPACT = "compact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +129,33 @@ class AskedRange:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run was asked to land. `window` is the start of a window in ms; `only` restricts to partitions."""
+    """What a run was asked to land, or to merge. `only` restricts to partitions.
+
+    `window` is the start of a window in ms, `until` the end of the last one where several are asked for. With
+    `replace`, what has landed is landed anew.
+    """
 
     kind: RequestKind
     ranges: tuple[AskedRange, ...] = ()
     window: int | None = None
     only: tuple[TopicPartition, ...] = ()
+    until: int | None = None
+    replace: bool = False
 
     def __str__(self) -> str:
+        named = self._what() + (f" of {', '.join(map(str, self.only))}" if self.only else "")
+        return f"{named}, replacing" if self.replace else named
+
+    def _what(self) -> str:
         match self.kind:
             case RequestKind.OFFSETS:
                 return "offsets " + ", ".join(f"{r.topic}:{r.partition}:{r.start}-{r.end}" for r in self.ranges)
+            case RequestKind.WINDOW if self.until is not None:
+                return f"windows {show_window(self.window or 0)} to {show_window(self.until)}"
             case RequestKind.WINDOW:
                 return f"window {show_window(self.window or 0)}"
+            case RequestKind.COMPACT:
+                return "compaction"
             case _:
                 return "catch-up"
 
