@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import FeedError, GroupHeld, ProofFailed, SluiceError, Unknown, UsageError
+from sluice.pipelines.errors import FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages
-from sluice.resources.kafka.failures import AnswerLost, told
+from sluice.resources.kafka.coordinators import Coordinators
+from sluice.resources.kafka.failures import told
 from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, Producer, Seat
 from sluice.resources.kafka.messages import partition_errors, top_error
 from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.wire import Wire
 
-_MAYBE_DONE = (
-    AnswerLost,
-    kafka_errors.RequestTimedOutError,
-    kafka_errors.CoordinatorNotAvailableError,  # what brokers say, too, when replicas were slow to follow
-    kafka_errors.UnknownError,
-)
 _TAKEN = (
     kafka_errors.InconsistentGroupProtocolError,
     kafka_errors.GroupMaxSizeReachedError,
@@ -45,7 +40,6 @@ _LOOK_SECONDS = 0.5
 _BEATS_WHILE_OTHERS_WAIT = 3
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
-Errors = Callable[[Any], set[type[KafkaError]]]
 
 
 class KafkaGroup:
@@ -66,7 +60,7 @@ class KafkaGroup:
         patience: float | None = None,
     ) -> None:
         self._wire = Wire(access)
-        self._coordinators = _Coordinators(self._wire, transaction + 25 if patience is None else patience)
+        self._coordinators = Coordinators(self._wire, transaction + 25 if patience is None else patience)
         self._group = group
         self._session = session
         self._transaction = transaction
@@ -206,7 +200,7 @@ class KafkaMembership:
     """Our place in the group: the member id and generation of one join, never refreshed."""
 
     def __init__(
-        self, group: KafkaGroup, coordinators: _Coordinators, seat: Seat, transactional_id: str | None, timeout: float
+        self, group: KafkaGroup, coordinators: Coordinators, seat: Seat, transactional_id: str | None, timeout: float
     ) -> None:
         self._group = group
         self._coordinators = coordinators
@@ -282,69 +276,6 @@ class KafkaMembership:
             await self._coordinators.wire.send(node, group_messages.ask_end(producer, commit=False), _ABORT_SECONDS)
 
 
-class _Coordinators:
-    """Asks the coordinator of a group or a transactional id, wherever it moves."""
-
-    def __init__(self, wire: Wire, patience: float) -> None:
-        self.wire = wire
-        self._patience = patience
-
-    def run(
-        self, doing: str, kind: int, key: str, request: Callable[[], Any], errors: Errors, *, final: bool = False
-    ) -> Any:
-        """As `ask`, from outside the background thread."""
-
-        async def ask() -> Any:
-            return await self.ask(kind, key, request, errors, final=final)
-
-        return self.wire.run(doing, ask)
-
-    async def ask(
-        self,
-        kind: int,
-        key: str,
-        request: Callable[[], Any],
-        errors: Errors,
-        seconds: float | None = None,
-        *,
-        final: bool = False,
-    ) -> Any:
-        """The response; asked again while the coordinator moves, loads, or has a transaction to finish first.
-
-        All requests here may be repeated: a coordinator that carried one out carries it out again to the same effect.
-        But after a lost answer a refusal of the repetition says nothing of the first: a `final` request ends in
-        Unknown then.
-        """
-        patience, maybe_done = Patience(self.wire, self._patience), False
-        while True:
-            try:
-                return await self._once(kind, key, request, errors, seconds)
-            except KafkaError as error:
-                self.wire.forget_coordinator(kind, key)
-                maybe_done = maybe_done or isinstance(error, _MAYBE_DONE)
-                try:
-                    await self._bear(patience, error)
-                except KafkaError as last:
-                    if final and maybe_done:
-                        raise _unknown(key, last) from None
-                    raise
-
-    async def _once(
-        self, kind: int, key: str, request: Callable[[], Any], errors: Errors, seconds: float | None
-    ) -> Any:
-        node = await self.wire.coordinator(kind, key)
-        response = await self.wire.send(node, request(), seconds)
-        for error in errors(response):
-            raise error()
-        return response
-
-    @staticmethod
-    async def _bear(patience: Patience, error: KafkaError) -> None:
-        if isinstance(error, kafka_errors.UnknownTopicOrPartitionError):
-            raise error  # offsets of a deleted topic: no waiting brings it back
-        await patience.trouble(error)
-
-
 class _Heart:
     """Heartbeats on the background thread until stopped. What the coordinator thinks of us shows when we commit.
 
@@ -352,7 +283,7 @@ class _Heart:
     that the coordinator drops us after a session.
     """
 
-    def __init__(self, wire: Wire, coordinators: _Coordinators, seat: Seat, seconds: float) -> None:
+    def __init__(self, wire: Wire, coordinators: Coordinators, seat: Seat, seconds: float) -> None:
         self._wire = wire
         self._coordinators = coordinators
         self._seat = seat
@@ -373,13 +304,6 @@ class _Heart:
                 if kafka_errors.NotCoordinatorError in errors:
                     self._wire.forget_coordinator(GROUP, self._seat.group)
             await self._wire.sleep(self._seconds)
-
-
-def _unknown(key: str, error: KafkaError) -> Unknown:
-    return Unknown(
-        f"the answer to a commit was lost, of {key}: {told(error)}",
-        remedy="read the committed offsets back; the next run does",
-    )
 
 
 def _refuse_invalid(offsets: Offsets) -> None:

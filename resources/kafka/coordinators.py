@@ -1,0 +1,97 @@
+"""Asking the coordinator of a group or a transactional id, wherever it moves.
+
+Promises: every wait has an end; a request whose repetition could hide what the first one did ends in `Unknown` once an
+answer was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError
+
+from sluice.pipelines.errors import Unknown
+from sluice.resources.kafka.failures import AnswerLost, told
+from sluice.resources.kafka.wire import Patience, Wire
+
+_MAYBE_DONE = (
+    AnswerLost,
+    kafka_errors.RequestTimedOutError,
+    kafka_errors.CoordinatorNotAvailableError,  # what brokers say, too, when replicas were slow to follow
+    kafka_errors.UnknownError,
+)
+
+Errors = Callable[[Any], set[type[KafkaError]]]
+"""The errors that a response tells of."""
+
+
+class Coordinators:
+    """All coordinators of one cluster. `patience`: seconds to wait for one that is away."""
+
+    def __init__(self, wire: Wire, patience: float) -> None:
+        self.wire = wire
+        self._patience = patience
+
+    def run(
+        self, doing: str, kind: int, key: str, request: Callable[[], Any], errors: Errors, *, final: bool = False
+    ) -> Any:
+        """As `ask`, from outside the background thread."""
+
+        async def ask() -> Any:
+            return await self.ask(kind, key, request, errors, final=final)
+
+        return self.wire.run(doing, ask)
+
+    async def ask(
+        self,
+        kind: int,
+        key: str,
+        request: Callable[[], Any],
+        errors: Errors,
+        seconds: float | None = None,
+        *,
+        final: bool = False,
+    ) -> Any:
+        """The response; asked again while the coordinator moves, loads, or has a transaction to finish first.
+
+        All requests here may be repeated: a coordinator that carried one out carries it out again to the same effect.
+        But after a lost answer a refusal of the repetition says nothing of the first: a `final` request ends in
+        Unknown then.
+        """
+        patience, maybe_done = Patience(self.wire, self._patience), False
+        while True:
+            try:
+                return await self._once(kind, key, request, errors, seconds)
+            except KafkaError as error:
+                self.wire.forget_coordinator(kind, key)
+                maybe_done = maybe_done or isinstance(error, _MAYBE_DONE)
+                try:
+                    await self._bear(patience, error)
+                except KafkaError as last:
+                    if final and maybe_done:
+                        raise _unknown(key, last) from None
+                    raise
+
+    async def _once(
+        self, kind: int, key: str, request: Callable[[], Any], errors: Errors, seconds: float | None
+    ) -> Any:
+        node = await self.wire.coordinator(kind, key)
+        response = await self.wire.send(node, request(), seconds)
+        for error in errors(response):
+            raise error()
+        return response
+
+    @staticmethod
+    async def _bear(patience: Patience, error: KafkaError) -> None:
+        if isinstance(error, kafka_errors.UnknownTopicOrPartitionError):
+            raise error  # offsets of a deleted topic: no waiting brings it back
+        await patience.trouble(error)
+
+
+def _unknown(key: str, error: KafkaError) -> Unknown:
+    return Unknown(
+        f"the answer to a commit was lost, of {key}: {told(error)}",
+        remedy="read the committed offsets back; the next run does",
+    )
