@@ -58,16 +58,16 @@ def chosen(
 ) -> tuple[int, ...]:
     """The windows that `--window`, or `--from` and `--to`, ask for; none without them. Raises UsageError.
 
-    They can be landed: aligned, closed, not before the feed's first.
+    They can be landed: aligned and closed.
     """
     from sluice.pipelines import windows
 
     if not (window or start or end):
         return ()
-    state, now = ledger_state(session, feed)
+    _, now = ledger_state(session, feed)
     asked = named(feed.window, now, window, start, end)
     for each in asked if window else (asked[0], asked[-1]):
-        windows.check_window(each, feed.window, state, now)
+        windows.check_window(each, feed.window, now)
     return asked
 
 

@@ -17,18 +17,35 @@ from threading import Event, Thread
 from sluice.pipelines import layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
-from sluice.pipelines.errors import BatchIncomplete, LedgerCorrupt, OffsetsLost, Refused, SluiceError, WindowHeld
+from sluice.pipelines.errors import (
+    BatchIncomplete,
+    LedgerCorrupt,
+    OffsetsLost,
+    Refused,
+    SluiceError,
+    UsageError,
+    WindowHeld,
+)
 from sluice.pipelines.feed import Feed, Layout, OnLoss, PublishPolicy
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem, OwnEntry, PlanEntry
-from sluice.pipelines.manifest import write_manifests
+from sluice.pipelines.ledger.entries import (
+    BoundaryEntry,
+    KeyRange,
+    LossEntry,
+    OriginEntry,
+    OriginItem,
+    OwnEntry,
+    PlanEntry,
+    SkipEntry,
+)
+from sluice.pipelines.manifest import receipts_meeting, write_manifests
 from sluice.pipelines.plan import Owed, Sizing
 from sluice.pipelines.ports import Clock, Cluster, Engine, Group, Job, Lake, Liveness, Progress, Reporter
 from sluice.pipelines.positions import Committed, Refusal
 from sluice.pipelines.proof import prove
-from sluice.pipelines.publish import check_owner, publish, roll_forward
+from sluice.pipelines.publish import abandon, check_owner, publish, roll_forward
 from sluice.pipelines.quarantine import check_quarantine
-from sluice.pipelines.ranges import subtract
+from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
     Counts,
@@ -39,8 +56,10 @@ from sluice.pipelines.values import (
     Plan,
     Receipt,
     Request,
+    RequestKind,
     Slice,
     SliceFailure,
+    TopicPartition,
 )
 
 MAX_ROUNDS = 6
@@ -60,6 +79,14 @@ class Edges:
     wiring: object
     """What executors build their own edges from."""
     parallelism: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """What is owed up to a time (ms; None: up to the stable end) is to be passed over, and why."""
+
+    to: int | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +147,9 @@ class Landed:
     windows: tuple[int, ...] = ()
     """Windows (their starts, ms) that are complete since this call."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
+    left: int = 0
+    """Offsets that were asked for and are still owed because the feed's limits end a run before."""
+    skipped: tuple[KeyRange, ...] = ()
 
     def check(self) -> None:
         """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
@@ -170,11 +200,13 @@ def _changed(state: State, found: Sequence[PartitionState], cluster: Cluster) ->
 
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
-    found = survey(feed, edges, open_ledger(feed, edges))
+    ledger = open_ledger(feed, edges)
+    found = survey(feed, edges, ledger)
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
-    owed, refused = planning.owed(request, state, found.partitions, feed.window)
-    plan = _plan(feed, edges, found, request, owed, state)
+    replaced = _replaced(feed, ledger, found, request, state)
+    owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
+    plan = _plan(feed, edges, found, request, owed, state, replaced)
     refusals = _holders_named(edges.cluster, found.refusals + refused + _losses_refused(feed, owed))
     return Preview(found, owed, refusals, plan, _blocked(state, owed))
 
@@ -187,16 +219,34 @@ def _with_boundaries(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
 ) -> State:
     """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
-    _check_window(feed, edges, state, request)
-    for entry in windows.due(state, edges.cluster, edges.clock, partitions, feed.window):
+    for entry in _unpinned(feed, edges, state, partitions, request):
         pinned = windows.clamped(state, entry)
         state = state.extended([pinned]) if pinned else state
     return state
 
 
-def _check_window(feed: Feed, edges: Edges, state: State, request: Request) -> None:
-    if request.window is not None:
-        windows.check_window(request.window, feed.window, state, edges.clock())
+def _unpinned(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
+) -> list[BoundaryEntry]:
+    """The boundaries that have passed, and those of a window asked for before the first one. Raises UsageError."""
+    if request.replace and request.kind is RequestKind.CATCH_UP:
+        raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+    due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
+    if request.window is None:
+        return due
+    last = (request.until or request.window + feed.window.length) - feed.window.length
+    for window in (request.window, last):
+        windows.check_window(window, feed.window, edges.clock())
+    before = windows.before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
+    return [*before, *due]
+
+
+def _replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state: State) -> Sequence[Receipt]:
+    """What a request that replaces would replace: the receipts that count of what it asks for."""
+    if not request.replace:
+        return ()
+    named = planning.asked(request, state, found.partitions, feed.window)
+    return receipts_meeting(ledger, state, list(named))
 
 
 def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
@@ -207,9 +257,17 @@ def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
     return None
 
 
-def _plan(feed: Feed, edges: Edges, found: Survey, request: Request, owed: Sequence[Owed], state: State) -> Plan | None:
-    sizes = sizing(feed, edges)
-    return planning.build(feed.name, found.cluster_id, request, feed.isolation, owed, sizes, state, feed.window)
+def _plan(
+    feed: Feed,
+    edges: Edges,
+    found: Survey,
+    request: Request,
+    owed: Sequence[Owed],
+    state: State,
+    replaced: Sequence[Receipt],
+) -> Plan | None:
+    sizes, cluster = sizing(feed, edges), found.cluster_id
+    return planning.build(feed.name, cluster, request, feed.isolation, owed, sizes, state, feed.window, replaced)
 
 
 def sizing(feed: Feed, edges: Edges) -> Sizing:
@@ -225,7 +283,9 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
     )
 
 
-def land(feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter) -> Landed:
+def land(
+    feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter, skip: Skip | None = None
+) -> Landed:
     """Land what the request still owes. Partial results are returned, not raised: see `Landed.check`.
 
     Takes over and finishes a batch in the way whose run is known dead. Raises PlanBusy when it is not, and
@@ -235,7 +295,8 @@ def land(feed: Feed, edges: Edges, request: Request, owner: Owner, report: Repor
         ledger = open_ledger(feed, edges, owner.run)
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
-        return _land(feed, edges, ledger, request, owner, report)
+        skipped = _skip(feed, edges, ledger, skip, request.only) if skip else ()
+        return replace(_land(feed, edges, ledger, request, owner, report), skipped=skipped)
 
 
 def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter) -> Landed:
@@ -252,13 +313,29 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         batch, refusals = _pinned(feed, edges, ledger, found, request, owner)
         if batch is None:
             break
-        taken_over = batch.owner.token != owner.token
         done.append(_carry_out(feed, edges, ledger, batch, owner, report))
-        if done[-1].number is None or not (taken_over or _lost_on_the_way(feed, done[-1])):
+        if not _goes_on(feed, done[-1], request, taken_over=batch.owner.token != owner.token):
             break
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    return Landed(tuple(done), _holders_named(edges.cluster, refusals), tuple(losses), complete, state.frontiers())
+    holders = _holders_named(edges.cluster, refusals)
+    left = _left(feed, state, found, request) if all(not b.failures for b in done) else 0
+    return Landed(tuple(done), holders, tuple(losses), complete, state.frontiers(), left)
+
+
+def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: bool) -> bool:
+    """Whether another plan may be due: a batch of another request was finished first, or retention overtook us."""
+    if result.number is None:
+        return False
+    mine = request.replace and result.plan.request == request
+    return (taken_over and not mine) or _lost_on_the_way(feed, result)
+
+
+def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
+    if request.replace or (feed.limits.records, feed.limits.bytes) == (None, None):
+        return 0
+    owed, _ = planning.owed(request, state, found.partitions, feed.window)
+    return sum(o.span for o in owed)
 
 
 def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
@@ -279,9 +356,7 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 
 def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
     """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
-    state = ledger.read()
-    _check_window(feed, edges, state, request)
-    for entry in windows.due(state, edges.cluster, edges.clock, found.partitions, feed.window):
+    for entry in _unpinned(feed, edges, ledger.read(), found.partitions, request):
         ledger.append(partial(windows.clamped, entry=entry))
 
 
@@ -298,6 +373,31 @@ def _holders_named(cluster: Cluster, refusals: Sequence[Refusal]) -> tuple[Refus
     found = cluster.open_transactions(held) if held else {}
     named = {tp: planning.held(tp, e.end or 0, e.start or 0, found[tp]) for tp, e in held.items() if tp in found}
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
+
+
+def _skip(
+    feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]
+) -> tuple[KeyRange, ...]:
+    """Pass over what lies between the frontiers and there, but for what has landed or a live plan holds."""
+    found = survey(feed, edges, ledger)
+    _pin_origins(ledger, found)
+    planning.check_only(only, {k.tp: k for k in found.partitions})
+    partitions = {k: p for k, p in found.partitions.items() if not only or k.tp in only}
+    ends = {k: p.stable_end for k, p in partitions.items()}
+    if skip.to is not None:
+        hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
+        ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}
+
+    def decide(state: State) -> SkipEntry | None:
+        passed = [
+            KeyRange(key=k, range=r)
+            for k, end in sorted(ends.items())
+            for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
+        ]
+        return SkipEntry(ranges=tuple(passed), reason=skip.reason) if passed else None
+
+    appended = ledger.append(decide)
+    return appended.entry.ranges if appended and isinstance(appended.entry, SkipEntry) else ()
 
 
 def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
@@ -325,7 +425,8 @@ def _pinned(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way
-        owed, refused = planning.owed(request, state, found.partitions, feed.window)
+        replaced = _replaced(feed, ledger, found, request, state)
+        owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
         losses = _losses_refused(feed, owed)
         refusals = found.refusals + refused + losses
         lost = {r.tp for r in losses}
@@ -333,19 +434,25 @@ def _pinned(
         in_the_way = planning.overlap(state, free)
         if in_the_way:
             return None
-        plan = _plan(feed, edges, found, request, free, state)
+        plan = _plan(feed, edges, found, request, free, state, replaced)
         return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
 
     appended = ledger.append(decide)
     if appended is not None:
         return appended.state.batches[appended.number], refusals
-    return (_take_over(edges, ledger, *in_the_way, owner) if in_the_way else None), refusals
-
-
-def _take_over(edges: Edges, ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
-    """Make the batch ours, if its run is known dead. Cleans nothing: finished slices are adopted."""
+    if in_the_way is None:
+        return None, refusals
+    batch, s = in_the_way
     if not edges.liveness.is_dead(batch.owner):
         raise planning.busy(batch, s)
+    if batch.plan and batch.plan.request.kind is RequestKind.COMPACT:
+        abandon(ledger, batch.id, "the run that merged these parts died; they are as they were")
+        return _pinned(feed, edges, ledger, found, request, owner)
+    return _take_over(ledger, batch, s, owner), refusals
+
+
+def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
+    """Make the batch ours, whose run is known dead. Cleans nothing: finished slices are adopted."""
 
     def decide(state: State) -> OwnEntry | None:
         held = state.batches[batch.id]
@@ -365,7 +472,10 @@ def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Ow
     report(Progress("prove", plan.span, plan.span))
     receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
     check_quarantine(receipts, feed.policies, edges.lake)
-    if not receipts or (failures and feed.publish is PublishPolicy.ALL_OR_NOTHING):
+    whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
+    if plan.request.replace and any(f.error == OffsetsLost.__name__ for f in failures):
+        abandon(ledger, batch.id, "Kafka does not hold any more what was to be landed anew")
+    if not receipts or (failures and whole):
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
     report(Progress("publish", plan.span, plan.span))
     publish(ledger, batch.id, owner, receipts, failures)

@@ -17,8 +17,9 @@ from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Part, PartKind, Receipt, Slice
+from sluice.pipelines.values import Key, Part, PartKind, Receipt, Slice
 
 FORMAT = 1
 
@@ -114,6 +115,18 @@ def receipts_by_window(
             if r.slice.window is not None and (mine := out.get(settings.start_of(r.slice.window))) is not None:
                 mine.append(r)
     return out
+
+
+def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
+    """Receipts that count, of slices that share an offset with one of the ranges."""
+    by_key: dict[Key, list[Range]] = {}
+    for key, r in wanted:
+        by_key.setdefault(key, []).append(r)
+    lie_in = {p.window for key, ranges in by_key.items() for r in ranges for p in windows.pieces(state, key, r)}
+    numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
+    published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
+    receipts = (r for n, e in published for r in state.receipts(n, e))
+    return [r for r in receipts if any(r.slice.range.meets(x) for x in by_key.get(r.slice.key, ()))]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:

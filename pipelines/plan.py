@@ -6,12 +6,12 @@ Pure: the same state, partitions and settings give the same plan, so the same ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from sluice.pipelines import layout, windows
-from sluice.pipelines.errors import PlanBusy, SluiceError, UsageError, WindowHeld
+from sluice.pipelines.errors import OffsetsLost, PlanBusy, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.positions import Refusal, out_of_range
@@ -24,6 +24,7 @@ from sluice.pipelines.values import (
     OpenTransaction,
     PartitionState,
     Plan,
+    Receipt,
     Request,
     RequestKind,
     Slice,
@@ -78,31 +79,61 @@ class Owed:
 
 
 def owed(
-    request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
+    request: Request,
+    state: State,
+    partitions: Mapping[Key, PartitionState],
+    window: WindowSettings,
+    replaced: Sequence[Receipt] = (),
 ) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
     """What the request still owes in each partition, and the partitions that cannot take part.
 
+    A request that replaces owes all that it asks for, widened to the slices of what it replaces: these receipts.
     Owed offsets below a partition's log start are split off into `lost`. Raises UsageError for ranges that name
     unknown partitions or reach beyond the stable end.
     """
     found: list[Owed] = []
     refused: list[Refusal] = []
-    for key, asked in _asked(request, state, partitions, window):
+    for key, wanted in _widened(asked(request, state, partitions, window), replaced):
         partition = partitions[key]
-        if wrong := _unreadable(request, asked, key, partition):
+        if wrong := _unreadable(request, wanted, key, partition):
             refused.append(Refusal(key.tp, wrong))
             continue
-        due = subtract(asked, state.accounted(key))
+        due = subtract(wanted, _settled(request, state, key))
         gone = Range(0, partition.log_start)
-        held = Range(partition.log_start, max(asked.end, partition.log_start))
-        found.append(Owed(key, partition, asked, intersect(due, held), intersect(due, gone)))
+        held = Range(partition.log_start, max(wanted.end, partition.log_start))
+        found.append(Owed(key, partition, wanted, intersect(due, held), intersect(due, gone)))
     return tuple(found), tuple(refused)
+
+
+def _settled(request: Request, state: State, key: Key) -> Iterable[Range]:
+    """What is not read although it is asked for. Offsets that were skipped are, when they are named by number."""
+    if request.replace:
+        return ()
+    accounted = state.accounted(key)
+    if request.kind is RequestKind.OFFSETS:
+        skipped = state.skipped.get(key, ())
+        return tuple(rest for r in accounted for rest in subtract(r, skipped))
+    return accounted
+
+
+def _widened(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
+    """The ranges with the whole of each slice that they meet of what is replaced."""
+    if not replaced:
+        yield from named
+        return
+    by_key: dict[Key, list[Range]] = {}
+    for key, r in named:
+        met = (receipt.slice.range for receipt in replaced if receipt.slice.key == key)
+        by_key.setdefault(key, []).extend([r, *(m for m in met if m.meets(r))])
+    yield from ((key, r) for key, ranges in by_key.items() for r in union(ranges))
 
 
 def _unreadable(request: Request, asked: Range, key: Key, partition: PartitionState) -> SluiceError | None:
     """Why what is asked of the partition cannot be read now, if so."""
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
         return held(key.tp, asked.end, partition.stable_end)
+    if request.replace and asked.start < partition.log_start:
+        return _not_again(asked, key, partition)
     return out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
 
 
@@ -119,22 +150,35 @@ def held(tp: TopicPartition, end: int, stable_end: int, by: OpenTransaction | No
     )
 
 
-def _asked(
+def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
+    return OffsetsLost(
+        f"{key}: {asked} cannot be landed anew: Kafka holds it only from {partition.log_start} on",
+        remedy="what landed stays; ask for what Kafka still holds: windows, or slices of published batches, are landed"
+        " anew as a whole",
+        topic=key.topic,
+        partition=key.partition,
+        start=asked.start,
+        end=partition.log_start,
+    )
+
+
+def asked(
     request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> Iterable[tuple[Key, Range]]:
+    """The ranges that a request names. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
-        asked: dict[Key, list[Range]] = {}
+        named: dict[Key, list[Range]] = {}
         for key, r in (_explicit(r, by_tp, partitions) for r in request.ranges):
-            asked.setdefault(key, []).append(r)
-        yield from ((key, r) for key, ranges in asked.items() for r in union(ranges))
+            named.setdefault(key, []).append(r)
+        yield from ((key, r) for key, ranges in named.items() for r in union(ranges))
         return
-    _check_only(request.only, by_tp)
+    check_only(request.only, by_tp)
     for key, partition in partitions.items():
         if request.only and key.tp not in request.only:
             continue
         if request.window is not None:
-            yield key, _pinned(state, key, request.window, window)
+            yield key, _pinned(state, key, request.window, request.until or request.window + window.length)
         else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.stable_end))
@@ -159,16 +203,17 @@ def _explicit(
     return key, Range(r.start, r.end)
 
 
-def _pinned(state: State, key: Key, window: int, settings: WindowSettings) -> Range:
-    if (found := windows.range_of(state, key, window, settings)) is None:
+def _pinned(state: State, key: Key, start: int, end: int) -> Range:
+    if (found := windows.range_between(state, key, start, end)) is None:
         raise UsageError(
-            f"{key} has no window {show_window(window)}: windows were cut otherwise there",
-            remedy="ask for a window of the length that the feed had then, or for offsets by number",
+            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they were cut otherwise there",
+            remedy="ask for windows of the length that the feed had then, or for offsets by number",
         )
     return found
 
 
-def _check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
+def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
+    """Raises UsageError for a partition that the feed does not have."""
     for tp in only:
         if tp not in by_tp:
             raise _unknown_partition(tp, by_tp)
@@ -216,14 +261,34 @@ def build(
     sizing: Sizing,
     state: State,
     window: WindowSettings,
+    replaced: Sequence[Receipt] = (),
 ) -> Plan | None:
-    """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed."""
-    within = _limited([o for o in found if o.ranges], sizing)
+    """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed.
+
+    One that replaces names the parts of these receipts that it covers. Raises UsageError when it is beyond the limits:
+    what is replaced is replaced as a whole.
+    """
+    due = [o for o in found if o.ranges]
+    within = _limited(due, sizing)
     if not within:
         return None
+    if request.replace and within != due:
+        raise _beyond_limits(due)
     size = _slice_size(within, sizing)
     slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
-    return Plan(feed, cluster, request, isolation, _tasks(slices, sizing))
+    return Plan(feed, cluster, request, isolation, _tasks(slices, sizing), _parts(due, replaced))
+
+
+def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
+    mine = (r for r in replaced if any(o.key == r.slice.key and o.asked.meets(r.slice.range) for o in due))
+    return tuple(sorted(p.path for r in mine for p in r.parts))
+
+
+def _beyond_limits(due: Sequence[Owed]) -> UsageError:
+    return UsageError(
+        f"{sum(o.span for o in due)} offsets are beyond the feed's limits of one run, and are replaced only as a whole",
+        remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
+    )
 
 
 def _limited(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:

@@ -26,8 +26,8 @@ from sluice.pipelines.values import Key, OffsetAtTime, PartitionState
 Partitions = Mapping[Key, PartitionState]
 
 
-def check_window(window: int, settings: WindowSettings, state: State, now: int) -> None:
-    """Raises UsageError for a window that is not aligned, before the first one, or not closed yet."""
+def check_window(window: int, settings: WindowSettings, now: int) -> None:
+    """Raises UsageError for a window that is not aligned, or not closed yet."""
     check_aligned(window, settings)
     if not settings.closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
@@ -35,7 +35,6 @@ def check_window(window: int, settings: WindowSettings, state: State, now: int) 
             f"window {show_window(window)} is not closed yet",
             remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
         )
-    check_begun(window, settings, state)
 
 
 def check_aligned(window: int, settings: WindowSettings) -> None:
@@ -49,12 +48,19 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
 
 
 def check_begun(window: int, settings: WindowSettings, state: State) -> None:
-    """Raises UsageError for a window that ends before the feed's first one begins, once that is known."""
-    if state.first_window is not None and window + settings.length <= state.first_window:
+    """Raises UsageError for a window that ends before the first one that is known begins."""
+    first = earliest(state)
+    if first is not None and window + settings.length <= first:
         raise UsageError(
-            f"window {show_window(window)} is before the feed's first window {show_window(state.first_window)}",
-            remedy="ask for offsets below the origin by number: --offsets TOPIC:PARTITION:START-END",
+            f"window {show_window(window)} is before the feed's first window {show_window(first)}",
+            remedy="a run that asks for it lands it, if Kafka still holds it: sluice run FEED --window "
+            + show_window(window),
         )
+
+
+def earliest(state: State) -> int | None:
+    """Where the known windows begin (ms): the feed's first one, or one before it that was backfilled."""
+    return state.boundary_times[0] if state.boundary_times else None
 
 
 def opening(
@@ -96,8 +102,43 @@ def due(
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
     look.between(times)
+    return _entries(look, times)
+
+
+def _entries(look: _Lookup, times: Sequence[int]) -> list[BoundaryEntry]:
     items = [i for t in times for i in look.items(t)]
     return [BoundaryEntry(items=tuple(items[at : at + _ENTRY])) for at in range(0, len(items), _ENTRY)]
+
+
+def before(
+    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings, window: int
+) -> list[BoundaryEntry]:
+    """The boundaries from a window up to the earliest known one, which begins later, in the partitions that have that.
+
+    So a backfill below the origins finds windows there, and they tile too. Raises UsageError where Kafka holds no
+    record so old.
+    """
+    first = earliest(state)
+    if first is None or window >= first:
+        return []
+    oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
+    times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
+    look = _Lookup(state, cluster, oldest, clock() + settings.max_skew)
+    look.among(times)
+    ends = ((t, i) for t in times[1:] for i in look.items(t))
+    below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
+    held = next((t for t, i in ends if i.offset > oldest[i.key].log_start), first if below else first + settings.length)
+    if held > window + settings.length:
+        raise UsageError(
+            f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
+            remedy=f"the oldest window that it holds records of is {show_window(held - settings.length)}",
+        )
+    return _entries(look, times)
+
+
+def _from_the_first(state: State, key: Key) -> bool:
+    """Whether the partition was there when the feed began: only then earlier windows may be found in it."""
+    return key in state.boundaries and state.origins[key].opens == state.first_window
 
 
 LISTED = 100
@@ -134,9 +175,13 @@ class _Lookup:
             above = time if time in self._found else above
             self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
 
+    def among(self, times: Sequence[int]) -> None:
+        for time in {times[0], times[min(1, len(times) - 1)], times[-1]}:
+            self._look(time)
+        self._bisect(times, 0, len(times) - 1)
+
     def items(self, time: int) -> tuple[BoundaryItem, ...]:
-        items = self._found.get(time, {}).values()
-        return tuple(i for i in items if _newest(self._state, i.key, time) < time)
+        return tuple(self._found.get(time, {}).values())
 
     def _bisect(self, times: Sequence[int], low: int, high: int) -> None:
         if high - low <= 1 or self._offsets(times, low) == self._offsets(times, high):
@@ -175,17 +220,25 @@ def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
 
 
 def _awaits(state: State, pinned: Pins, item: BoundaryItem) -> bool:
-    """Whether the key is current, its windows began before, and nothing is pinned there yet."""
+    """Whether the key is current, has windows there, and nothing is pinned there yet.
+
+    A partition that came later has none before the one that it opened with; others may get earlier ones.
+    """
     at = pinned.position(item.time)
-    return state.current.get(item.key.tp) == item.key and at > 0 and (at == len(pinned) or pinned[at][0] != item.time)
+    began = at > 0 or _from_the_first(state, item.key)
+    return state.current.get(item.key.tp) == item.key and began and (at == len(pinned) or pinned[at][0] != item.time)
 
 
 def clamp(state: State, item: BoundaryItem, pinned: Pins) -> BoundaryItem:
-    """The boundary moved between those around it, above the origin and what a catch-up landed before it."""
+    """The boundary moved between those around it, above what a catch-up landed before it and, but for a window that is
+    before the first, above the origin.
+    """
     at = pinned.position(item.time)
     window, end = state.floors.get(item.key, (item.time, 0))
     landed = end if window < item.time else 0
-    offset = max(item.offset, state.origins[item.key].offset, pinned[at - 1][1] if at else 0, landed)
+    origin = state.origins[item.key]
+    begins = origin.offset if item.time > (origin.opens or 0) else 0
+    offset = max(item.offset, begins, pinned[at - 1][1] if at else 0, landed)
     return item.model_copy(update={"offset": offset if at == len(pinned) else min(offset, pinned[at][1])})
 
 
@@ -206,8 +259,13 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
 
     A partition that opened after the window has nothing in it: an empty range at its origin.
     """
-    start, end = (boundary_of(state, key, t) for t in (window, window + settings.length))
-    return None if start is None or end is None else Range(start, end)
+    return range_between(state, key, window, window + settings.length)
+
+
+def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
+    """The same between two times (ms): of all windows there."""
+    first, last = (boundary_of(state, key, t) for t in (start, end))
+    return None if first is None or last is None else Range(first, last)
 
 
 def listed(state: State, settings: WindowSettings) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 
 from sluice.pipelines import manifest, windows
 from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import Edges, Landed, land
-from sluice.pipelines.errors import BatchIncomplete
-from sluice.pipelines.feed import Feed, LandingSettings, load_feed
+from sluice.pipelines.batch import Edges, Landed, Skip, land
+from sluice.pipelines.errors import BatchIncomplete, OffsetsLost, UsageError
+from sluice.pipelines.feed import Feed, LandingSettings, load_feed, parse_start
 from sluice.pipelines.formats import RawFormat
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.ranges import Range
 from sluice.pipelines.task import Assignment, Tools, run_task
+from sluice.pipelines.units import show_window
 from sluice.pipelines.values import (
     AskedRange,
     Isolation,
@@ -51,6 +54,7 @@ class Topic(FakeCluster):
 
     batches: dict[TopicPartition, list[Batch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
     open_at: dict[TopicPartition, int] = field(default_factory=dict)
+    log_start: int = 0
 
     def log(self, tp: TopicPartition) -> Log:
         return log(*self.batches[tp])
@@ -74,7 +78,7 @@ class Topic(FakeCluster):
     def _state(self, tp: TopicPartition) -> PartitionState:
         end = self.log(tp).end
         stable = self.open_at.get(tp, end)
-        return partition(tp.topic, tp.partition, stable_end=stable, high_watermark=end)
+        return partition(tp.topic, tp.partition, log_start=self.log_start, stable_end=stable, high_watermark=end)
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         return {tp: self._first(tp, time) for tp, time in times.items()}
@@ -108,12 +112,12 @@ class World:
         self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
         self.liveness = FakeLiveness()
 
-    def land(self, request: Request, drops: frozenset[int] = frozenset()) -> Landed:
+    def land(self, request: Request, drops: frozenset[int] = frozenset(), skip: Skip | None = None) -> Landed:
         self.runs += 1
         tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
         edges = Edges(self.topic, FakeGroup(), self.lake, tasks, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
         try:
-            return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None)
+            return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None, skip)
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
 
@@ -140,7 +144,14 @@ steps = st.one_of(
     st.tuples(st.just("pass"), st.sampled_from([60_000, HOUR, 5 * HOUR])),
     st.tuples(st.just("catch up"), st.frozensets(st.integers(0, 4), max_size=2)),
     st.tuples(st.just("window"), st.integers(0, 9), st.frozensets(st.integers(0, 4), max_size=1)),
-    st.tuples(st.just("offsets"), st.sampled_from(PARTITIONS), st.integers(0, 10), st.integers(1, 10)),
+    st.tuples(
+        st.just("offsets"),
+        st.sampled_from(PARTITIONS),
+        st.integers(0, 10),
+        st.integers(1, 10),
+        st.booleans(),
+        st.frozensets(st.integers(0, 4), max_size=1),
+    ),
 )
 
 
@@ -157,11 +168,11 @@ def act(world: World, step: tuple[Any, ...]) -> None:
         case "window", back, drops:
             if known := world.windows():
                 world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
-        case "offsets", tp, start, span:
+        case "offsets", tp, start, span, anew, drops:
             (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
             if start + span <= state.stable_end:
                 asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
-                world.land(Request(RequestKind.OFFSETS, ranges=asked))
+                world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=anew), drops)
 
 
 @pytest.fixture(scope="module", params=["window", "record_time"])
@@ -175,7 +186,19 @@ def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @settings(max_examples=25, deadline=None)
 @example(
-    script=[("write", PARTITIONS[0], [-1, 0], False), ("offsets", PARTITIONS[0], 0, 1), ("catch up", frozenset([0]))],
+    script=[
+        ("write", PARTITIONS[0], [-1, 0], False),
+        ("offsets", PARTITIONS[0], 0, 1, False, frozenset()),
+        ("catch up", frozenset([0])),
+    ],
+    order=random.Random(0),
+)
+@example(
+    script=[
+        ("write", PARTITIONS[0], [-1, -1, -1], False),
+        ("offsets", PARTITIONS[0], 0, 2, False, frozenset()),
+        ("offsets", PARTITIONS[0], 1, 2, True, frozenset({0})),
+    ],
     order=random.Random(0),
 )
 @given(script=st.lists(steps, min_size=3, max_size=14), order=st.randoms())
@@ -235,6 +258,157 @@ def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
     assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
     by_time = feed.landing.layout == "record_time"
     assert {bool(s.folder) for s in batch.plan.slices} == {not by_time}
+
+
+def asked(start: int, end: int, anew: bool = False) -> Request:
+    return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=anew)
+
+
+def visible(world: World) -> list[tuple[int, int]]:
+    return sorted(world.rows(world.lake.list("data/orders")))
+
+
+def test_what_is_landed_anew_is_replaced_by_whole_slices_and_once(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
+    world.land(asked(0, 4)).check()
+    world.land(asked(4, 8)).check()
+    before = set(world.lake.list("data/orders"))
+    landed = world.land(asked(2, 5, anew=True))
+    assert [(s.start, s.end) for b in landed.batches for s in b.plan.slices] == [(0, 8)]
+    assert not before & set(world.lake.list("data/orders"))
+    assert visible(world) == [(0, o) for o in range(8)]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_ends_it(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + HOUR], False)
+    world.now = START + 2 * HOUR
+    world.land(asked(0, 2)).check()
+    before = {p: world.lake.files[p] for p in world.lake.list("data/orders")}
+    with pytest.raises(BatchIncomplete, match="nothing was published"):
+        world.land(asked(0, 2, anew=True), drops=frozenset({1})).check()
+    assert {p: world.lake.files[p] for p in world.lake.list("data/orders")} == before
+    landed = world.land(asked(0, 2, anew=True))
+    landed.check()
+    (batch,) = landed.batches
+    assert batch.adopted == 2
+    assert not before.keys() & set(world.lake.list("data/orders"))
+    check(world)
+
+
+def test_nothing_is_landed_anew_that_kafka_holds_no_more(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1, START + 2], False)
+    world.land(asked(0, 3)).check()
+    world.topic.log_start = 1
+    landed = world.land(asked(1, 3, anew=True))
+    assert landed.batches == ()
+    with pytest.raises(OffsetsLost, match="cannot be landed anew"):
+        landed.check()
+    assert visible(world) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_catching_up_cannot_replace(feed: Feed) -> None:
+    world = World(feed)
+    with pytest.raises(UsageError, match="landed anew"):
+        world.land(Request(RequestKind.CATCH_UP, replace=True))
+
+
+def begun_at_the_end(feed: Feed) -> World:
+    """Six hours of records, and a feed that began after them."""
+    world = World(feed.model_copy(update={"start": parse_start("latest")}))
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START + h * HOUR + i for h in range(6) for i in range(2)], False)
+    world.now = START + 6 * HOUR
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    assert visible(world) == []
+    return world
+
+
+def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    frontiers = world.ledger.read().frontiers()
+    first = world.ledger.read().first_window
+    for hour in (4, 2, 3):
+        landed = world.land(Request(RequestKind.WINDOW, window=START + hour * HOUR))
+        landed.check()
+        assert landed.windows == (START + hour * HOUR,)
+    assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
+    state = world.ledger.read()
+    assert (state.frontiers(), state.first_window) == (frontiers, first)
+    assert windows.owed(state, world.feed.window, world.now + 2 * HOUR) != [], "what lies before is owed to nobody"
+    assert all(w >= (first or 0) for w in windows.owed(state, world.feed.window, world.now + 2 * HOUR))
+    assert windows.complete(state, START + 4 * HOUR, world.feed.window)
+    assert not windows.complete(state, START + 5 * HOUR, world.feed.window)
+
+
+def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    landed = world.land(Request(RequestKind.WINDOW, window=START + HOUR, until=START + 5 * HOUR))
+    landed.check()
+    (batch,) = landed.batches
+    assert {s.window for s in batch.plan.slices} == {START + h * HOUR for h in (1, 2, 3, 4)}
+    assert landed.windows == tuple(START + h * HOUR for h in (1, 2, 3, 4))
+
+
+def test_a_window_older_than_all_that_kafka_holds_is_refused_and_nothing_written(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    before = dict(world.lake.files)
+    with pytest.raises(UsageError, match="holds no record of window") as error:
+        world.land(Request(RequestKind.WINDOW, window=START - 3 * HOUR))
+    assert show_window(START) in error.value.remedy
+    assert world.lake.files == before
+
+
+def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
+    world = World(feed)
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START + i * HOUR for i in range(4)], False)
+    world.now = START + 5 * HOUR
+    skip = Skip(START + 2 * HOUR, "too old")
+    landed = world.land(Request(RequestKind.CATCH_UP, only=(PARTITIONS[0],)), skip=skip)
+    assert [(s.key.tp, s.range) for s in landed.skipped] == [(PARTITIONS[0], Range(0, 2))]
+    assert visible(world) == [(0, 2), (0, 3)]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.land(Request(RequestKind.WINDOW, window=START)).check()
+    assert (0, 0) not in visible(world)
+    world.land(asked(0, 1)).check()
+    assert (0, 0) in visible(world)
+    state = world.ledger.read()
+    assert [ranges for ranges in state.skipped.values() if ranges] == [(Range(1, 2),)]
+    assert audit(world.ledger, world.lake, "orders").problems == ()  # type: ignore[arg-type]
+
+
+def test_skipping_to_the_end_leaves_nothing_owed(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    landed = world.land(Request(RequestKind.CATCH_UP), skip=Skip(None, "not wanted"))
+    assert landed.batches == ()
+    assert landed.frontiers[next(k for k in landed.frontiers if k.partition == 0)] == 2
+
+
+def test_what_limits_leave_is_told(feed: Feed) -> None:
+    limited = feed.model_copy(update={"limits": feed.limits.model_copy(update={"records": 3})})
+    world = World(limited)
+    world.topic.write(PARTITIONS[0], [START + i for i in range(8)], False)
+    assert [world.land(asked(0, 8)).left for _ in range(3)] == [5, 2, 0]
+    with pytest.raises(UsageError, match="replaced only as a whole"):
+        world.land(asked(0, 8, anew=True))
+
+
+def test_a_dead_merge_in_the_way_is_given_up(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    (batch,) = world.land(asked(0, 2)).batches
+    merge = replace(batch.plan, request=Request(RequestKind.COMPACT))
+    dead = world.ledger.append(lambda s: PlanEntry(plan=merge, hash=merge.hash, owner=owner("token-1")))
+    assert dead is not None
+    world.land(asked(0, 2, anew=True)).check()
+    assert world.ledger.read().batches[dead.number].status is BatchStatus.ABANDONED
+    assert visible(world) == [(0, 0), (0, 1)]
 
 
 def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:

@@ -219,13 +219,12 @@ def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
     [
         (START + 1, "is no start of a window"),
         (START + 3 * HOUR, "not closed yet"),
-        (START - HOUR, "before the feed's first window"),
     ],
 )
 def test_windows_that_cannot_be_landed_are_refused(window: int, says: str) -> None:
     world = World([START], START + 4 * HOUR + 60_000, opens=START)
     with pytest.raises(UsageError, match=says):
-        check_window(window, SETTINGS, world.state, world.now)
+        check_window(window, SETTINGS, world.now)
 
 
 def test_an_open_transaction_holds_a_window() -> None:
