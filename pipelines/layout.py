@@ -36,6 +36,7 @@ _WINDOW_FOLDER = {
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+_OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
 
@@ -74,8 +75,18 @@ def _number(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def owners_folder(feed: str) -> str:
+    return f"_sluice/{feed}/owners"
+
+
 def owner_path(feed: str, token: str) -> str:
-    return f"_sluice/{feed}/owners/{token}.json"
+    return f"{owners_folder(feed)}/{token}.json"
+
+
+def owner_token(path: str) -> str | None:
+    """Whose beat stands at `path`; None when it is none."""
+    found = _OWNER.fullmatch(path)
+    return found[1] if found else None
 
 
 def manifest_folder(feed: str) -> str:

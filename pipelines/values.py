@@ -335,6 +335,14 @@ class Owner:
         return f"run {self.run[:8]} (pid {self.pid} on {self.host})"
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an owner, or a run, is dead, and by what evidence: "its process (pid 7) is gone from this machine"."""
+
+    dead: bool
+    why: str
+
+
 def to_json(value: Any) -> str:
     """Canonical JSON of a value (sorted keys, no spaces)."""
     return json.dumps(asdict(value), sort_keys=True, separators=(",", ":"))

@@ -3,7 +3,7 @@
 Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
 or the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, and makes
 us watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids
-what an owner publishes after another has taken over.
+what an owner publishes after another has taken over. What Dagster knows of a run is `assets.instance`'s to add.
 """
 
 from __future__ import annotations
@@ -14,24 +14,35 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from sluice.pipelines import layout
 from sluice.pipelines.ports import Clock, Lake
-from sluice.pipelines.values import Owner
+from sluice.pipelines.values import Owner, Verdict
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
-"""How long the end of a run waits for a beat under way: written after the file is removed, it would stay."""
+"""How long the end of a run waits for a beat under way: written after the file is removed, it would stay. And how far
+two times of this machine may lie apart that are meant to be the same."""
 
 
 def new_owner(run: str) -> Owner:
     """This process as the owner of a batch for `run`, under a token that nobody can guess or repeat."""
     pid = os.getpid()
     return Owner(secrets.token_hex(16), run, socket.gethostname(), pid, _process_start(pid) or 0)
+
+
+def process_gone(pid: int, seen: float) -> bool:
+    """Whether the process of this machine that had the pid at the time `seen` (s since the epoch) is no more.
+
+    A pid whose bearer began after that is another's.
+    """
+    began = _began(pid)
+    return not _exists(pid) or (began is not None and began > seen + _GRACE_S)
 
 
 class LakeLiveness:
@@ -50,7 +61,8 @@ class LakeLiveness:
         beat_ms: int = 5_000,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._lake, self._folder, self._clock = lake, f"_sluice/{feed}/owners", clock
+        self._lake, self._feed, self._clock = lake, feed, clock
+        self._folder = layout.owners_folder(feed)
         self._bound_ms, self._beat_ms, self._pause = bound_ms, beat_ms, pause
 
     @contextmanager
@@ -76,25 +88,38 @@ class LakeLiveness:
         An owner whose stamp is fresh by our clock is taken for alive at once, one whose process is gone from
         this machine for dead.
         """
-        first = self._lake.get(self._path(owner))
-        if first is None or _process_gone(first):
-            return True
-        return not self._fresh(first) and self._unchanged(owner, first)
+        return self.verdicts([owner])[owner.token].dead
 
     def looks_dead(self, owner: Owner) -> bool:
         """True when the beat or its process is gone. Never waits: one that only watching would tell from a live one
         counts as alive.
         """
-        beat = self._lake.get(self._path(owner))
-        return beat is None or _process_gone(beat)
+        seen = self._at_once(self._beat(owner))
+        return seen is not None and seen.dead
+
+    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
+        """By token, who of them is dead, and by what evidence. All suspects are watched together, for `bound_ms`."""
+        beats = {o: self._beat(o) for o in owners}
+        clear = {o.token: seen for o, beat in beats.items() if (seen := self._at_once(beat))}
+        return clear | self._watched({o: beat for o, beat in beats.items() if o.token not in clear})
+
+    def owners(self) -> tuple[Owner, ...]:
+        """Everybody whose beat stands in the lake, at work or killed; what a beat does not say is empty."""
+        return tuple(o for path in self._lake.list(self._folder) if (o := _owner(path, self._lake.get(path) or b"")))
+
+    def forget(self, owner: Owner) -> None:
+        """Remove the beat of somebody who is dead: whoever asks next need not watch."""
+        self._lake.remove(self._path(owner))
 
     def last_beat(self, owner: Owner) -> int | None:
         """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
-        at = _parsed(self._lake.get(self._path(owner)) or b"").get("at")
-        return at if isinstance(at, int) else None
+        return _stamp(self._beat(owner) or b"")
 
     def _path(self, owner: Owner) -> str:
-        return f"{self._folder}/{owner.token}.json"
+        return layout.owner_path(self._feed, owner.token)
+
+    def _beat(self, owner: Owner) -> bytes | None:
+        return self._lake.get(self._path(owner))
 
     def _keep_beating(self, owner: Owner, ended: Event) -> None:
         number = 0
@@ -115,20 +140,33 @@ class LakeLiveness:
         except Exception as error:  # noqa: BLE001 - whatever it is, a missed beat must not end the run
             log.warning("could not %s the owner's beat in %s: %s", what, self._folder, error)
 
-    def _fresh(self, beat: bytes) -> bool:
-        at = _parsed(beat).get("at")
-        return isinstance(at, int) and abs(self._clock() - at) <= self._bound_ms
+    def _at_once(self, beat: bytes | None) -> Verdict | None:
+        """What a beat tells without waiting; None for a suspect."""
+        if beat is None:
+            return Verdict(True, "it has ended: no beat of it is in the lake")
+        if _process_gone(beat):
+            return Verdict(True, f"its process (pid {_parsed(beat)['pid']}) is gone from this machine")
+        at = _stamp(beat)
+        age = None if at is None else self._clock() - at
+        if age is not None and abs(age) <= self._bound_ms:
+            return Verdict(False, f"its last beat is {max(age, 0) / 1000:.0f} s old")
+        return None
 
-    def _unchanged(self, owner: Owner, first: bytes) -> bool:
-        """Watch for `bound_ms`, by counted pauses and no clock; False as soon as the beat changes."""
+    def _watched(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
+        """Watch for `bound_ms`, by counted pauses and no clock; whose beat changes lives."""
+        found: dict[str, Verdict] = {}
         for _ in range(-(-self._bound_ms // self._beat_ms)):
+            if not (left := {o: beat for o, beat in suspects.items() if o.token not in found}):
+                return found
             self._pause(self._beat_ms / 1000)
-            now = self._lake.get(self._path(owner))
-            if now is None or _process_gone(first):
-                return True
-            if now != first:
-                return False
-        return True
+            for owner, first in left.items():
+                now = self._beat(owner)
+                if now is None or _process_gone(first or b""):
+                    found[owner.token] = Verdict(True, "it ended while it was watched")
+                elif now != first:
+                    found[owner.token] = Verdict(False, "its beat goes on")
+        silent = Verdict(True, f"its beat did not change while it was watched for {self._bound_ms / 1000:.0f} s")
+        return {o.token: silent for o in suspects} | found
 
 
 def _parsed(beat: bytes) -> dict[str, Any]:
@@ -137,6 +175,22 @@ def _parsed(beat: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _stamp(beat: bytes) -> int | None:
+    at = _parsed(beat).get("at")
+    return at if isinstance(at, int) else None
+
+
+def _owner(path: str, beat: bytes) -> Owner | None:
+    """Who beats at the path; None for a file that is no beat."""
+    token = layout.owner_token(path)
+    if token is None:
+        return None
+    said = _parsed(beat)
+    run, host = (v if isinstance(v := said.get(k), str) else "" for k in ("run", "host"))
+    pid, started = (v if isinstance(v := said.get(k), int) else 0 for k in ("pid", "started"))
+    return Owner(token, run, host, pid, started)
 
 
 def _process_gone(beat: bytes) -> bool:
@@ -162,6 +216,17 @@ def _process_start(pid: int) -> int | None:
     """When the process started, in clock ticks since boot (no clock moves it); None without /proc."""
     fields = _stat(pid)
     return int(fields[19]) if len(fields) > 19 and fields[19].isdigit() else None
+
+
+def _began(pid: int) -> float | None:
+    """The same in seconds since the epoch, as far as this machine's clock has not been set since."""
+    ticks = _process_start(pid)
+    try:
+        lines = Path("/proc/stat").read_text().splitlines() if ticks else []
+    except OSError:
+        return None
+    boot = next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
+    return boot + ticks / os.sysconf("SC_CLK_TCK") if boot and ticks else None
 
 
 def _stat(pid: int) -> list[bytes]:
