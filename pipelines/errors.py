@@ -12,6 +12,7 @@
     │   ├── GroupHeld              somebody else is a member of the group
     │   ├── GroupMoved             committed offsets are not what the ledger expects
     │   ├── WindowIncomplete       reading it now would miss records
+    │   ├── WindowRetired          what had landed in it is not kept any longer
     │   ├── WindowHeld             an open transaction reaches into the window
     │   ├── QuarantineExceeded     too many records broke the contract
     │   └── LedgerTooNew           written by a newer Sluice
@@ -121,6 +122,9 @@ class GroupMoved(Refused): ...
 
 
 class WindowIncomplete(Refused): ...
+
+
+class WindowRetired(Refused): ...
 
 
 class WindowHeld(Refused): ...

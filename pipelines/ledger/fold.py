@@ -34,7 +34,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ranges import Range, contiguous_end, subtract, union
-from sluice.pipelines.values import Key, Owner, Plan, Receipt, Slice, TopicPartition
+from sluice.pipelines.values import Key, Owner, Plan, Receipt, RequestKind, Slice, TopicPartition
 
 
 class BatchStatus(StrEnum):
@@ -60,6 +60,8 @@ class Batch:
     published: int | None = None
     failed: int = 0
     rows: int = 0
+    merges: bool = False
+    """It lands nothing new: it writes parts that have landed anew, as fewer."""
 
     @property
     def reserved_span(self) -> int:
@@ -204,8 +206,16 @@ class State:
             self.boundary_times = (*times[:at], time, *times[at:])
 
     def _plan(self, entry: PlanEntry) -> None:
+        request = entry.plan.request
         self.batches[self.number] = Batch(
-            self.number, entry.plan, str(entry.plan.request), entry.hash, entry.owner, BatchStatus.PLANNED, entry.at
+            self.number,
+            entry.plan,
+            str(request),
+            entry.hash,
+            entry.owner,
+            BatchStatus.PLANNED,
+            entry.at,
+            merges=request.kind is RequestKind.COMPACT,
         )
         for s in entry.plan.slices:
             self._raise_floor(s)
@@ -291,10 +301,7 @@ class State:
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
         """Put ranges in one class, and so out of every other."""
-        fresh: dict[Key, list[Range]] = {}
-        for key, r in items:
-            fresh.setdefault(key, []).append(r)
-        for key, ranges in fresh.items():
+        for key, ranges in _by_key(items).items():
             for by in self._classes():
                 if by is into:
                     by[key] = union([*by.get(key, ()), *ranges])
@@ -302,8 +309,15 @@ class State:
                     by[key] = tuple(rest for h in held for rest in subtract(h, ranges))
 
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
-        for key, r in items:
-            self.superseded[key] = (*self.superseded.get(key, ()), (self.number, r))
+        for key, ranges in _by_key(items).items():
+            self.superseded[key] = (*self.superseded.get(key, ()), *((self.number, r) for r in union(ranges)))
+
+
+def _by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
+    out: dict[Key, list[Range]] = {}
+    for key, r in items:
+        out.setdefault(key, []).append(r)
+    return out
 
 
 _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {

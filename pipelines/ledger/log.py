@@ -42,6 +42,11 @@ class Ledger:
         self._run, self._cluster = run, cluster
         self._state = State()
 
+    @classmethod
+    def offline(cls, lake: Lake, feed: str, clock: Clock, run: str) -> Ledger:
+        """For what is decided without asking Kafka: what it writes names the cluster that the ledger knows."""
+        return cls(lake, feed, clock, run, cls(lake, feed, clock).read().cluster)
+
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt.
 
