@@ -36,6 +36,7 @@ from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
 
 __all__ = [
     "CommitMode",
+    "CompactionSettings",
     "Compression",
     "Feed",
     "FetchSettings",
@@ -165,6 +166,16 @@ class LandingSettings(Settings):
         if self.compression_level is not None and (highest is None or self.compression_level > highest):
             raise ValueError("has a compression_level that this compression does not know (zstd 1-22, gzip 1-9)")
         return self
+
+
+class CompactionSettings(Settings):
+    """How small parts are merged: into files of about `target_file_bytes`, and not those that have half of that;
+    `batch_bytes` of them are put in place at once, and `memory` is what that may take.
+    """
+
+    target_file_bytes: Size = 256 << 20
+    batch_bytes: Size = 2 << 30
+    memory: Size = 512 << 20
 
 
 class Limits(Settings):
@@ -299,6 +310,7 @@ class Feed(Settings):
     commit: CommitMode = CommitMode.TRANSACTIONAL
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
     landing: LandingSettings = LandingSettings()
+    compaction: CompactionSettings = CompactionSettings()
     limits: Limits = Limits()
     policies: Policies = Policies()
     fetch: FetchSettings = FetchSettings()
