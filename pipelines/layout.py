@@ -44,6 +44,11 @@ _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
 # -- the ledger and what stands beside it
 
 
+def feed_root(feed: str) -> str:
+    """Everything of a feed that readers do not see."""
+    return f"_sluice/{feed}"
+
+
 def log_folder(feed: str) -> str:
     return f"_sluice/{feed}/log"
 

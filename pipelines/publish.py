@@ -57,12 +57,13 @@ def _lost(held: Batch) -> OwnershipLost:
     )
 
 
-def abandon(ledger: Ledger, batch: int, reason: str) -> Appended | None:
-    """Give the batch's ranges back; None when it is no longer live."""
+def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None) -> Appended | None:
+    """Give the batch's ranges back; None when it is no longer live, or no longer the owner's for whom that is done."""
 
     def decide(state: State) -> AbandonEntry | None:
-        live = state.batches[batch].status is BatchStatus.PLANNED
-        return AbandonEntry(batch=batch, reason=reason) if live else None
+        held = state.batches[batch]
+        same = owner is None or held.owner.token == owner.token
+        return AbandonEntry(batch=batch, reason=reason) if held.status is BatchStatus.PLANNED and same else None
 
     return ledger.append(decide)
 

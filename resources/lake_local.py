@@ -1,7 +1,7 @@
 """The lake in a local or mounted folder: every write is seen whole or not at all, and survives a crash.
 
 A write goes to a `.tmp-…` file beside its place, is fsynced, then linked (put_if_absent) or renamed (put,
-create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; no call shows them.
+create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; `unfinished` shows them.
 A path that would leave the root, by `..` or by a symbolic link, is refused.
 """
 
@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -136,10 +137,31 @@ class LocalLake:
         place = self._place(path)
         with _told(path), suppress(FileNotFoundError, NotADirectoryError):
             place.unlink()
+        self._prune(place)
+
+    def _prune(self, place: Path) -> None:
         with suppress(OSError):  # a folder that is not empty, or in use, stays
             for folder in place.relative_to(self.root).parents:
                 if folder.name:
                     (self.root / folder).rmdir()
+
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """The `.tmp-…` files below the folder, each with the time (ms) since it was written to last."""
+        for folder, _, names in os.walk(self._place(prefix)):
+            above = Path(folder).relative_to(self.root)
+            for name in sorted(n for n in names if n.startswith(TEMPORARY)):
+                with suppress(FileNotFoundError):  # it has ended meanwhile
+                    age = time.time() - (Path(folder) / name).lstat().st_mtime
+                    yield str(above / name), max(0, int(age * 1000))
+
+    def discard(self, name: str) -> None:
+        above, _, last = name.rpartition("/")
+        if not last.startswith(TEMPORARY):
+            raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
+        place = self._place(above) / last
+        with _told(name), suppress(FileNotFoundError, NotADirectoryError):
+            place.unlink()
+        self._prune(place)
 
     def _place(self, path: str) -> Path:
         """Where the path is. Checked before each call: no guard against who swaps folders meanwhile."""

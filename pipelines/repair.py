@@ -1,0 +1,364 @@
+"""What dead runs left in a feed's ledger and lake: found, mended where nobody else will, and told one by one.
+
+Promises: nothing of a live owner is touched, nothing that the ledger does not know is deleted under `data/`; what a
+name means is looked up in a ledger that was read after the name was seen, for one that the fold does not know may be
+newer than the fold (DESIGN §13). Idempotent. Over `Pretended` it is the dry run: the same code, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import BinaryIO
+
+from sluice.pipelines import layout
+from sluice.pipelines.audit import live_receipts
+from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines.feed import WindowSettings
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.manifest import write_manifests
+from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.publish import abandon, roll_forward
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import Owner, Part, Request, RequestKind, Verdict
+
+STALE_MS = 3_600_000
+"""How long a write that never ended must have stood still before it counts as a killed process's."""
+
+
+class Kind(StrEnum):
+    """What can be found. The last five are told and left to others."""
+
+    SHOWN = "published, not visible"
+    HIDDEN = "replaced, still visible"
+    STAGING = "staging that nobody needs"
+    ABANDONED = "batch given up"
+    MANIFEST = "window without manifest"
+    BEAT = "beat of a dead run"
+    UNFINISHED = "write that never ended"
+    UNTOLD = "unknown to Dagster"
+    WAITING = "batch of a dead run"
+    AT_WORK = "batch at work"
+    NEWER = "staging newer than the ledger"
+    STRANGER = "file of nobody"
+    MISSING = "published part missing"
+    OVERTOLD = "known to Dagster alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing that was found. `act` is what became of it, a participle ("removed"); empty where it is left as it is,
+    and then `remedy` says what to do. `items`: paths, windows or batches.
+    """
+
+    kind: Kind
+    text: str
+    act: str = ""
+    remedy: str = ""
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One feed's ledger and lake. `ledger` is over `lake`."""
+
+    feed: str
+    ledger: Ledger
+    lake: Lake
+    liveness: Liveness
+    windows: WindowSettings
+
+
+def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
+    """Mend what is the lake's, in this order: plans to give up, `data/`, manifests, leftovers; then what is missing.
+
+    Raises PlanBusy, UsageError for batches that cannot be given up: nothing has changed then.
+    """
+    owners = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
+    verdicts = place.liveness.verdicts(dict.fromkeys(owners))
+    _check_dead(place, giving_up, verdicts)
+    yield from _given_up(place, giving_up)
+    yield from _rolled_forward(place)
+    yield from _replaced(place)
+    yield from _live(place, verdicts)
+    yield from _manifests(place)
+    yield from _orphans(place)
+    yield from _unfinished(place)
+    yield from _beats(place, {o.token: o for o in owners}, verdicts)
+    yield from _strangers(place)
+
+
+Verdicts = Mapping[str, Verdict]
+"""By token. Whoever is not in it began after we looked, and lives."""
+
+
+# -- plans
+
+
+_NEW = Verdict(False, "it has just begun")
+
+
+def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> None:
+    state = place.ledger.read()
+    for batch in [_known(place, state, number) for number in giving_up]:
+        seen = verdicts.get(batch.owner.token, _NEW)
+        if batch.status is BatchStatus.PLANNED and not seen.dead:
+            raise PlanBusy(
+                _at_work(batch, seen).text,
+                remedy="wait for that run, or end it: `sluice unstick --run "
+                f"{batch.owner.run[:8]} --force` once nothing of it is to land any more",
+            )
+
+
+def _known(place: Place, state: State, batch: int) -> Batch:
+    if batch not in state.batches:
+        live = ", ".join(str(b.id) for b in state.live())
+        raise UsageError(f"feed {place.feed} has no batch {batch}", remedy=f"its live batches: {live or 'none'}")
+    return state.batches[batch]
+
+
+def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
+    for number in giving_up:
+        batch = place.ledger.read().batches[number]
+        finished, planned = finished_slices(place.lake, place.feed, batch)
+        if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
+            yield Found(Kind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
+            continue
+        lost = f"; {finished} of {planned} slices were finished and are read again" if finished else ""
+        yield Found(Kind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),))
+
+
+def _live(place: Place, verdicts: Verdicts) -> Iterator[Found]:
+    for batch in place.ledger.read().live():
+        seen = verdicts.get(batch.owner.token, _NEW)
+        yield _waiting(place, batch, seen) if seen.dead else _at_work(batch, seen)
+
+
+def _waiting(place: Place, batch: Batch, seen: Verdict) -> Found:
+    return Found(
+        Kind.WAITING,
+        f"batch {batch.id} ({batch.request}) is unfinished, and {batch.owner.describe()} is dead: {seen.why}",
+        remedy=outlook(place.lake, place.feed, batch),
+        items=(str(batch.id),),
+    )
+
+
+def _at_work(batch: Batch, seen: Verdict) -> Found:
+    text = f"batch {batch.id} ({batch.request}) is at work: {batch.owner.describe()} lives, {seen.why}"
+    return Found(Kind.AT_WORK, text, items=(str(batch.id),))
+
+
+def outlook(lake: Lake, feed: str, batch: Batch) -> str:
+    """What becomes of a live batch whose run is dead: who finishes it, what is kept, and how to give it up."""
+    finished, planned = finished_slices(lake, feed, batch)
+    give_up = f"`sluice repair {feed} --abandon {batch.id}` gives it up"
+    if batch.plan and batch.plan.request.kind is RequestKind.COMPACT:
+        return f"the next run in its way gives it up, and so does `sluice repair {feed} --abandon {batch.id}`"
+    kept = f"{finished} of {planned} slices are finished and kept; " if finished else ""
+    asked = batch.plan.request if batch.plan else Request(RequestKind.CATCH_UP)
+    return f"{kept}`{command(feed, asked)}` finishes it, {give_up}"
+
+
+def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
+    """Of a live batch's slices, how many have a receipt in staging, and how many there are."""
+    names = {layout.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
+    receipts = (layout.receipt_slice(p) for p in lake.list(layout.staging_folder(feed, batch.id)))
+    return len(names.intersection(r for r in receipts if r)), len(names)
+
+
+def command(feed: str, asked: Request) -> str:
+    """The command that asks for the same."""
+    words = ["sluice run", feed]
+    match asked.kind:
+        case RequestKind.OFFSETS:
+            words += [f"--offsets {r.topic}:{r.partition}:{r.start}-{r.end}" for r in asked.ranges]
+        case RequestKind.WINDOW if asked.until is not None:
+            words.append(f"--from {show_window(asked.window or 0)} --to {show_window(asked.until)}")
+        case RequestKind.WINDOW:
+            words.append(f"--window {show_window(asked.window or 0)}")
+    words += [f"--only {tp}" for tp in asked.only]
+    return " ".join([*words, "--replace"] if asked.replace else words)
+
+
+# -- what readers see
+
+
+def _rolled_forward(place: Place) -> Iterator[Found]:
+    done = roll_forward(place.ledger, place.lake, place.feed)
+    if done.shown:
+        text = f"{_many(len(done.shown), 'published file')} not visible yet"
+        yield Found(Kind.SHOWN, text, "made visible", items=done.shown)
+    if done.hidden:
+        text = f"{_many(len(done.hidden), 'file')} that another batch replaced, still visible"
+        yield Found(Kind.HIDDEN, text, "removed", items=done.hidden)
+    state = place.ledger.read()
+    for batch in done.cleaned:
+        text = f"staging of batch {batch}, which is {state.batches[batch].status}"
+        yield Found(Kind.STAGING, text, "removed", items=(str(batch),))
+
+
+def _replaced(place: Place) -> Iterator[Found]:
+    """What was replaced, merged or retired, whose staging is gone."""
+    visible = _visible(place)
+    gone = tuple(p for p in visible if p in place.ledger.read().replaced and place.lake.size(p) is not None)
+    for path in gone:
+        place.lake.remove(path)
+    if gone:
+        text = f"{_many(len(gone), 'file')} that the ledger replaced or retired, still visible"
+        yield Found(Kind.HIDDEN, text, "removed", items=gone)
+
+
+def _manifests(place: Place) -> Iterator[Found]:
+    done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
+    if done:
+        names = tuple(map(show_window, done))
+        text = f"{_many(len(done), 'complete window')} without manifest, {_ends(names)}"
+        yield Found(Kind.MANIFEST, text, "written", items=names)
+
+
+def _strangers(place: Place) -> Iterator[Found]:
+    """Files under `data/` that are nobody's, and parts that are nowhere: told, never touched."""
+    visible = _visible(place)
+    state = place.ledger.read()
+    parts = [p for r in live_receipts(place.ledger, state) for p in r.parts]
+    nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
+    if nobodys:
+        text = f"{_many(len(nobodys), 'file')} of which the ledger knows nothing: {_ends(nobodys)}"
+        remedy = "whoever reads the folder counts their rows: look where they come from, and move them away by hand"
+        yield Found(Kind.STRANGER, text, remedy=remedy, items=nobodys)
+    lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
+    replaced = place.ledger.read().replaced if lacking else ()
+    if missing := tuple(p.path for p in lacking if p.path not in replaced):
+        text = f"{_many(len(missing), 'published file')} missing: {_ends(missing)}"
+        remedy = f"restore them from a backup, or land their offsets anew: `sluice audit {place.feed}` names them"
+        yield Found(Kind.MISSING, text, remedy=remedy, items=missing)
+
+
+def _visible(place: Place) -> set[str]:
+    return {p for root in layout.visible_roots(place.feed) for p in place.lake.list(root)}
+
+
+def _is_nowhere(lake: Lake, part: Part) -> bool:
+    """Neither staged nor visible; looked for in the order in which it moves."""
+    return lake.size(part.staged) is None and lake.size(part.path) is None
+
+
+# -- leftovers
+
+
+def _orphans(place: Place) -> Iterator[Found]:
+    """Staging of what is no batch. Its plan would stand in the ledger before anything is staged."""
+    staged: dict[int, list[str]] = {}
+    for path in place.lake.list(layout.staging_root(place.feed)):
+        if (batch := layout.staged_batch(path)) is not None:
+            staged.setdefault(batch, []).append(path)
+    state = place.ledger.read()
+    for batch in sorted(staged.keys() - state.batches.keys()):
+        text = f"staging of batch {batch}, {_many(len(staged[batch]), 'file')}, "
+        if batch >= state.number:
+            remedy = "if this lake was restored from a backup, its newest entries are lost; else remove that folder"
+            text += f"which is newer than the ledger ({state.number} entries)"
+            yield Found(Kind.NEWER, text, remedy=remedy, items=tuple(staged[batch]))
+            continue
+        for path in staged[batch]:
+            place.lake.remove(path)
+        yield Found(Kind.STAGING, f"{text}of which the ledger knows nothing", "removed", items=tuple(staged[batch]))
+
+
+def _unfinished(place: Place) -> Iterator[Found]:
+    """Writes that a killed process began. In the staging of a live batch somebody may be writing."""
+    roots = (layout.feed_root(place.feed), *layout.visible_roots(place.feed))
+    begun = [one for root in roots for one in place.lake.unfinished(root)]
+    state = place.ledger.read()
+    done = tuple(name for name, age in begun if _is_left(state, layout.staged_batch(name), age))
+    for name in done:
+        place.lake.discard(name)
+    if done:
+        text = f"{_many(len(done), 'write')} that a killed process never ended: {_ends(done)}"
+        yield Found(Kind.UNFINISHED, text, "removed", items=done)
+
+
+def _is_left(state: State, batch: int | None, age: int) -> bool:
+    held = state.batches.get(-1 if batch is None else batch)
+    if held is None:
+        return age > STALE_MS
+    return held.status is not BatchStatus.PLANNED
+
+
+def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[Found]:
+    for token, owner in owners.items():
+        path = layout.owner_path(place.feed, token)
+        if verdicts[token].dead and place.lake.size(path) is not None:
+            place.lake.remove(path)
+            who = owner.describe() if owner.run else f"owner {token[:8]}"
+            yield Found(Kind.BEAT, f"beat of {who}, which is dead: {verdicts[token].why}", "removed", items=(token,))
+
+
+# -- words
+
+
+def _many(n: int, thing: str) -> str:
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def _ends(names: Collection[str]) -> str:
+    """The first of them, and the last."""
+    first, *rest = names
+    return f"{first} … {rest[-1]}" if rest else first
+
+
+# -- the dry run
+
+
+class Pretended:
+    """A lake that is read as it is, and takes every write and removal in memory alone."""
+
+    def __init__(self, real: Lake) -> None:
+        self._real = real
+        self._shown: dict[str, str] = {}
+        self._gone: set[str] = set()
+
+    @property
+    def uri(self) -> str:
+        return self._real.uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._real.size(path) is None
+
+    def put(self, path: str, data: bytes) -> None: ...
+
+    def get(self, path: str) -> bytes | None:
+        return self._real.get(path)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        shown = (p for p in self._shown if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
+        return iter(sorted({*self._real.list(prefix, after), *shown} - self._gone))
+
+    def size(self, path: str) -> int | None:
+        return None if path in self._gone else self._real.size(self._shown.get(path, path))
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        yield BytesIO()
+
+    def open(self, path: str) -> BinaryIO:
+        return self._real.open(path)
+
+    def show(self, source: str, target: str) -> None:
+        if self._real.size(source) is None:
+            raise FileNotFoundError(source)
+        self._shown[target] = source
+
+    def remove(self, path: str) -> None:
+        self._gone.add(path)
+
+    def locate(self, path: str) -> str:
+        return self._real.locate(path)
+
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return self._real.unfinished(prefix)
+
+    def discard(self, name: str) -> None: ...
