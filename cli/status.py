@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import outlook as outlooks
 from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, many, table, warn
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.standing import Standing
-from sluice.pipelines.units import show_duration, show_instant
-from sluice.pipelines.values import Key, OpenTransaction, TopicPartition
+from sluice.pipelines.units import show_about, show_duration, show_instant
+from sluice.pipelines.values import Key, OpenTransaction, PartitionState, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger import Batch, Ledger, State
+    from sluice.pipelines.outlook import Outlook
     from sluice.pipelines.standing import WindowStanding
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer."""
+    """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer.
+
+    `age` (ms): how old the oldest record is that it owes, None where that is not known.
+    """
 
     key: Key
     origin: int | None
@@ -37,6 +42,7 @@ class PartitionStatus:
     committed: int | None
     end: int | None
     holes: tuple[tuple[int, int], ...]
+    age: int | None = None
 
     @property
     def lag(self) -> int | None:
@@ -46,7 +52,11 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """One feed; `error` says why Kafka's side is missing or refused. Its newest windows last `length` ms each."""
+    """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
+
+    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `beats`: by live
+    batch, how long ago (ms) its owner was heard of.
+    """
 
     feed: str
     partitions: tuple[PartitionStatus, ...]
@@ -55,6 +65,9 @@ class FeedStatus:
     error: SluiceError | None
     length: int
     windows: tuple[WindowStanding, ...]
+    outlook: Outlook | None = None
+    losses: tuple[SluiceError, ...] = ()
+    beats: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
@@ -80,8 +93,8 @@ def status(
 ) -> int:
     """Show how far the feeds are.
 
-    Frontier, committed offsets, lag, live batches and their owners, and the newest windows as a strip; with FEED by
-    partition.
+    What Kafka will delete before it lands, frontier, committed offsets, lag in offsets and in time, rates and when it
+    will have caught up, live batches and their owners, and the newest windows as a strip; with FEED by partition.
 
     $ sluice status
     $ sluice status orders --last 168
@@ -103,66 +116,84 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
     from sluice.pipelines.batch import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.outlook import look_ahead
 
-    state, committed, ends, holders, error = State(), dict[Key, int](), dict[Key, int](), _NOBODY, None
+    found = _Found(State())
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         try:
-            state = ledger.read()
-            committed = dict(state.commits)
+            found.state = ledger.read()
+            found.committed = dict(found.state.commits)
             seen = survey(feed, edges, open_ledger(feed, edges))
-            state, error = seen.state, seen.refusals[0].error if seen.refusals else None
-            committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
-            ends = {k: p.stable_end for k, p in seen.partitions.items()}
+            found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
+            found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
+            found.partitions = seen.partitions
             held = [k.tp for k, p in seen.partitions.items() if p.stable_end < p.high_watermark]
-            holders = edges.cluster.open_transactions(held) if held else _NOBODY
+            found.holders = edges.cluster.open_transactions(held) if held else {}
+            found.outlook = look_ahead(feed, ledger, seen.state, edges.cluster, seen.partitions, edges.clock())
         except SluiceError as stopped:
-            error = stopped
-        newest = _windows(feed, edges, ledger, state, ends, holders, last)
-        return _standing(feed, state, committed, ends, error, newest)
+            found.error = stopped
+        return _status(feed, edges, ledger, found, last)
 
 
-_NOBODY: Mapping[TopicPartition, OpenTransaction] = {}
+@dataclass(slots=True)
+class _Found:
+    """What was found out, as far as it went."""
+
+    state: State
+    committed: Mapping[Key, int] = field(default_factory=dict)
+    partitions: Mapping[Key, PartitionState] = field(default_factory=dict)
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    outlook: Outlook | None = None
+    error: SluiceError | None = None
 
 
-def _windows(
-    feed: Feed,
-    edges: Edges,
-    ledger: Ledger,
-    state: State,
-    ends: Mapping[Key, int],
-    holders: Mapping[TopicPartition, OpenTransaction],
-    last: int,
-) -> tuple[WindowStanding, ...]:
+def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> FeedStatus:
+    state = found.state
+    keys = sorted({*found.partitions, *state.known()})
+    batches = sorted(state.batches.values(), key=lambda b: b.id)
+    beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
+    return FeedStatus(
+        feed=feed.name,
+        partitions=tuple(_partition(found, k) for k in keys),
+        live=state.live(),
+        last=batches[-1] if batches else None,
+        error=found.error,
+        length=feed.window.length,
+        windows=_windows(feed, edges, ledger, found, last),
+        outlook=found.outlook,
+        losses=_losses(found.outlook),
+        beats=beats,
+    )
+
+
+def _windows(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> tuple[WindowStanding, ...]:
     from sluice.pipelines import strip
 
-    now = edges.clock()
+    state, now = found.state, edges.clock()
     gone = [b for b in state.live() if edges.liveness.looks_dead(b.owner)]
     asked = strip.last_windows(state, feed.window, now, last)
-    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, holders, gone))
+    ends = {k: p.stable_end for k, p in found.partitions.items()}
+    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, found.holders, gone))
 
 
-def _standing(
-    feed: Feed,
-    state: State,
-    committed: Mapping[Key, int],
-    ends: Mapping[Key, int],
-    error: SluiceError | None,
-    newest: tuple[WindowStanding, ...],
-) -> FeedStatus:
-    keys = sorted({*ends, *state.known()})
-    batches = sorted(state.batches.values(), key=lambda b: b.id)
-    partitions = tuple(_partition(state, k, committed.get(k), ends.get(k)) for k in keys)
-    last = batches[-1] if batches else None
-    return FeedStatus(feed.name, partitions, state.live(), last, error, feed.window.length, newest)
+def _losses(outlook: Outlook | None) -> tuple[SluiceError, ...]:
+    """What is owed and gone, as a run would refuse it."""
+    from sluice.pipelines.positions import out_of_range
+
+    lost = outlook.lost if outlook else ()
+    return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition)))
 
 
-def _partition(state: State, key: Key, committed: int | None, end: int | None) -> PartitionStatus:
+def _partition(found: _Found, key: Key) -> PartitionStatus:
+    state, p, committed = found.state, found.partitions.get(key), found.committed.get(key)
+    end = p.stable_end if p else None
     if key not in state.origins:
         return PartitionStatus(key, None, None, committed, end, ())
     frontier = state.frontier(key)
     above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
-    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above)
+    age = found.outlook.ages().get(key) if found.outlook else None
+    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age)
 
 
 # -- for people
@@ -171,36 +202,47 @@ def _partition(state: State, key: Key, committed: int | None, end: int | None) -
 def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableType]:
     if not found:
         return [Text("no feeds")]
-    rows = [
-        (
-            f.feed,
-            windows.strip(f.windows[-_STRIP:], fancy=terminal.fancy),
-            count(f.lag),
-            count(f.uncommitted),
-            _batch(f.last, brief=terminal.width < _WIDE),
-            _state(f),
-        )
-        for f in found
-    ]
-    names = ("feed", "windows", "lag", "uncommitted", "last batch", "")
+    names = ("feed", "windows", "lag", "behind", "uncommitted", "last batch", "")
+    wide = terminal.width >= _WIDE
+    shown = [True] * 4 + [wide or any(f.uncommitted for f in found)] + [True] * 2
+    rows = [[c for c, keep in zip(_row(f, terminal), shown, strict=True) if keep] for f in found]
+    columns = [n for n, keep in zip(names, shown, strict=True) if keep]
     every = [w for f in found for w in f.windows[-_STRIP:]]
     legend = [Text(), windows.legend(every, fancy=terminal.fancy)] if every else []
-    return [table(names, rows, right="lag uncommitted"), *legend]
+    return [*_alarms(found), table(columns, rows, right="lag behind uncommitted"), *legend]
 
 
 _STRIP = 24
 """Windows of each feed in the overview."""
-_WIDE = 110
-"""Columns from which on the overview says when the last batch was."""
+_WIDE = 120
+"""Columns from which on the overview says more of the last batch."""
+
+
+def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
+    age = f.outlook.age if f.outlook else None
+    strip = windows.strip(f.windows[-_STRIP:], fancy=terminal.fancy)
+    last = _batch(f.last, brief=terminal.width < _WIDE)
+    return f.feed, strip, count(f.lag), outlooks.short(age), count(f.uncommitted), last, _state(f)
+
+
+def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
+    """What is lost or about to be, of whichever feed."""
+    lines = [line for f in found if f.outlook for line in outlooks.alarms(f.feed, f.outlook, f.losses, told=1)]
+    yield from (*lines, Text()) if lines else ()
 
 
 def _state(status: FeedStatus) -> Text:
+    outlook = status.outlook
     if status.error:
         return warn(status.error.message.splitlines()[0])
+    if outlook and (status.losses or outlook.at_risk):
+        return bad("lost records") if status.losses else warn("at risk")
     if status.live:
         return Text(f"{many(len(status.live), 'batch', 'batches')} at work", style="cyan")
     if status.last is None:
         return Text("never run", style="dim")
+    if outlook and outlook.lag and outlook.eta is not None:
+        return Text(f"{show_about(outlook.eta)} to land")
     return good("caught up") if status.lag == 0 else Text("")
 
 
@@ -217,23 +259,23 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     rows = [
         (
             *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            outlooks.short(p.age) if p.lag else "",
             _above(p.holes),
         )
         for p in status.partitions
     ]
-    names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "")
-    out: list[RenderableType] = [
-        heading(status.feed, f"lag {count(status.lag)} offsets"),
-        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag"),
+    names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "behind", "")
+    outlook = status.outlook
+    out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, outlook.age if outlook else None))]
+    if outlook:
+        out += [*outlooks.alarms(status.feed, outlook, status.losses)]
+    out += [
+        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
         facts(
+            *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
-            *(
-                (
-                    "live batch",
-                    f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}",
-                )
-                for b in status.live
-            ),
+            *(("live batch", _at_work(b, status.beats.get(b.id))) for b in status.live),
+            *(outlooks.forgotten(outlook) if outlook else ()),
         ),
     ]
     if status.windows:
@@ -241,6 +283,11 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
+
+
+def _at_work(b: Batch, beat: int | None) -> str:
+    heard = "no sign of life" if beat is None else f"last beat {show_about(beat)} ago"
+    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {heard}"
 
 
 def _above(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -282,16 +329,27 @@ def document(status: FeedStatus) -> dict[str, Any]:
                 "committed": p.committed,
                 "stable_end": p.end,
                 "lag": p.lag,
+                "lag_seconds": _age(p),
                 "landed_above_frontier": ranges(p.holes),
             }
             for p in status.partitions
         ],
         "window": show_duration(status.length),
         "windows": [windows.document(w) for w in status.windows],
-        "live_batches": [_batch_document(b) for b in status.live],
+        "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
+        "live_batches": [_batch_document(b) | {"beat_seconds": _beat(status, b)} for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,
     }
+
+
+def _age(p: PartitionStatus) -> float | None:
+    return 0.0 if p.lag == 0 else None if p.age is None else p.age / 1000
+
+
+def _beat(status: FeedStatus, b: Batch) -> float | None:
+    """How long ago the owner was heard of, in seconds."""
+    return status.beats[b.id] / 1000 if b.id in status.beats else None
 
 
 def _batch_document(b: Batch) -> dict[str, Any]:

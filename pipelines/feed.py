@@ -35,6 +35,7 @@ from sluice.pipelines.values import Isolation
 from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
 
 __all__ = [
+    "Alerts",
     "CommitMode",
     "CompactionSettings",
     "Compression",
@@ -207,6 +208,22 @@ class Policies(Settings):
     quarantine_limit: QuarantineLimit = QuarantineLimit()
 
 
+class Alerts(Settings):
+    """From when on the sensor speaks up, in ms. `lag`: how old the oldest record that is owed may be; without it, two
+    windows and what they settle. `partial`: how long after it closed a window may be landed in part. `transaction`: how
+    long ago one that holds records back was last written to. `retention`: how long before Kafka deletes what is owed.
+    """
+
+    lag: Duration | None = None
+    partial: Duration = 6 * 3_600_000
+    transaction: Duration = 15 * 60_000
+    retention: Duration = 24 * 3_600_000
+
+    def late(self, window: WindowSettings) -> int:
+        """The lag that is told of."""
+        return 2 * window.length + window.settle if self.lag is None else self.lag
+
+
 _FETCH = FetchLimits()
 
 
@@ -313,6 +330,7 @@ class Feed(Settings):
     compaction: CompactionSettings = CompactionSettings()
     limits: Limits = Limits()
     policies: Policies = Policies()
+    alerts: Alerts = Alerts()
     fetch: FetchSettings = FetchSettings()
     spark: SparkSettings = SparkSettings()
 

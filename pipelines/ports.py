@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
+from sluice.pipelines.configs import Configs
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.values import (
     CommittedOffset,
@@ -51,6 +52,10 @@ class Cluster(Protocol):
         """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation."""
         ...
 
+
+    def configs(self, topics: Iterable[str]) -> Configs:
+        """How long the topics keep records, and brokers offsets. It only explains: what may not be read is unknown."""
+        ...
 
 @dataclass(frozen=True, slots=True)
 class Fetched:

@@ -89,3 +89,15 @@ def parse_window(value: object) -> int:
 def show_window(ms: int) -> str:
     """A window's start, in UTC: `2026-11-20T14:00`. `parse_window` reads it back."""
     return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M")
+
+
+def show_about(ms: int) -> str:
+    """A span of time as people say it, in two units at most: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    seconds = max(ms, 0) // 1000
+    spoken = ((unit, divmod(seconds, length), lesser) for unit, length, lesser in _SPOKEN if seconds >= 2 * length)
+    unit, (whole, rest), (small, part) = next(spoken, ("s", (seconds, 0), ("", 1)))
+    return f"{whole} {unit}" + (f" {rest // part} {small}" if small and whole < 10 and rest >= part else "")
+
+
+_SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, ("", 1)))
+"""Units that are said from two of them on, in seconds, with the lesser one that is said beside them."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from sluice.pipelines.configs import Configs
 from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import (
@@ -95,6 +96,7 @@ class FakeCluster:
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         wanted = set(topics)
+    settings: Configs = field(default_factory=Configs)
         return tuple(s for tp, s in sorted(self.states.items()) if tp.topic in wanted)
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
@@ -115,6 +117,10 @@ class FakeGroup:
     others: list[Member] = field(default_factory=list)
     generation: int = 0
     epoch: int = 0
+    def configs(self, topics: Iterable[str]) -> Configs:
+        wanted = set(topics)
+        return Configs({t: c for t, c in self.settings.topics.items() if t in wanted}, self.settings.broker)
+
     joins: int = 0
     lose: str | None = None
     """`after`: the next commit takes effect and its answer is lost; `before`: it does not."""
@@ -181,6 +187,10 @@ class FakeLiveness:
     def is_dead(self, owner: Owner) -> bool:
         return owner.token in self.dead
 
+    beats: dict[str, int] = field(default_factory=dict)
+    """By token, when it was heard of last (ms)."""
+    known: list[Owner] = field(default_factory=list)
+    """Whose beats stand in the lake."""
     def looks_dead(self, owner: Owner) -> bool:
         return self.is_dead(owner)
 
@@ -193,6 +203,15 @@ def partition(topic: str = "orders", number: int = 0, **changes: object) -> Part
         "leader_epoch": 0,
         "log_start": 0,
         "stable_end": 100,
+    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
+        return {o.token: Verdict(self.is_dead(o), "so it was said") for o in owners}
+
+    def owners(self) -> tuple[Owner, ...]:
+        return tuple(self.known)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        return self.beats.get(owner.token)
+
         "high_watermark": 100,
         "log_bytes": None,
     } | changes

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
+from sluice.pipelines.configs import Configs
 from sluice.pipelines.errors import BrokerTooOld, SluiceError
 from sluice.pipelines.values import Isolation, OffsetAtTime, OpenTransaction, PartitionState, TopicPartition
 from sluice.resources.kafka import messages
@@ -107,7 +108,20 @@ class KafkaCluster:
             return {tp: replace(t, name=names.get(t.producer_id, "")) for tp, t in found.items()}
         return {}
 
+    def configs(self, topics: Iterable[str]) -> Configs:
+        """How long the topics keep records, and brokers offsets, in one request.
+
+        It only explains: rights that are missing leave topics, or the brokers' part, unknown.
+        """
+        with contextlib.suppress(SluiceError):
+            return self._wire.run("describing settings", self._configs, sorted(set(topics)))
+        return Configs()
+
     # -- on the background thread
+
+    async def _configs(self, topics: Sequence[str]) -> Configs:
+        broker = min((await self._wire.layout(())).brokers)
+        return messages.read_configs(await self._wire.send(broker, messages.ask_configs(topics, broker)))
 
     async def _names(self, producers: set[int]) -> dict[int, str]:
         """Transactional ids of the producers, of all brokers that tell."""

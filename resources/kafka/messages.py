@@ -20,10 +20,16 @@ from kafka.errors import (
     LeaderNotAvailableError,
     UnknownTopicOrPartitionError,
 )
-from kafka.protocol.admin import DescribeLogDirsRequest, DescribeProducersRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DescribeConfigsRequest,
+    DescribeLogDirsRequest,
+    DescribeProducersRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
 from sluice.pipelines.values import Isolation, OpenTransaction, TopicPartition
 from sluice.resources.kafka.failures import error_of
 
@@ -222,6 +228,53 @@ def ask_transactions(producers: Iterable[int]) -> Any:
 def read_names(response: Any) -> dict[int, str]:
     """Transactional ids by producer id."""
     return {t.producer_id: t.transactional_id for t in response.transaction_states}
+
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+_TOPIC, _BROKER = 2, 4
+_TOPIC_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes")
+_OFFSETS_MINUTES = "offsets.retention.minutes"
+_ID_EXPIRATION, _MAX_TIMEOUT = "transactional.id.expiration.ms", "transaction.max.timeout.ms"
+
+
+def ask_configs(topics: Iterable[str], broker: int) -> Any:
+    """The topics' settings and those of `broker`, which alone can answer for itself."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    wanted = [resource(resource_type=_TOPIC, resource_name=t, configuration_keys=list(_TOPIC_KEYS)) for t in topics]
+    keys = [_OFFSETS_MINUTES, _ID_EXPIRATION, _MAX_TIMEOUT]
+    wanted.append(resource(resource_type=_BROKER, resource_name=str(broker), configuration_keys=keys))
+    return DescribeConfigsRequest(resources=wanted)
+
+
+def read_configs(response: Any) -> Configs:
+    """What may be described; the rest is left out."""
+    topics, broker = {}, BrokerConfig()
+    for result in response.results:
+        said = {c.name: c.value or "" for c in result.configs}
+        if result.error_code == 0 and result.resource_type == _TOPIC:
+            topics[result.resource_name] = _topic_config(said)
+        elif result.error_code == 0:
+            broker = _broker_config(said)
+    return Configs(topics, broker)
+
+
+def _topic_config(said: Mapping[str, str]) -> TopicConfig:
+    policies = {p.strip() for p in said.get("cleanup.policy", "").split(",")}
+    bounds = _bound(said, "retention.ms"), _bound(said, "retention.bytes")
+    return TopicConfig(*bounds, deletes="delete" in policies, compacts="compact" in policies)
+
+
+def _broker_config(said: Mapping[str, str]) -> BrokerConfig:
+    minutes = _bound(said, _OFFSETS_MINUTES)
+    retention = None if minutes is None else minutes * 60_000
+    return BrokerConfig(retention, _bound(said, _ID_EXPIRATION), _bound(said, _MAX_TIMEOUT))
+
+
+def _bound(said: Mapping[str, str], key: str) -> int | None:
+    """A number of ms or bytes; Kafka's -1, and what is none, is no bound."""
+    value = said.get(key, "")
+    return int(value) if value.isascii() and value.isdigit() else None
 
 
 # -- records ------------------------------------------------------------------------------------------------------

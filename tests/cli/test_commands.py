@@ -142,7 +142,7 @@ def test_status_by_feed_and_by_partition(world: World, tell: Tell) -> None:
         (100, 100, 100, 0),
     ]
     assert feed["last_batch"]["rows"] == 200
-    assert "lag 50" in told.text
+    assert "50 offsets behind, the oldest " in told.text
 
 
 def test_status_goes_on_without_kafka(world: World, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,136 @@
+"""What is about to happen to a feed, in words and for programs: what is at risk first, then how fast it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from sluice.cli.terminal import bad, count, many, warn
+from sluice.pipelines.forecast import DAY, AtRisk
+from sluice.pipelines.units import show_about, show_instant
+
+if TYPE_CHECKING:
+    from sluice.pipelines.errors import SluiceError
+    from sluice.pipelines.outlook import Outlook
+
+_TOLD = 5
+"""Partitions that are named; of the rest it is said how many they are."""
+
+
+# -- for people
+
+
+def alarms(feed: str, outlook: Outlook, losses: Sequence[SluiceError], told: int = _TOLD) -> Iterator[Text]:
+    """What is lost, and what will be unless it lands soon, each with the command to run."""
+    for error in losses[:told]:
+        yield bad(error.message)
+    if losses:
+        yield from _more(len(losses) - told, "lost something too")
+        yield _remedy(losses[0].remedy)
+    for risk in outlook.at_risk[:told]:
+        yield warn(risk.describe(outlook.now))
+    if outlook.at_risk:
+        yield from _more(len(outlook.at_risk) - told, "are at risk too")
+        yield _remedy(f"{_in_time(outlook)}: sluice run {feed}")
+
+
+def _in_time(outlook: Outlook) -> str:
+    """Whether landing comes before deletion."""
+    left = outlook.at_risk[0].at - outlook.now
+    if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(left, 0)):
+        return "land it now, and give it more machines: it takes longer than is left"
+    return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
+
+
+def _more(number: int, do: str) -> Iterator[Text]:
+    if number > 0:
+        yield Text(f"  {many(number, 'partition')} more {do}", style="dim")
+
+
+def _remedy(text: str) -> Text:
+    return Text.assemble(("  → ", "bold"), text)
+
+
+def behind(lag: int | None, age: int | None) -> str:
+    """`780 offsets behind, the oldest 2 h 10 min old`."""
+    if lag is None:
+        return "lag not known"
+    if lag == 0:
+        return "caught up"
+    return f"{many(lag, 'offset')} behind" + ("" if age is None else f", the oldest {show_about(age)} old")
+
+
+def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:
+    """How fast it lands and how fast it grows, and when it will have caught up."""
+    rates = [
+        *([f"{_rate(outlook.landing)} land while a batch is at work"] if outlook.landing else []),
+        *([f"{_rate(outlook.production)} are produced"] if outlook.production is not None else []),
+    ]
+    if rates:
+        yield "rates", "; ".join(rates)
+    if outlook.falls_behind:
+        yield "caught up", "never, at these rates: give it more machines, or longer windows"
+    elif outlook.lag and outlook.eta is not None:
+        yield "caught up", f"after about {show_about(outlook.eta)} of landing"
+
+
+def _rate(offsets: float | None) -> str:
+    if offsets is None:
+        return "–"
+    return f"{offsets:,.0f} offsets/s" if offsets >= 10 or offsets == 0 else f"{offsets:.2g} offsets/s"
+
+
+def forgotten(outlook: Outlook) -> Iterator[tuple[str, str]]:
+    """What Kafka will soon forget, or thin out."""
+    for expiry in outlook.expiries:
+        if expiry.at < outlook.now + DAY:
+            yield "Kafka forgets", f"{expiry.describe(outlook.now)}. Nothing to do: the ledger has it"
+    if outlook.compacted:
+        topics = ", ".join(outlook.compacted[:3]) + (" …" if len(outlook.compacted) > 3 else "")
+        yield "compacted", f"{topics}: of records of one key Kafka may keep the newest alone, landed or not"
+
+
+def short(age: int | None) -> str:
+    """An age in a table."""
+    return "–" if age is None else show_about(age) if age else ""
+
+
+def offsets(lag: int | None) -> str:
+    return count(lag)
+
+
+# -- for programs
+
+
+def document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
+    return {
+        "lag_seconds": _seconds(outlook.age),
+        "offsets_per_second": {"landing": _round(outlook.landing), "production": _round(outlook.production)},
+        "catch_up_seconds": _seconds(outlook.eta),
+        "falls_behind": outlook.falls_behind,
+        "lost": [e.fields() for e in losses],
+        "at_risk": [_at_risk(r, outlook.now) for r in outlook.at_risk],
+        "expires": [{"what": e.what, "at": show_instant(e.at), "setting": e.why} for e in outlook.expiries],
+        "compacted": list(outlook.compacted),
+    }
+
+
+def _at_risk(r: AtRisk, now: int) -> dict[str, Any]:
+    return {
+        "topic": r.key.topic,
+        "partition": r.key.partition,
+        "range": list(r.range),
+        "deleted_from": show_instant(r.at),
+        "seconds_left": max(0, r.at - now) // 1000,
+        "setting": r.why,
+    }
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _round(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 3)

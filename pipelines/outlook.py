@@ -1,0 +1,127 @@
+"""A feed's outlook: Kafka and the ledger asked for what a forecast rests on, in a handful of requests.
+
+    owed → stamps of what is owed → rates → settings of topics and brokers → what is at risk
+
+Touches nothing. What the cluster may not be asked is unknown, never an error; Kafka away is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.pipelines import ages, forecast
+from sluice.pipelines.feed import CommitMode, Feed
+from sluice.pipelines.forecast import AtRisk, Deletion, Expiry, Owed, Work
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.values import Key, PartitionState
+
+RECENT = 5
+"""Published batches that the landing rate is told from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One feed at `now` (ms). Rates are offsets a second, None where nothing tells them; `eta` (ms) is how long runs
+    one after another take to catch up, None where that is not known, or never.
+    """
+
+    now: int
+    owed: tuple[Owed, ...] = ()
+    lag: int = 0
+    landing: float | None = None
+    production: float | None = None
+    eta: int | None = None
+    at_risk: tuple[AtRisk, ...] = ()
+    expiries: tuple[Expiry, ...] = ()
+    compacted: tuple[str, ...] = ()
+    """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
+
+    @property
+    def lost(self) -> tuple[Owed, ...]:
+        """Partitions of which something owed is gone from Kafka."""
+        return tuple(o for o in self.owed if o.lost)
+
+    @property
+    def since(self) -> int | None:
+        """When the oldest record that is owed was stamped (ms), where that is known."""
+        return min((o.since for o in self.owed if o.since is not None), default=None)
+
+    @property
+    def age(self) -> int | None:
+        """How old (ms) that record is; 0 when nothing is owed."""
+        if not self.owed:
+            return 0
+        return None if self.since is None else max(0, self.now - self.since)
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether more is produced than lands, as far as that is known."""
+        return bool(self.landing and self.production and self.production >= self.landing)
+
+    def ages(self) -> dict[Key, int]:
+        """How old (ms) the oldest owed record of each partition is, where that is known."""
+        return {o.key: max(0, self.now - o.since) for o in self.owed if o.since is not None}
+
+
+def look_ahead(
+    feed: Feed, ledger: Ledger, state: State, cluster: Cluster, partitions: Mapping[Key, PartitionState], now: int
+) -> Outlook:
+    """What is about to happen to the feed, whose partitions stand like this.
+
+    Raises KafkaUnavailable, LakeUnavailable.
+    """
+    owed = _stamped(cluster, state, forecast.owed(state, partitions), now)
+    rates = {
+        k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
+    }
+    lag = sum(max(0, p.stable_end - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
+    landing, produced = forecast.landing(_work(ledger, state)), sum(rates.values()) if rates else None
+    eta = forecast.eta(lag, landing, produced)
+    configs = cluster.configs({p.topic for p in partitions.values()})
+    notice = feed.alerts.retention
+    due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
+    transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
+    return Outlook(
+        now=now,
+        owed=owed,
+        lag=lag,
+        landing=landing,
+        production=produced,
+        eta=eta,
+        at_risk=_bounded(cluster, due),
+        expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
+        compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
+    )
+
+
+def _stamped(cluster: Cluster, state: State, owed: Sequence[Owed], now: int) -> tuple[Owed, ...]:
+    first = {o.key: o.held[0].start for o in owed if o.held}
+    found = ages.stamps(cluster, state, first, now) if first else {}
+    return tuple(replace(o, since=found.get(o.key)) for o in owed)
+
+
+def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
+    """Where what is at risk ends, all asked at once; what goes first comes first."""
+    times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
+    ends = cluster.offsets_at(times) if times else {}
+    hits = ((d, ends.get(d.owed.key.tp)) for d in due)
+    return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
+
+
+def _work(ledger: Ledger, state: State) -> list[Work]:
+    """The newest published batches, from plan to publish."""
+    recent = [b for b in state.batches.values() if b.published is not None][-RECENT:]
+    entries = ((b, ledger.entry(b.published)) for b in recent if b.published is not None)
+    return [
+        Work(sum(r.slice.span for r in e.receipts if not r.adopted), max(e.at - b.planned_at, 1))
+        for b, e in entries
+        if isinstance(e, PublishEntry)
+    ]
+
+
+def _committed_at(ledger: Ledger, state: State) -> int | None:
+    """When (ms) offsets were last written, by the intent that announced it."""
+    return ledger.entry(state.last_mark).at if state.last_mark >= 0 else None

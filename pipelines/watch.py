@@ -1,0 +1,231 @@
+"""What somebody should look at: new topics, a recreated one, lag, a transaction that hangs, windows that stay partial,
+records that retention takes. Each finding has its way out in its text.
+
+One Kafka is asked once for all feeds that read it (`view`), then each feed is looked at by its ledger (`watch`).
+Nothing is touched, and a feed that never ran has no findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from sluice.pipelines import positions as pos
+from sluice.pipelines import strip, windows
+from sluice.pipelines.configs import BrokerConfig
+from sluice.pipelines.errors import SluiceError, UnknownTopic
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.outlook import Outlook, look_ahead
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.standing import Standing, WindowStanding
+from sluice.pipelines.topics import match
+from sluice.pipelines.units import show_about, show_duration, show_window
+from sluice.pipelines.values import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
+
+T = TypeVar("T")
+
+WINDOWS = 20
+"""Windows that stay partial of which one is told; the oldest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`about` tells findings of a feed apart, and stays the same while one lasts.
+
+    `severe`: records are or will be lost, or nothing lands any more.
+    """
+
+    about: str
+    text: str
+    remedy: str
+    severe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One feed: what was found, the severe ones first, and its outlook (None: it never ran, or another Kafka)."""
+
+    findings: tuple[Finding, ...]
+    outlook: Outlook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One Kafka at one moment, for every feed that reads it; partitions as under read_committed."""
+
+    cluster_id: str
+    topics: Mapping[str, str]
+    partitions: Mapping[str, Sequence[PartitionState]]
+    holders: Mapping[TopicPartition, OpenTransaction]
+
+
+def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
+    """What the feeds need to know of their Kafka. Raises KafkaUnavailable and the like."""
+    topics = cluster.topics()
+    wanted = sorted({t for f in feeds for t in _matched(f, topics)[0]})
+    found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
+    for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
+        found[p.topic].append(p)
+    held = [p.tp for ps in found.values() for p in ps if p.stable_end < p.high_watermark]
+    return View(cluster.cluster_id(), topics, found, cluster.open_transactions(held) if held else {})
+
+
+def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> Watched:
+    """What is to be told of one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
+    state = ledger.read()
+    if not state.origins:
+        return Watched(())
+    try:
+        pos.check_cluster(state, seen.cluster_id)
+    except SluiceError as error:
+        return Watched((Finding("cluster", error.message, error.remedy, severe=True),))
+    topics, gone = _matched(feed, seen.topics)
+    partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
+    changed = {r.tp: r.error for p in partitions if (r := pos.changed(state, p, {}))}
+    sound = {pos.key_of(state, p): p for p in partitions if p.tp not in changed}
+    outlook = look_ahead(feed, ledger, state, cluster, sound, now)
+    found = [
+        *(Finding("topics", e.message, e.remedy, severe=True) for e in gone),
+        *_changed(changed),
+        *_lost(outlook),
+        *_at_risk(feed, outlook),
+        *_late(feed, outlook),
+        *_held(feed, seen, sound, cluster, now),
+        *_partial(feed, ledger, state, sound, now),
+        *_new(feed, state, partitions),
+    ]
+    return Watched(tuple(sorted(found, key=lambda f: not f.severe)), outlook)
+
+
+def _matched(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
+    """The feed's topics that are there, and why others are not."""
+    try:
+        return match(feed.topics, available), ()
+    except UnknownTopic as error:
+        return tuple(sorted(set(feed.topics.names) & available.keys())), (error,)
+
+
+def _under(feed: Feed, p: PartitionState) -> PartitionState:
+    return p if feed.isolation is Isolation.READ_COMMITTED else replace(p, stable_end=p.high_watermark)
+
+
+# -- the log is another, or short of records
+
+
+def _changed(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
+    for topic, errors in _by(changed.values(), lambda e: e.topic or "").items():
+        more = f"; {len(errors) - 1} more partitions" if len(errors) > 1 else ""
+        yield Finding(f"changed {topic}", errors[0].message + more, errors[0].remedy, severe=True)
+
+
+def _lost(outlook: Outlook) -> Iterator[Finding]:
+    for topic, lost in _by(outlook.lost, lambda o: o.key.topic).items():
+        first = pos.out_of_range(lost[0].lost[0].start, lost[0].key, lost[0].partition)
+        more = f"; {len(lost) - 1} more partitions lost something too" if len(lost) > 1 else ""
+        if first is not None:
+            yield Finding(f"lost {topic}", first.message + more, first.remedy, severe=True)
+
+
+def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    for topic, risks in _by(outlook.at_risk, lambda r: r.key.topic).items():
+        more = f"; {len(risks) - 1} more partitions after it" if len(risks) > 1 else ""
+        said = f"{risks[0].describe(outlook.now)}{more}"
+        yield Finding(f"retention {topic}", said, f"land it before: sluice run {feed.name}", severe=True)
+
+
+# -- it is late
+
+
+def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
+    late = feed.alerts.late(feed.window)
+    if outlook.age is None or outlook.age <= late:
+        return
+    oldest = min((o for o in outlook.owed if o.since is not None), key=lambda o: o.since or 0)
+    pace = "; more is produced than lands" if outlook.falls_behind else ""
+    takes = "" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}"
+    yield Finding(
+        "lag",
+        f"the oldest record that is owed, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
+        f"{show_duration(late)}); {outlook.lag} offsets are behind{pace}",
+        f"catch up: sluice run {feed.name}{takes}; see that its schedule is on and its runs succeed",
+    )
+
+
+def _held(feed: Feed, seen: View, sound: Mapping[Key, PartitionState], cluster: Cluster, now: int) -> Iterator[Finding]:
+    """Transactions that keep records from being stable, and that nobody has written to for long."""
+    hanging = {
+        p.tp: held
+        for p in sound.values()
+        if p.stable_end < p.high_watermark and (held := seen.holders.get(p.tp)) and _is_old(feed, held, now)
+    }
+    limit = cluster.configs(()).broker if hanging else BrokerConfig()
+    for producer, tps in _by(hanging, lambda tp: str(hanging[tp].producer_id)).items():
+        held, more = hanging[tps[0]], f" and {len(tps) - 1} more partitions" if len(tps) > 1 else ""
+        text = f"{held} holds {tps[0]}{more} at offset {held.start}: no window that reaches beyond it can land"
+        abort = (
+            f"kafka-transactions.sh --bootstrap-server {feed.kafka.bootstrap} abort "
+            f"--topic {tps[0].topic} --partition {tps[0].partition} --start-offset {held.start}"
+        )
+        yield Finding(f"transaction {producer} {tps[0]}", text, f"{_waits(held, limit, now)}: {abort}")
+
+
+def _is_old(feed: Feed, held: OpenTransaction, now: int) -> bool:
+    return held.last_written >= 0 and now - held.last_written > feed.alerts.transaction
+
+
+def _waits(held: OpenTransaction, broker: BrokerConfig, now: int) -> str:
+    limit = broker.transaction_max_timeout
+    if limit is None:
+        return "end its producer; where nobody ends the transaction, abort it"
+    if now - held.last_written > limit:
+        return f"it hangs: no transaction may last longer than {show_duration(limit)} here. Abort it"
+    return f"its coordinator ends it within {show_about(limit)} of its begin; not to wait for that"
+
+
+def _partial(
+    feed: Feed, ledger: Ledger, state: State, sound: Mapping[Key, PartitionState], now: int
+) -> Iterator[Finding]:
+    """The oldest windows that closed long ago and of which only a part has landed."""
+    closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
+    late = [w for w in windows.owed(state, feed.window, now) if w <= closed]
+    ends = {k: p.stable_end for k, p in sound.items()}
+    known = strip.seen(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
+    found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
+    partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)][:WINDOWS]
+    for s in partial[:1]:
+        name, more = show_window(s.window), f"; {len(partial) - 1} more windows" if len(partial) > 1 else ""
+        since = show_about(now - s.window - feed.window.length)
+        text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{more}"
+        remedy = f"sluice status {feed.name} says why; then sluice run {feed.name} --window {name}"
+        yield Finding("partial", text, remedy)
+
+
+def _owing(s: WindowStanding) -> str:
+    first = s.owes[0]
+    ranges = "its end is not resolved" if not first.ranges else f"owes {first.ranges[0]}"
+    return f"{first.key} {ranges}" + (f", and {len(s.owes) - 1} more partitions" if len(s.owes) > 1 else "")
+
+
+# -- there is more to read
+
+
+def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iterator[Finding]:
+    known = {tp.topic for tp in state.current}
+    new = _by((p for p in partitions if p.tp not in state.current), lambda p: p.topic)
+    for topic, found in new.items():
+        run = f"the next run reads them: sluice run {feed.name}"
+        if topic in known:
+            numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
+            yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
+        else:
+            text = f"{topic} is new and matches `{feed.topics}` ({len(found)} partitions)"
+            yield Finding(f"topic {topic}", text, f"{run}; then reload definitions to see the topic in the graph")
+
+
+def _by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(name(item), []).append(item)
+    return found
