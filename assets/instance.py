@@ -1,16 +1,20 @@
 """The project's Dagster instance: a local folder, unless DAGSTER_HOME names another.
 
 Promises: telemetry is off; what stands in the folder is never overwritten; runs whose process died without a word
-are found by the lock that it held, and marked as failed by whoever comes next.
+are found by the lock that it held, and marked as failed by whoever comes next. What Dagster knows of a run's end is
+evidence for who wants to take its batch over.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import dagster as dg
 from dagster._core.execution.compute_logs import redirect_to_file
@@ -23,6 +27,9 @@ from dagster._core.storage.local_compute_log_manager import (
 from dagster._serdes import ConfigurableClassData
 from dagster._utils import ensure_file, touch_file
 
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.ports import Liveness
+from sluice.pipelines.values import Owner, Verdict
 from sluice.resources.project import Project
 
 DAGSTER_YAML = """\
@@ -86,39 +93,131 @@ class QuietLogs(LocalComputeLogManager):
         touch_file(str(self.get_captured_local_path(log_key, "complete")))
 
 
+# -- whether a run's process lives
+
+
 @contextmanager
 def holding(home: Path, run: str) -> Iterator[None]:
-    """Hold the run's lock while the block runs; the system lets go of it however this process ends."""
+    """Hold the run's lock while the block runs; the system lets go of it however this process ends.
+
+    It is the run's process that holds it: once for the whole run, or step by step.
+    """
     path = _locks(home) / run
-    with path.open("w") as file:
+    fresh = path.with_name(f".{run}.{os.getpid()}")
+    with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        ours = _placed(fresh, path)
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            if ours:
+                path.unlink(missing_ok=True)
+
+
+def _placed(fresh: Path, path: Path) -> bool:
+    """Show the lock, which is held already: nobody ever sees it free. False where this run's process holds one."""
+    try:
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        return False
+    finally:
+        fresh.unlink()
+    return True
+
+
+def is_held(home: Path, run: str) -> bool | None:
+    """Whether a process holds the run's lock; False: it died with it; None: there is none."""
+    try:
+        with (_locks(home) / run).open("r+") as file:
+            return not _locked(file)
+    except FileNotFoundError:
+        return None
+
+
+def let_go(home: Path, run: str) -> None:
+    """Forget the lock of a run that has ended."""
+    (_locks(home) / run).unlink(missing_ok=True)
 
 
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
     """Mark as failed the runs whose lock nobody holds any more; their ids."""
-    return [path.name for path in sorted(_locks(home).iterdir()) if _bury(instance, path)]
+    held = sorted(p.name for p in _locks(home).iterdir() if not p.name.startswith("."))
+    return [run for run in held if is_held(home, run) is False and _bury(instance, home, run)]
 
 
-def _bury(instance: dg.DagsterInstance, path: Path) -> bool:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        run = instance.get_run_by_id(path.name)
-        dead = run is not None and not run.is_finished
-        if run is not None and dead:
-            instance.report_run_failed(run, "the process of this run ended without a word; the next run goes on")
-            instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-        path.unlink(missing_ok=True)
-        return dead
+def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
+    ended = end_run(instance, run, "the process of this run ended without a word; the next run goes on")
+    let_go(home, run)
+    return ended
+
+
+def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
+    """Mark a run as failed, or as canceled where somebody wanted that, and free its slots; False when it has ended."""
+    run = instance.get_run_by_id(run_id)
+    if run is None or run.is_finished:
+        return False
+    if run.status is dg.DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run, why)
+    else:
+        instance.report_run_failed(run, why)
+    instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+    return True
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether we got the lock; closing the file lets go of it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _locks(home: Path) -> Path:
     folder = home / "attended"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+# -- what Dagster knows
+
+
+@dataclass(frozen=True)
+class Informed:
+    """`ports.Liveness` that asks Dagster first: the owner whose run has ended is dead, whatever it still does.
+
+    A run that somebody else's instance knows is judged by its beat. Where Dagster is wrong, a run marked as failed
+    that goes on, its work is lost and nothing else: the ledger voids what it publishes after another took over.
+    """
+
+    liveness: Liveness
+    instance: dg.DagsterInstance
+
+    def beat(self, owner: Owner) -> AbstractContextManager[None]:
+        return self.liveness.beat(owner)
+
+    def is_dead(self, owner: Owner) -> bool:
+        return self.verdicts([owner])[owner.token].dead
+
+    def looks_dead(self, owner: Owner) -> bool:
+        return self._ended(owner) is not None or self.liveness.looks_dead(owner)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        return self.liveness.last_beat(owner)
+
+    def owners(self) -> tuple[Owner, ...]:
+        return self.liveness.owners()
+
+    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
+        asked = tuple(owners)
+        ended = {o.token: seen for o in asked if (seen := self._ended(o))}
+        return ended | dict(self.liveness.verdicts([o for o in asked if o.token not in ended]))
+
+    def _ended(self, owner: Owner) -> Verdict | None:
+        run = self.instance.get_run_by_id(owner.run) if owner.run else None
+        return Verdict(True, f"Dagster knows it as {run.status.value}") if run and run.is_finished else None
+
+
+def informed(edges: Edges, instance: dg.DagsterInstance) -> Edges:
+    """The edges, with Dagster's word on who is dead."""
+    return replace(edges, liveness=Informed(edges.liveness, instance))

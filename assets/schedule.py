@@ -74,11 +74,12 @@ def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]
 def _busy(instance: dg.DagsterInstance, feed: str, keys: Sequence[str]) -> set[str]:
     """Windows with a run under way or queued, by whatever job or backfill."""
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={_PARTITION: keys}))
-    return {r.tags[_PARTITION] for r in runs if landed_key(feed) in (r.asset_selection or ()) or _is_of(r, feed)}
+    return {r.tags[_PARTITION] for r in runs if is_of(r, feed)}
 
 
-def _is_of(run: dg.DagsterRun, feed: str) -> bool:
-    return run.tags.get(FEED_TAG) == feed
+def is_of(run: dg.DagsterRun, feed: str) -> bool:
+    """Whether the run is one of the feed's, by whatever job or backfill."""
+    return run.tags.get(FEED_TAG) == feed or landed_key(feed) in (run.asset_selection or ())
 
 
 def _failed(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:

@@ -16,6 +16,7 @@ import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets.feeds import read_feeds
+from sluice.assets.instance import holding, prepare_home
 from sluice.pipelines.batch import Edges, Landed
 from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
@@ -92,9 +93,13 @@ class Session:
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
-        """A step's body: its error is kept for the witness and told to Dagster with the remedy."""
+        """A step's body: its error is kept for the witness and told to Dagster with the remedy.
+
+        Meanwhile the run's lock is held, so that whoever finds it free knows that its process was killed.
+        """
         try:
-            yield
+            with holding(prepare_home(self.project), context.run.run_id):
+                yield
         except SluiceError as error:
             self.witness.error = error
             if isinstance(error, _AGAIN):

@@ -24,6 +24,7 @@ from sluice.pipelines.values import (
     Plan,
     Slice,
     TopicPartition,
+    Verdict,
 )
 
 
@@ -52,10 +53,10 @@ class Cluster(Protocol):
         """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation."""
         ...
 
-
     def configs(self, topics: Iterable[str]) -> Configs:
         """How long the topics keep records, and brokers offsets. It only explains: what may not be read is unknown."""
         ...
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -190,6 +191,17 @@ class Lake(Protocol):
         """Idempotent."""
         ...
 
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Writes below the folder that have not ended, and for how long (ms) each has stood still.
+
+        Nothing else shows them. A killed process leaves them behind; their names are for `discard` alone.
+        """
+        ...
+
+    def discard(self, name: str) -> None:
+        """Do away with a write that `unfinished` named: if it goes on after all, it fails. Idempotent."""
+        ...
+
     def locate(self, path: str) -> str:
         """The address by which other tools read it (an absolute path or s3:// URI)."""
         ...
@@ -228,6 +240,18 @@ class Liveness(Protocol):
 
     def looks_dead(self, owner: Owner) -> bool:
         """True with evidence that is there at once; False while only watching would tell."""
+        ...
+
+    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
+        """By token, who of them is dead, and by what evidence. All suspects are watched at once."""
+        ...
+
+    def owners(self) -> tuple[Owner, ...]:
+        """Everybody of whom there is a sign of life, at work or killed."""
+        ...
+
+    def last_beat(self, owner: Owner) -> int | None:
+        """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
         ...
 
 

@@ -189,10 +189,10 @@ def command(feed: str, asked: Request) -> str:
 def _rolled_forward(place: Place) -> Iterator[Found]:
     done = roll_forward(place.ledger, place.lake, place.feed)
     if done.shown:
-        text = f"{_many(len(done.shown), 'published file')} not visible yet"
+        text = f"{many(len(done.shown), 'published file')} not visible yet"
         yield Found(Kind.SHOWN, text, "made visible", items=done.shown)
     if done.hidden:
-        text = f"{_many(len(done.hidden), 'file')} that another batch replaced, still visible"
+        text = f"{many(len(done.hidden), 'file')} that another batch replaced, still visible"
         yield Found(Kind.HIDDEN, text, "removed", items=done.hidden)
     state = place.ledger.read()
     for batch in done.cleaned:
@@ -207,7 +207,7 @@ def _replaced(place: Place) -> Iterator[Found]:
     for path in gone:
         place.lake.remove(path)
     if gone:
-        text = f"{_many(len(gone), 'file')} that the ledger replaced or retired, still visible"
+        text = f"{many(len(gone), 'file')} that the ledger replaced or retired, still visible"
         yield Found(Kind.HIDDEN, text, "removed", items=gone)
 
 
@@ -215,7 +215,7 @@ def _manifests(place: Place) -> Iterator[Found]:
     done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
     if done:
         names = tuple(map(show_window, done))
-        text = f"{_many(len(done), 'complete window')} without manifest, {_ends(names)}"
+        text = f"{many(len(done), 'complete window')} without manifest, {ends(names)}"
         yield Found(Kind.MANIFEST, text, "written", items=names)
 
 
@@ -226,13 +226,13 @@ def _strangers(place: Place) -> Iterator[Found]:
     parts = [p for r in live_receipts(place.ledger, state) for p in r.parts]
     nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
     if nobodys:
-        text = f"{_many(len(nobodys), 'file')} of which the ledger knows nothing: {_ends(nobodys)}"
+        text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "whoever reads the folder counts their rows: look where they come from, and move them away by hand"
         yield Found(Kind.STRANGER, text, remedy=remedy, items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
     replaced = place.ledger.read().replaced if lacking else ()
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
-        text = f"{_many(len(missing), 'published file')} missing: {_ends(missing)}"
+        text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
         remedy = f"restore them from a backup, or land their offsets anew: `sluice audit {place.feed}` names them"
         yield Found(Kind.MISSING, text, remedy=remedy, items=missing)
 
@@ -257,7 +257,7 @@ def _orphans(place: Place) -> Iterator[Found]:
             staged.setdefault(batch, []).append(path)
     state = place.ledger.read()
     for batch in sorted(staged.keys() - state.batches.keys()):
-        text = f"staging of batch {batch}, {_many(len(staged[batch]), 'file')}, "
+        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, "
         if batch >= state.number:
             remedy = "if this lake was restored from a backup, its newest entries are lost; else remove that folder"
             text += f"which is newer than the ledger ({state.number} entries)"
@@ -277,7 +277,7 @@ def _unfinished(place: Place) -> Iterator[Found]:
     for name in done:
         place.lake.discard(name)
     if done:
-        text = f"{_many(len(done), 'write')} that a killed process never ended: {_ends(done)}"
+        text = f"{many(len(done), 'write')} that a killed process never ended: {ends(done)}"
         yield Found(Kind.UNFINISHED, text, "removed", items=done)
 
 
@@ -300,12 +300,13 @@ def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Ite
 # -- words
 
 
-def _many(n: int, thing: str) -> str:
-    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+def many(n: int, thing: str, things: str = "") -> str:
+    """`1 file`, `3 files`."""
+    return f"{n:,} {thing if n == 1 else things or f'{thing}s'}"
 
 
-def _ends(names: Collection[str]) -> str:
-    """The first of them, and the last."""
+def ends(names: Collection[str]) -> str:
+    """The first of some names, and the last."""
     first, *rest = names
     return f"{first} … {rest[-1]}" if rest else first
 

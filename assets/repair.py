@@ -1,0 +1,72 @@
+"""Dagster's event log beside the ledger: what it was not told is told, and what it shows without ground is named.
+
+The ledger is right. An event log may know less: a run ended between publishing and telling, or the instance is a fresh
+one. Or it may know more: the lake was restored from a backup, or is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from sluice.assets import evidence
+from sluice.assets.books import Books
+from sluice.assets.evidence import landed_key, outputs, quarantined_key
+from sluice.pipelines.repair import Found, Kind, ends, many
+from sluice.pipelines.units import parse_window, show_window
+
+
+def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[Found]:
+    """Tell Dagster what it does not know of the feed, and name what it alone knows. Idempotent."""
+    yield from _untold(instance, books, dry_run)
+    yield from _overtold(instance, books)
+
+
+def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[Found]:
+    key = landed_key(books.feed.name)
+    batches = [str(b.id) for b in evidence.untold_batches(instance, books)]
+    windows = {key: evidence.untold_windows(instance, books, key) for key in outputs(books.feed)}
+    if not dry_run:
+        evidence.roll_forward(instance, books)
+        _tell_quarantined(instance, books, windows.get(quarantined_key(books.feed.name), set()) - windows[key])
+    if batches:
+        text = f"{many(len(batches), 'published batch', 'published batches')} that Dagster's event log does not hold"
+        yield Found(Kind.UNTOLD, text, "recorded", items=tuple(batches))
+    if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
+        text = f"{many(len(names), 'complete window')} not shown in Dagster, {ends(names)}"
+        yield Found(Kind.UNTOLD, text, "recorded", items=names)
+
+
+def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
+    """Windows whose landed rows were told of, and a run ended before their quarantine was."""
+    key = quarantined_key(books.feed.name)
+    for event in evidence.told(books, (), windows, "rolled forward by `sluice repair`"):
+        if event.asset_key == key:
+            instance.report_runless_asset_event(event)
+
+
+def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[Found]:
+    """Partitions that are green without ground: of a window that the ledger does not hold complete."""
+    shown = instance.get_materialized_partitions(landed_key(books.feed.name))
+    windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
+    if windows:
+        names, name = tuple(map(show_window, windows)), books.feed.name
+        text = f"{many(len(names), 'window')} shown as landed in Dagster and owed by the ledger, {ends(names)}"
+        end = show_window(windows[-1] + books.feed.window.length)
+        remedy = (
+            f"land them: `sluice run {name} --from {names[0]} --to {end}`; or see whether this lake is the right one"
+        )
+        yield Found(Kind.OVERTOLD, text, remedy=remedy, items=names)
+
+
+def _stands(books: Books, window: int) -> bool:
+    """Also of windows that were of another length once, which the ledger cannot speak of by their names."""
+    return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
+
+
+def _window(text: str) -> int | None:
+    try:
+        return parse_window(text)
+    except ValueError:
+        return None

@@ -1,0 +1,143 @@
+"""Runs that Dagster shows as under way: which of them are dead, by what evidence; and ending those.
+
+Promises: a run is called dead by its lock, by its beat in the lake, by its process on this machine, or because none
+ever began. Ending it marks it as failed (canceled, where somebody wanted that), frees its slots and
+says so. No process is killed and no data touched: a run that goes on after all publishes nothing once another has its
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.storage.dagster_run import RunRecord
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.tags import PARTITION_NAME_TAG
+from dagster._time import get_current_timestamp
+
+from sluice.assets.instance import end_run, is_held, let_go
+from sluice.assets.schedule import is_of
+from sluice.pipelines.values import Verdict
+from sluice.resources.liveness import process_gone
+from sluice.resources.project import Project
+
+Status = dg.DagsterRunStatus
+BEGUN = (Status.NOT_STARTED, Status.STARTING, Status.STARTED, Status.CANCELING)
+"""What a killed run stays in. A queued one has no process yet, and waits for Dagster's daemon."""
+
+Beats = Callable[[Collection[str]], Mapping[str, Verdict]]
+"""What the lake's beats say of runs, by run id; nothing of a run that never beat, or ended in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A run that Dagster holds for begun and not ended. `verdict` is None where nothing says whether it lives."""
+
+    run: dg.DagsterRun
+    since: float
+    verdict: Verdict | None
+
+    @property
+    def id(self) -> str:
+        return self.run.run_id
+
+    @property
+    def window(self) -> str | None:
+        return self.run.tags.get(PARTITION_NAME_TAG)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.verdict is not None and self.verdict.dead
+
+
+def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed: str | None = None) -> list[UnderWay]:
+    """Every run that has begun and not ended, the oldest first; with `feed` those of that feed alone."""
+    records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
+    mine = [r for r in records if feed is None or is_of(r.dagster_run, feed)]
+    locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
+    beating = beats([run for run, seen in locks.items() if seen is None])
+    return [_judged(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
+
+
+def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
+    """End it in Dagster; the pools that this frees. Raises nothing when it has ended meanwhile."""
+    pools = _pools(instance, stuck.run)
+    why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
+    end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
+    let_go(project.dagster_home, stuck.id)
+    return pools
+
+
+def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """Free the slots of runs that have ended or are not known any more; those runs' ids."""
+    log = instance.event_log_storage
+    holding = sorted(log.get_concurrency_run_ids()) if log.supports_global_concurrency_limits else []
+    ended = [i for i in holding if (run := instance.get_run_by_id(i)) is None or run.is_finished]
+    for run_id in ended:
+        log.free_concurrency_slots_for_run(run_id)
+    return tuple(ended)
+
+
+def queued(instance: dg.DagsterInstance) -> int:
+    """Runs that wait for Dagster's daemon to let them go."""
+    return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
+
+
+# -- evidence
+
+
+def _by_lock(project: Project, run: str) -> Verdict | None:
+    held = is_held(project.dagster_home, run)
+    if held is None:
+        return None
+    return Verdict(False, "its process holds its lock") if held else Verdict(True, "its process is gone, its lock free")
+
+
+def _judged(instance: dg.DagsterInstance, record: RunRecord, seen: Verdict | None) -> UnderWay:
+    since = record.start_time or record.create_timestamp.timestamp()
+    return UnderWay(record.dagster_run, since, seen or _by_process(instance, record))
+
+
+def _by_process(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None:
+    """By the process that Dagster noted. It is one of this machine where runs are kept in a file of this machine."""
+    noted = next(_processes(instance, record.dagster_run.run_id), None)
+    if noted is None:
+        return _by_start(instance, record)
+    if not isinstance(instance.run_storage, SqliteRunStorage):
+        return None
+    pid, at = noted
+    gone = process_gone(pid, at)
+    return Verdict(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
+
+
+def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
+    """The processes that Dagster noted for the run, the newest first, and when it did (s since the epoch)."""
+    found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
+    for entry in (r.event_log_entry for r in found):
+        event = entry.dagster_event
+        noted = event.engine_event_data.metadata.get("pid") if event else None
+        if isinstance(noted, dg.TextMetadataValue) and (noted.text or "").isdigit():
+            yield int(noted.text or ""), entry.timestamp
+
+
+def _by_start(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None:
+    """A run that was launched and of which no process ever spoke: Dagster's own bound for that."""
+    bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
+    if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
+        return None
+    launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
+    age = get_current_timestamp() - (launched or record.create_timestamp.timestamp())
+    return Verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
+
+
+def _pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
+    """The pools that others cannot have while this run counts as under way."""
+    concurrency = run.run_op_concurrency
+    pools = set(concurrency.all_pools or ()) if concurrency else set()
+    log = instance.event_log_storage
+    if log.supports_global_concurrency_limits:
+        infos = log.get_concurrency_infos(sorted(log.get_concurrency_keys()))
+        pools |= {pool for pool, info in infos.items() if run.run_id in info.active_run_ids | info.pending_run_ids}
+    return tuple(sorted(pools))
