@@ -19,7 +19,7 @@ import typer
 
 from sluice.bench import cli as bench
 from sluice.cli import audit as audit_command
-from sluice.cli import demo, explain, feeds, files, kafka, peek, plan, produce, run, status, ui, wait
+from sluice.cli import demo, explain, feeds, files, groups, kafka, offsets, peek, plan, produce, run, status, ui, wait
 from sluice.cli.terminal import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 
@@ -34,7 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, plan, run, status, wait, files, audit_command, explain, peek, feeds, kafka, produce, ui, bench):
+_LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek)
+for module in (*_LANDING, offsets, groups, feeds, kafka, produce, ui, bench):
     module.register(app)
 
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
+    from sluice.pipelines.groups import Groups
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
@@ -83,6 +84,12 @@ class Session:
         from sluice.resources.edges import open_edges
 
         return open_edges(feed)
+
+    def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
+        """Every group of the feed's Kafka; no connection is opened before the first question."""
+        from sluice.resources.kafka.groups import KafkaGroups
+
+        return closing(KafkaGroups(feed.kafka))
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -19,10 +19,10 @@ FOLDERS = ("sluice", "pipelines", "resources", "assets", "cli", "bench")
 
 
 def modules_at_the_root() -> set[str]:
-    """Every module of ours as a wheel should name it."""
+    """Every module of ours, and the schemas of messages, as a wheel should name them."""
     found = set()
     for folder in FOLDERS:
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json")):
             inside = path.relative_to(ROOT).as_posix()
             found.add(inside if folder == "sluice" else f"sluice/{inside}")
     return found

@@ -1,0 +1,462 @@
+"""`sluice groups`: every consumer group of a feed's Kafka, who is in it, and who holds what the feed wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import count, facts, heading, safe, table, warn
+from sluice.pipelines.errors import UnknownTopic, UsageError
+from sluice.pipelines.groups import (
+    KINDS,
+    STATES,
+    Counting,
+    Expiry,
+    GroupMember,
+    GroupView,
+    ListedGroup,
+    expiry,
+    spelled,
+)
+from sluice.pipelines.ranges import Range, union
+from sluice.pipelines.units import show_duration, show_instant
+from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.ports import Cluster
+
+group = typer.Typer(help="The consumer groups of a feed's Kafka, whoever they belong to.", no_args_is_help=True)
+
+OfFeed = Annotated[str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)]
+SHOWN = 40
+"""Rows of a table for people; `--json` has all."""
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="groups")
+
+
+# -- list
+
+
+@command(group, name="list")
+def list_(session: Session, feed: OfFeed = None) -> None:
+    """Show every group of a Kafka: its state, its protocol, and the feed that commits for it.
+
+    Groups that this client may not describe are not among them.
+
+    $ sluice groups list
+    $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
+    """
+    found = session.feed(feed) if feed else _any(session)
+    with session.terminal.working("asking Kafka"), session.open_groups(found) as groups:
+        listed = groups.listed()
+    owners = owning(session, found)
+    session.terminal.show(*_list_view(listed, owners, found))
+    session.terminal.document(
+        {
+            "bootstrap": found.kafka.bootstrap,
+            "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
+            "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners)],
+        }
+    )
+
+
+def owning(session: Session, feed: Feed) -> dict[str, str]:
+    """The group of each feed that reads the same Kafka, with the feed's name."""
+    return {f.group: f.name for f in session.files.feeds.values() if f.kafka.bootstrap == feed.kafka.bootstrap}
+
+
+def _any(session: Session) -> Feed:
+    """Any feed, when all read one Kafka. Raises UsageError."""
+    feeds = list(session.files.feeds.values())
+    if len({f.kafka.bootstrap for f in feeds}) == 1:
+        return feeds[0]
+    why = "the feeds here read several Kafkas" if feeds else "no feed here says where Kafka is"
+    raise UsageError(f"{why}: it is not known which to ask", remedy="name a feed of that Kafka: --feed NAME")
+
+
+def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[tuple[str, str]]:
+    there = {g.name for g in listed}
+    return [(g, f) for g, f in sorted(owners.items()) if g not in there]
+
+
+def _list_view(listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed) -> list[RenderableType]:
+    rows: list[tuple[str | Text, ...]] = [
+        (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), f"broker {g.coordinator}") for g in listed
+    ]
+    missing = [(g, Text("not there yet", style="dim"), "", f, "") for g, f in _missing(listed, owners)]
+    names = ("group", "state", "protocol", "feed", "coordinator")
+    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {feed.kafka.bootstrap}")]
+    out += [table(names, [*rows, *missing])] if rows or missing else [Text("  none")]
+    newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
+    out += [Text(), facts(*((spelled(kind), KINDS[kind]) for kind in newer))] if newer else []
+    held = [g.name for g in listed if g.name in owners and g.state not in _FREE]
+    return [
+        *out,
+        *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in held),
+    ]
+
+
+_DESCRIBE = "sluice groups describe"
+_FREE = ("Empty", "Dead")
+_LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
+
+
+def _state(state: str) -> Text:
+    return Text(state or "–", style=_LOOKS.get(state, "yellow"))
+
+
+def _protocol(g: ListedGroup) -> str:
+    return (g.protocol_type or "–") if g.kind in ("", "classic") else spelled(g.kind)
+
+
+def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
+    return {
+        "group": g.name,
+        "state": g.state,
+        "kind": g.kind or None,
+        "protocol_type": g.protocol_type or None,
+        "coordinator": g.coordinator,
+        "feed": owner,
+    }
+
+
+# -- describe
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One partition that the group has an offset in, or a member. `end` is the high watermark, None if not told."""
+
+    tp: TopicPartition
+    committed: CommittedOffset | None
+    end: int | None
+    holder: GroupMember | None
+    wanted: bool
+    beside: str
+
+    @property
+    def lag(self) -> int | None:
+        """As Kafka's own tool counts: offsets from the committed one to the end of the log."""
+        return None if self.committed is None or self.end is None else max(0, self.end - self.committed.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A group, its offsets, and the feed that owns it; `strangers` are the members that are not of that feed."""
+
+    view: GroupView
+    feed: str | None
+    rows: tuple[Row, ...]
+    expiry: Expiry
+    strangers: tuple[GroupMember, ...]
+
+
+@command(group)
+def describe(
+    session: Session,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="Its name; else the group of --feed.", show_default=False)
+    ] = None,
+    feed: OfFeed = None,
+) -> None:
+    """Show one group: its members and what they hold, its committed offsets, and how long they last.
+
+    Lag is counted to the end of the log, as Kafka's own tools do; see sluice offsets show for the feed's side.
+
+    $ sluice groups describe --feed orders
+    $ sluice groups describe sluice-orders
+    $ sluice groups describe sluice-orders --json | jq '.members'
+    """
+    asked, wanted = _asked(session, name, feed)
+    with session.terminal.working("asking Kafka"):
+        found = look(session, asked, wanted)
+    session.terminal.show(*_view(found))
+    session.terminal.document(_document(found))
+
+
+def _asked(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
+    """The feed whose Kafka to ask, and the group. Raises UsageError."""
+    if feed:
+        of = session.feed(feed)
+        return of, name or of.group
+    feeds = list(session.files.feeds.values())
+    if name:
+        return next((f for f in feeds if f.group == name), None) or _any(session), name
+    if len(feeds) != 1:
+        raise UsageError("no group named", remedy="name one (see sluice groups list), or a feed: --feed NAME")
+    return feeds[0], feeds[0].group
+
+
+def look(session: Session, feed: Feed, name: str) -> Described:
+    """The group as its coordinator and its feed's ledger tell of it. Raises UsageError when there is none."""
+    owners = owning(session, feed)
+    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+        view = groups.view(name)
+        if not view.exists and name not in owners:
+            raise _unknown(name, (g.name for g in groups.listed()), owners)
+        committed = {} if view.kind == "share" else groups.committed(name)
+        held = [tp for m in view.members or () for tp in m.assignment or ()]
+        ends = log_ends(edges.cluster, [*committed, *held])
+        retention = edges.cluster.configs(()).broker.offsets_retention
+    books = Books.of(session, owners.get(name))
+    wanted = books.wanted(tp for tp in (*committed, *held))
+    rows = (
+        Row(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
+        for tp in sorted({*committed, *held})
+    )
+    lasts, others = expiry(view, retention, books.left), strangers(feed, view)
+    return Described(view, owners.get(name), tuple(rows), lasts, others)
+
+
+def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
+    """Members that are no run of the feed's: those a commit waits for, others it refuses to meet."""
+    from sluice.resources.kafka.settings import CLIENT_ID
+
+    ours = feed.kafka.client_id or CLIENT_ID
+    return tuple(m for m in view.members or () if m.client_id != ours)
+
+
+def _unknown(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
+    own = next((g for g, f in owners.items() if f == name), None)
+    if own:
+        return UsageError(f"no group {name}; the group of feed {name} is {own}", remedy=f"sluice groups describe {own}")
+    close = get_close_matches(name, list(names), n=3)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    return UsageError(f"there is no group {name}", remedy=f"{meant}see sluice groups list")
+
+
+def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    """The high watermark of each partition that there is and that this client may see."""
+    wanted = {tp.topic for tp in tps}
+    there = wanted & set(cluster.topics()) if wanted else wanted
+    return {p.tp: p.high_watermark for p in cluster.partitions(sorted(there), Isolation.READ_UNCOMMITTED)}
+
+
+def read_by(feed: Feed, topics: set[str]) -> set[str]:
+    """Those of the topics that the feed reads."""
+    from sluice.pipelines.topics import match
+
+    if feed.topics.names:
+        return topics & set(feed.topics.names)
+    try:
+        return set(match(feed.topics, dict.fromkeys(topics, "")))
+    except UnknownTopic:
+        return set()
+
+
+class Books:
+    """What the owner's ledger says of the group, if any feed owns it. Kafka is not asked."""
+
+    def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
+        self._feed, self._ledger, self._state = feed, ledger, state
+        self._times: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, session: Session, feed: str | None) -> Books:
+        from sluice.pipelines.ledger import Ledger, State
+
+        if feed is None:
+            return cls(None, None, State())
+        owner = session.feed(feed)
+        with session.open_edges(owner) as edges:
+            ledger = Ledger(edges.lake, owner.name, edges.clock)
+            return cls(owner, ledger, ledger.read())
+
+    @property
+    def left(self) -> int | None:
+        """When the newest commit was made (ms): Sluice was a member then, and left soon after."""
+        return self._at(self._state.last_mark) if self._state.last_mark >= 0 else None
+
+    def wanted(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those that the feed reads."""
+        asked = set(tps)
+        topics = read_by(self._feed, {tp.topic for tp in asked}) if self._feed else set[str]()
+        return {tp for tp in asked if tp.topic in topics}
+
+    def beside(self, committed: CommittedOffset | None) -> str:
+        """What stands beside the offset, in words."""
+        from sluice.pipelines.offsets import Beside
+
+        if committed is None or not committed.metadata:
+            return ""
+        mark = Beside.parse(committed.metadata)
+        if mark is None:
+            return repr(committed.metadata[:60])
+        how = "by hand" if mark.by_hand else "commit"
+        if mark.ledger != self._state.ledger_id:
+            return f"{how} of another ledger ({mark.ledger[:20]}, entry {mark.entry})"
+        if not 0 <= mark.entry < self._state.number:
+            return f"{how}, entry {mark.entry}, which the ledger does not have"
+        return f"{how}, entry {mark.entry}, {show_instant(self._at(mark.entry) // 1000 * 1000)}"
+
+    def _at(self, number: int) -> int:
+        if number not in self._times and self._ledger is not None:
+            self._times[number] = self._ledger.entry(number).at
+        return self._times[number]
+
+
+# -- describe, for people
+
+
+def _view(found: Described) -> list[RenderableType]:
+    view = found.view
+    out: list[RenderableType] = [
+        heading(f"Group {view.name}", f"of feed {found.feed}" if found.feed else "of no feed here"),
+        facts(
+            ("state", Text.assemble(_state(view.state), f", {STATES.get(view.state, 'which is new to Sluice')}")),
+            *([("protocol", _protocol_told(view))] if view.exists else []),
+            ("coordinator", str(view.coordinator)),
+            *([("offsets", kept(found.expiry))] if found.rows else []),
+        ),
+    ]
+    if view.members:
+        out += [heading("Members", str(len(view.members))), _members(view.members)]
+    if found.rows:
+        out += [heading("Offsets", f"lag {_total(found.rows)}"), _offsets(found.rows)]
+    return [*out, *_taken(found)]
+
+
+def _protocol_told(view: GroupView) -> str:
+    by = ", ".join(each for each in (view.protocol_type, view.assignor) if each and each != view.kind)
+    told = KINDS.get(view.kind, "which is new to Sluice")
+    return f"{spelled(view.kind)}{f' ({by})' if by else ''}, {told}"
+
+
+def kept(found: Expiry) -> str:
+    """How long the group's offsets last, as far as anybody can know."""
+    if found.retention is None:
+        return "kept for a time that the brokers do not tell us"
+    time = show_duration(found.retention)
+    match found.counting:
+        case Counting.NEVER:
+            return f"kept while it has members, then {time}"
+        case Counting.COMMIT:
+            return f"kept {time} after each was committed; no coordinator tells when that was"
+    if found.not_before is None:
+        return f"kept {time} from when its last member left; no coordinator tells when that was"
+    moment = show_instant(found.not_before // 1000 * 1000)
+    return f"kept {time} from when its last member left: not gone before {moment}, by the ledger's last commit"
+
+
+def _members(members: Sequence[GroupMember]) -> RenderableType:
+    rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN]]
+    return table(("client", "host", "static id", "holds"), shortened(rows, len(members)))
+
+
+def holds(member: GroupMember) -> str:
+    """What it holds: `orders:0-2, payments:1`."""
+    if member.assignment is None:
+        return "–"
+    by_topic: dict[str, list[int]] = {}
+    for tp in member.assignment:
+        by_topic.setdefault(tp.topic, []).append(tp.partition)
+    return ", ".join(f"{topic}:{_runs(numbers)}" for topic, numbers in by_topic.items()) or "nothing"
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """`0-2,5` of 0, 1, 2 and 5."""
+    runs = union(Range(n, n + 1) for n in numbers)
+    return ",".join(str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in runs)
+
+
+def _offsets(rows: Sequence[Row]) -> RenderableType:
+    held, beside = any(r.holder for r in rows), any(r.beside for r in rows)
+    shown = []
+    for r in rows[:SHOWN]:
+        at = (None, None) if r.committed is None else (r.committed.offset, r.committed.leader_epoch)
+        epoch = "–" if at[1] in (None, -1) else str(at[1])
+        cells = [str(r.tp), count(at[0]), count(r.end), count(r.lag), epoch]
+        cells += [r.holder.client_id if r.holder else "–"] if held else []
+        shown.append((*cells, *([r.beside] if beside else [])))
+    names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if held else []))
+    names += ("put there by",) if beside else ()
+    return table(names, shortened(shown, len(rows)), right="committed log lag epoch")
+
+
+def shortened(rows: Sequence[Sequence[str | Text]], number: int) -> list[Sequence[str | Text]]:
+    """The rows, and one that says how many of `number` are not among them."""
+    more = number - len(rows)
+    return [*rows, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else [*rows]
+
+
+def _total(rows: Iterable[Row]) -> str:
+    return count(sum(r.lag or 0 for r in rows))
+
+
+def _taken(found: Described) -> list[RenderableType]:
+    """Who is in the way of the feed's commits."""
+    if found.feed is None or found.view.free:
+        return []
+    if found.view.members and not found.strangers:
+        return [Text(), warn(f"a run of {found.feed} is committing, or died less than a session ago")]
+    held = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in found.strangers[:SHOWN])
+    return [
+        Text(),
+        warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
+        indented(
+            "Landing goes on, and the first run after they have left commits. To let both work, give one of them "
+            f"another group: `group:` in feeds/{found.feed}.yaml.",
+        ),
+    ]
+
+
+def indented(*lines: str) -> RenderableType:
+    """An aside, its lines folded as one block."""
+    return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
+
+
+# -- describe, for programs
+
+
+def _document(found: Described) -> dict[str, Any]:
+    view, kept = found.view, found.expiry
+    return {
+        "group": view.name,
+        "state": view.state,
+        "kind": view.kind if view.exists else None,
+        "protocol_type": view.protocol_type or None,
+        "assignor": view.assignor or None,
+        "coordinator": {"id": view.coordinator.id, "address": view.coordinator.address},
+        "feed": found.feed,
+        "members": None if view.members is None else [member_document(m) for m in view.members],
+        "offsets": [_row_document(r) for r in found.rows],
+        "expiry": {"counted_from": kept.counting, "retention_ms": kept.retention, "not_before": kept.not_before},
+    }
+
+
+def member_document(m: GroupMember) -> dict[str, Any]:
+    return {
+        "member_id": m.member_id,
+        "client_id": m.client_id,
+        "host": m.host,
+        "instance_id": m.instance_id,
+        "partitions": None if m.assignment is None else [tp._asdict() for tp in m.assignment],
+    }
+
+
+def _row_document(r: Row) -> dict[str, Any]:
+    at = r.committed or CommittedOffset(-1)
+    return {
+        "topic": r.tp.topic,
+        "partition": r.tp.partition,
+        "committed": at.offset if r.committed else None,
+        "leader_epoch": at.leader_epoch if at.leader_epoch >= 0 else None,
+        "metadata": at.metadata,
+        "put_there_by": r.beside or None,
+        "log_end": r.end,
+        "lag": r.lag,
+        "held_by": r.holder.member_id if r.holder else None,
+        "wanted": r.wanted,
+    }

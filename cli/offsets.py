@@ -1,0 +1,506 @@
+"""`sluice offsets`: the committed offsets of a feed's group, and moving them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli import parse
+from sluice.cli.groups import SHOWN, indented, owning, read_by, shortened, strangers
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import count, facts, good, heading, many, table, warn
+from sluice.pipelines import units
+from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.values import TopicPartition
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.groups import Groups, GroupView
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.offsets import Done, Move, Spot, Stands, Target
+
+group = typer.Typer(help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True)
+
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
+]
+OtherGroup = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        help="Of this group on the feed's Kafka, which no feed owns; nothing is noted then.",
+        show_default="the feed's",
+    ),
+]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; else only show what would be done.")]
+Reason = Annotated[
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.", show_default="the command itself"),
+]
+
+
+def _flag(name: str, text: str) -> Any:
+    return typer.Option(name, help=text)
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="offsets")
+
+
+# -- the commands
+
+
+@command(group)
+def show(session: Session, feed: FeedName) -> int:
+    """Show the committed offsets beside the ledger: what the next commit will make of them.
+
+    Exits as that commit would: 3 where it would be refused.
+
+    $ sluice offsets show orders
+    $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
+    """
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), _desk(session, found, None) as desk:
+        stands = [_stand(desk, spot) for spot in desk.spots]
+    session.terminal.show(*_show_view(desk, stands))
+    session.terminal.document(
+        {
+            **desk.document(),
+            "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
+        }
+    )
+    return 3 if _refused(desk, stands) or desk.held else 0
+
+
+@command(group)
+def reset(
+    session: Session,
+    feed: FeedName,
+    to_earliest: Annotated[bool, _flag("--to-earliest", "The start of the log.")] = False,
+    to_latest: Annotated[bool, _flag("--to-latest", "The end of the log, as the feed's isolation sees it.")] = False,
+    to_frontier: Annotated[bool, _flag("--to-frontier", "What the feed's ledger has accounted for.")] = False,
+    to_time: Annotated[
+        str | None, _option("--to-time", "TIME", "The first record stamped then or later: 2026-11-20T14:00:00Z.")
+    ] = None,
+    by_duration: Annotated[str | None, _option("--by-duration", "TIME", "The same, so long ago: 6h.")] = None,
+    to_offset: Annotated[int | None, _option("--to-offset", "N", "This offset.")] = None,
+    shift: Annotated[int | None, _option("--shift", "±N", "So many offsets on, or back.")] = None,
+    to_file: Annotated[Path | None, _option("--to-file", "FILE", "Lines TOPIC,PARTITION,OFFSET.")] = None,
+    only: Only = None,
+    other: OtherGroup = None,
+    reason: Reason = None,
+    apply: Apply = False,
+) -> int:
+    """Move the committed offsets of a feed's group by hand.
+
+    A dry run without --apply. Only for a group without members; noted in the feed's ledger before Kafka is changed.
+    What the feed reads is decided by its ledger: moving the offsets back makes nothing be read again (sluice run FEED
+    --replace does), and the next commit moves them to the frontier again. Beyond the frontier is refused: sluice run
+    FEED --skip-to passes over records, and records that it did.
+
+    $ sluice offsets reset orders --to-frontier
+    $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
+    $ sluice offsets reset orders --shift -100
+    """
+    from sluice.pipelines.offsets import Aim, Target
+
+    found = session.feed(feed)
+    flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
+    asked: list[Target | Path] = [Target(aim) for aim, given in flags.items() if given]
+    asked += [Target(Aim.TIME, _time(to_time))] if to_time is not None else []
+    asked += [Target(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
+    asked += [Target(Aim.OFFSET, to_offset)] if to_offset is not None else []
+    asked += [Target(Aim.SHIFT, shift)] if shift is not None else []
+    asked += [to_file] if to_file is not None else []
+    if len(asked) != 1:
+        raise UsageError(
+            f"{len(asked)} targets" if asked else "no target: where should the offsets go?",
+            remedy="give one of --to-earliest, --to-latest, --to-frontier, --to-time, --by-duration, --to-offset, "
+            "--shift, --to-file",
+        )
+    return _reset(session, found, asked[0], _Order(tuple(map(parse.partition, only or ())), other, apply, reason))
+
+
+@command(group)
+def export(
+    session: Session,
+    feed: FeedName,
+    file: Annotated[Path | None, _option("--file", "FILE", "Where to; it must not be there yet.")] = None,
+    other: OtherGroup = None,
+) -> None:
+    """Write the committed offsets, a line TOPIC,PARTITION,OFFSET each.
+
+    As kafka-consumer-groups --reset-offsets --from-file reads them, and sluice offsets import.
+
+    $ sluice offsets export orders > orders.csv
+    $ sluice offsets export orders --group legacy-loader --file legacy.csv
+    """
+    from sluice.pipelines.offsets import dump
+
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), _desk(session, found, other) as desk:
+        committed = {s.tp: s.before for s in desk.spots if s.before is not None}
+    lines = list(dump(committed))
+    if file is None:
+        session.terminal.lines(lines)
+    else:
+        _write(file, lines)
+        session.terminal.show(good(f"{many(len(lines), 'offset')} of group {desk.name} in {file}"))
+    session.terminal.document(
+        {**desk.document(), "file": file, "offsets": [_place(tp) | {"offset": at} for tp, at in committed.items()]}
+    )
+
+
+@command(group, name="import")
+def import_(
+    session: Session,
+    feed: FeedName,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Lines TOPIC,PARTITION,OFFSET.", show_default=False)],
+    only: Only = None,
+    other: OtherGroup = None,
+    reason: Reason = None,
+    apply: Apply = False,
+) -> int:
+    """Move committed offsets to what a file says: sluice offsets reset --to-file, with all its rules.
+
+    A feed that has not run yet begins where its group's offsets are: this is how it takes over from another consumer.
+
+    $ sluice offsets import orders orders.csv
+    $ sluice offsets import orders legacy.csv --apply --reason "takes over from legacy-loader"
+    """
+    found = session.feed(feed)
+    return _reset(session, found, file, _Order(tuple(map(parse.partition, only or ())), other, apply, reason))
+
+
+# -- what is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What was typed beside the target."""
+
+    only: tuple[TopicPartition, ...]
+    group: str | None
+    apply: bool
+    reason: str | None
+
+
+def _time(text: str) -> int:
+    """An instant, or a window's start. Raises UsageError."""
+    try:
+        return units.parse_instant(text)
+    except ValueError:
+        return parse.window(text)
+
+
+def _ago(text: str) -> int:
+    from sluice.resources.edges import now
+
+    return max(0, now() - parse.duration(text))
+
+
+def _from_file(path: Path, desk: _Desk) -> Target:
+    """Raises UsageError, which names file and line."""
+    from sluice.pipelines.offsets import FILE_BYTES, Aim, Target
+    from sluice.pipelines.offsets import parse as parsed
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
+    if len(data) > FILE_BYTES:
+        raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
+    return Target(Aim.FILE, offsets=parsed(data, str(path), desk.name, {s.tp for s in desk.spots}))
+
+
+def _write(path: Path, lines: Sequence[str]) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="name a new file") from None
+
+
+# -- what there is
+
+
+@dataclass(frozen=True)
+class _Desk:
+    """Everything a command works on. `ledger` is None for a group that no feed owns."""
+
+    feed: Feed
+    name: str
+    edges: Edges
+    groups: Groups
+    ledger: Ledger | None
+    state: State
+    view: GroupView
+    spots: tuple[Spot, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether others are in the group of a feed that wants to commit."""
+        from sluice.pipelines.feed import CommitMode
+
+        ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
+        alone = self.view.free or (self.view.members and not strangers(self.feed, self.view))
+        return ours and not alone
+
+    def chosen(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
+        """Raises UsageError for one that is not there, SluiceError for one that is not what the ledger knows."""
+        from sluice.pipelines.positions import changed
+
+        here = {s.tp: s for s in self.spots}
+        if unknown := next((tp for tp in only if tp not in here), None):
+            raise UsageError(
+                f"{unknown} is not there, or {self.feed.name} does not read it",
+                remedy=f"it reads {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
+            )
+        found = tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
+        for refused in (changed(self.state, s.kafka, {}) for s in found):
+            if refused is not None:
+                raise refused.error
+        return found
+
+    def document(self) -> dict[str, Any]:
+        return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
+
+
+@contextmanager
+def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
+    from sluice.pipelines.batch import open_ledger
+    from sluice.pipelines.ledger import State
+
+    name = other or feed.group
+    if name != feed.group and (owner := owning(session, feed).get(name)):
+        raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
+    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
+        ledger = open_ledger(feed, edges) if name == feed.group else None
+        state = ledger.read() if ledger else State()
+        yield _Desk(
+            feed, name, edges, groups, ledger, state, groups.view(name), _spots(feed, edges, groups, name, state)
+        )
+
+
+def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
+    """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
+    from sluice.pipelines.positions import key_of
+
+    visible = edges.cluster.topics()
+    committed = groups.committed(name)
+    topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
+    found = edges.cluster.partitions(sorted(topics or read_by(feed, set(visible))), feed.isolation)
+    keys = [key_of(state, p) for p in found]
+    return tuple(
+        Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
+        for p, key in zip(found, keys, strict=True)
+    )
+
+
+# -- show
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """How one partition stands, and the committed offset that the ledger expects."""
+
+    spot: Spot
+    stands: Stands
+    expected: int | None
+
+
+def _stand(desk: _Desk, spot: Spot) -> _Stand:
+    from sluice.pipelines.offsets import expected, stands
+
+    known = expected(desk.state, spot.key) if spot.frontier is not None else None
+    return _Stand(spot, stands(desk.state, spot), known)
+
+
+def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
+    """What the next commit would refuse."""
+    from sluice.pipelines.feed import CommitMode, OnGroupMoved
+    from sluice.pipelines.offsets import Stands
+
+    if desk.feed.commit is CommitMode.NONE:
+        return []
+    fatal = {Stands.STALE}
+    fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
+    return [s for s in stands if s.stands in fatal]
+
+
+def _show_view(desk: _Desk, stands: Sequence[_Stand]) -> list[RenderableType]:
+    from sluice.pipelines.offsets import Stands
+
+    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _told(desk, s)) for s in stands[:SHOWN]]
+    names = ("partition", "committed", "frontier", "log end", "lag", "")
+    moved = [s for s in _refused(desk, stands) if s.stands is Stands.MOVED]
+    return [
+        heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
+        table(names, shortened(rows, len(stands)), right="committed frontier log lag"),
+        *_warnings(desk),
+        *(_ways_out(desk, moved) if moved else []),
+    ]
+
+
+def _numbers(spot: Spot) -> tuple[int | None, ...]:
+    kafka = spot.kafka
+    lag = None if spot.before is None else max(0, kafka.high_watermark - spot.before)
+    return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
+
+
+def _told(desk: _Desk, s: _Stand) -> str | Text:
+    from sluice.pipelines.offsets import Stands
+
+    match s.stands:
+        case Stands.UNPLANNED if s.spot.committed is None:
+            return f"not planned yet: begins at `start: {desk.feed.start}`"
+        case Stands.UNPLANNED:
+            return "not planned yet: the feed begins here"
+        case Stands.GONE:
+            return "gone, expired or deleted; the next commit puts it back"
+        case Stands.BEHIND:
+            return "the next commit moves it to the frontier"
+        case Stands.BY_HAND:
+            return "moved by hand; the next commit moves it on"
+        case Stands.MOVED:
+            return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
+        case Stands.STALE:
+            return warn("carries a mark that the ledger does not have: it lost entries")
+    return str(s.stands)
+
+
+def _ways_out(desk: _Desk, moved: Sequence[_Stand]) -> list[RenderableType]:
+    feed = desk.feed.name
+    ways = [("put the frontier back", f"sluice offsets reset {feed} --to-frontier --apply --reason …")]
+    if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
+        ways.append(("pass over those records", f"sluice run {feed} --skip-to TIME --reason …"))
+    else:
+        ways.append(("let them be", f"sluice offsets reset {feed} --shift 0 --apply --reason …"))
+    told = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
+    return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
+
+
+def _warnings(desk: _Desk) -> list[RenderableType]:
+    from sluice.pipelines.feed import CommitMode
+
+    name = desk.feed.name
+    if desk.ledger is None:
+        return []
+    if desk.feed.commit is CommitMode.NONE:
+        return [Text(), warn(f"{name} has `commit: none`: Sluice never commits for this group, nor looks at it")]
+    if not desk.held:
+        return []
+    who = f"{desk.view.who()}: no commit until they have left; see sluice groups describe {desk.name}"
+    return [Text(), warn(f"others are in the group, {who}")]
+
+
+# -- reset
+
+
+def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) -> int:
+    from sluice.pipelines.offsets import move, refusal
+
+    with session.terminal.working("asking Kafka"), _desk(session, feed, order.group) as desk:
+        target = _from_file(given, desk) if isinstance(given, Path) else given
+        moves = _moves(desk, target, order.only)
+        refused, done = refusal(feed.name, desk.view, moves, target), None
+        if order.apply and refused is None:
+            reason = order.reason or f"sluice offsets reset {target}"
+            done = move(feed.name, desk.ledger, desk.groups, desk.name, moves, target, reason)
+    session.terminal.show(*_reset_view(desk, target, moves, done), *([] if refused else _meaning(desk, moves, done)))
+    if refused is not None:
+        session.terminal.fail(refused)
+    session.terminal.document(_reset_document(desk, target, moves, done, refused))
+    return refused.exit_code if refused else 0
+
+
+def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+    from sluice.pipelines.offsets import Aim, resolve
+
+    chosen = desk.chosen(only)
+    if target.aim is Aim.FILE:
+        chosen = tuple(s for s in chosen if s.tp in target.offsets)
+    if not chosen:
+        raise UsageError("that leaves no partition", remedy="see which there are: sluice offsets show")
+    times = {s.tp: target.number for s in chosen} if target.aim is Aim.TIME else {}
+    return resolve(target, chosen, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
+
+
+def _reset_view(desk: _Desk, target: Target, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+    rows = [
+        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _noted(desk, m))
+        for m in moves[:SHOWN]
+    ]
+    names = ("partition", "before", "", "after", "frontier", "")
+    out: list[RenderableType] = [
+        heading(f"Offsets of group {desk.name}, {'moved' if done else 'to be moved'} {target}"),
+        table(names, shortened(rows, len(moves)), right="before after frontier"),
+    ]
+    if done:
+        where = f", noted as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
+        out += [Text(), good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")]
+    return out
+
+
+def _noted(desk: _Desk, m: Move) -> str | Text:
+    if m.passes:
+        return warn(f"{count(m.passes)} beyond the frontier")
+    begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
+    return "; ".join(each for each in (m.note, begins) if each)
+
+
+def _meaning(desk: _Desk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+    """What follows from it, or would."""
+    from sluice.pipelines.feed import CommitMode
+
+    out: list[str] = []
+    if any(m.spot.frontier is not None for m in moves):
+        name = desk.feed.name
+        next_commit = ", and the next commit moves them to the frontier again"
+        out.append(
+            f"What {name} reads is decided by its ledger, not by these offsets: nothing is read again because of them "
+            f"(sluice run {name} --replace does that){'' if desk.feed.commit is CommitMode.NONE else next_commit}."
+        )
+    return [
+        *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
+        *([Text(), indented(*out)] if out else []),
+        *([] if done else [Text(), Text("  A dry run: nothing was changed. Add --apply to do it.", style="bold")]),
+    ]
+
+
+def _reset_document(
+    desk: _Desk, target: Target, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+) -> dict[str, Any]:
+    return {
+        **desk.document(),
+        "target": str(target),
+        "applied": done is not None,
+        "entry": done.entry if done else None,
+        "offsets": [_spot_document(m.spot) | {"after": m.after, "note": m.note or None} for m in moves],
+        "problem": refused.fields() if refused else None,
+    }
+
+
+def _spot_document(spot: Spot) -> dict[str, Any]:
+    names = ("log_start", "committed", "frontier", "log_end", "lag")
+    numbers = dict(zip(names, _numbers(spot), strict=True))
+    return _place(spot.tp) | numbers | {"stable_end": spot.kafka.stable_end}
+
+
+def _place(tp: TopicPartition) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition}

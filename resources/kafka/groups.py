@@ -1,0 +1,124 @@
+"""The Groups port: every group of a cluster, and committing in nobody's name for one that has no members.
+
+Promises: looking disturbs nobody, no group is joined or made by it; a list is whole or an error; every wait has an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kafka import errors as kafka_errors
+from kafka.errors import KafkaError
+
+from sluice.pipelines.errors import GroupHeld
+from sluice.pipelines.groups import Broker, GroupState, GroupView, ListedGroup
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka import group_messages, groups_messages
+from sluice.resources.kafka.coordinators import Coordinators, Errors
+from sluice.resources.kafka.failures import told
+from sluice.resources.kafka.group_messages import GROUP
+from sluice.resources.kafka.messages import partition_errors, top_error
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.wire import Patience, Wire
+
+_HAS_MEMBERS = (
+    kafka_errors.UnknownMemberIdError,
+    kafka_errors.IllegalGenerationError,
+    kafka_errors.RebalanceInProgressError,
+)
+_PLAIN = "classic"
+
+
+class KafkaGroups:
+    """Opens no connection before the first question. `patience`: seconds to wait for coordinators that are away."""
+
+    def __init__(self, access: KafkaAccess, patience: float = 45.0) -> None:
+        self._wire = Wire(access)
+        self._coordinators = Coordinators(self._wire, patience)
+        self._patience = patience
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def listed(self) -> tuple[ListedGroup, ...]:
+        """The groups that this client may see, sorted by name. Raises NotAuthorized, KafkaUnavailable."""
+        return self._wire.run("listing groups", self._listed)
+
+    def view(self, group: str) -> GroupView:
+        """One group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
+        return self._wire.run(f"describing group {group}", self._view, group)
+
+    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+        """All that the group has committed, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
+        doing = f"reading the committed offsets of group {group}"
+        request = partial(groups_messages.ask_every_committed, group)
+        response = self._coordinators.run(doing, GROUP, group, request, group_messages.committed_errors)
+        return {tp: held for tp, held in group_messages.read_committed(response).items() if held is not None}
+
+    def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Commit in nobody's name. Raises GroupHeld when the group has members, Unknown when an answer was lost."""
+        self._wire.run(f"putting the offsets of group {group}", self._put, group, offsets)
+
+    # -- on the background thread
+
+    async def _listed(self) -> tuple[ListedGroup, ...]:
+        """All brokers are asked anew when one does not answer: its groups may have moved to another."""
+        patience = Patience(self._wire, self._patience)
+        while True:
+            try:
+                layout = await self._wire.layout(())
+                found = await self._wire.gather(self._listed_by(broker) for broker in layout.brokers)
+            except KafkaError as error:
+                await patience.trouble(error)
+            else:
+                return tuple(sorted((g for groups in found for g in groups), key=lambda g: g.name))
+
+    async def _listed_by(self, broker: int) -> list[ListedGroup]:
+        response = await self._wire.send(broker, group_messages.ask_groups())
+        for error in top_error(response):
+            raise error()
+        return groups_messages.read_listed(response, broker)
+
+    async def _view(self, group: str) -> GroupView:
+        """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""
+        coordinator = await self._coordinator(group)
+        response = await self._ask(group, partial(group_messages.ask_group, group), group_messages.group_errors)
+        classic = groups_messages.read_view(response, coordinator)
+        if classic.exists:
+            return classic
+        listed = await self._ask(group, group_messages.ask_groups, top_error)
+        kind, state = group_messages.read_groups(listed).get(group, ("", ""))
+        if kind == "consumer":
+            request = partial(groups_messages.ask_newer, group)
+            response = await self._ask(group, request, groups_messages.newer_errors)
+            return groups_messages.read_newer(response, coordinator)
+        if kind in ("", _PLAIN):
+            return classic
+        return GroupView(group, kind, state.capitalize() or GroupState.STABLE, kind, "", coordinator, None)
+
+    async def _ask(self, group: str, request: Any, errors: Errors) -> Any:
+        return await self._coordinators.ask(GROUP, group, request, errors)
+
+    async def _coordinator(self, group: str) -> Broker:
+        patience = Patience(self._wire, self._patience)
+        while True:
+            try:
+                response = await self._wire.send(None, group_messages.ask_coordinator(GROUP, group))
+                found = group_messages.read_coordinator(response)
+                if found.error:
+                    raise found.error()
+                return Broker(found.node, f"{found.host}:{found.port}")
+            except KafkaError as error:
+                await patience.trouble(error)
+
+    async def _put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        request = partial(groups_messages.ask_put, group, offsets)
+        try:
+            await self._coordinators.ask(GROUP, group, request, partition_errors, final=True)
+        except _HAS_MEMBERS as error:
+            raise GroupHeld(
+                f"group {group} has members: the coordinator refused ({told(error)})",
+                remedy=f"stop its consumers and repeat; see who: sluice groups describe {group}",
+            ) from None

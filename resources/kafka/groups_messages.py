@@ -1,0 +1,114 @@
+"""The protocol of looking at any group: values in, kafka-python's requests out; responses in, values out.
+
+Promises: what members say of themselves (assignments are their bytes, hosts and ids their words) is read as data and
+never believed to be well formed. kafka-python has no ConsumerGroupDescribe (KIP-848): its schema stands beside this.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from kafka.errors import GroupIdNotFoundError, KafkaError
+from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
+
+from sluice.pipelines.groups import Assignment, Broker, GroupMember, GroupState, GroupView, ListedGroup
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka.failures import error_of
+from sluice.resources.kafka.group_messages import Seat, ask_commit
+from sluice.resources.kafka.messages import top_error
+
+_NOBODY = ""
+_NO_GENERATION = -1
+
+
+class ConsumerGroupDescribeRequest(ApiMessage, load_json=__package__): ...  # type: ignore[misc, call-arg]
+
+
+class ConsumerGroupDescribeResponse(ApiMessage, load_json=__package__): ...  # type: ignore[misc, call-arg]
+
+
+def read_listed(response: Any, broker: int) -> list[ListedGroup]:
+    """The groups that a broker coordinates; the kind is empty where it does not tell (before Kafka 3.8)."""
+    return [
+        ListedGroup(g.group_id, (g.group_type or "").lower(), g.group_state or "", g.protocol_type or "", broker)
+        for g in response.groups
+    ]
+
+
+def read_view(response: Any, coordinator: Broker) -> GroupView:
+    """A group of the classic protocol. Dead also when the coordinator has none by that name."""
+    group = response.groups[0]
+    consumers = group.protocol_type == "consumer"
+    members = tuple(
+        GroupMember(
+            m.member_id,
+            m.client_id,
+            m.client_host.removeprefix("/"),
+            m.group_instance_id or None,
+            read_assignment(bytes(m.member_assignment)) if consumers else None,
+        )
+        for m in group.members
+    )
+    absent = error_of(group.error_code) is GroupIdNotFoundError
+    state = GroupState.DEAD if absent else group.group_state
+    return GroupView(group.group_id, "classic", state, group.protocol_type, group.protocol_data, coordinator, members)
+
+
+def read_assignment(data: bytes) -> Assignment | None:
+    """The partitions in a ConsumerProtocolAssignment; None where the bytes are none."""
+    if not data:
+        return ()
+    try:
+        read = ConsumerProtocolAssignment.decode(data)
+        return tuple(sorted(TopicPartition(t.topic, p) for t in read.assigned_partitions for p in t.partitions))
+    except (ValueError, IndexError, TypeError, struct.error, KafkaError):
+        return None
+
+
+def ask_newer(group: str) -> Any:
+    """ConsumerGroupDescribe (KIP-848, Kafka 3.7)."""
+    return ConsumerGroupDescribeRequest(group_ids=[group], include_authorized_operations=False)
+
+
+def read_newer(response: Any, coordinator: Broker) -> GroupView:
+    """A group of the newer consumer protocol."""
+    group = response.groups[0]
+    members = tuple(
+        GroupMember(
+            m.member_id,
+            m.client_id,
+            m.client_host.removeprefix("/"),
+            m.instance_id or None,
+            tuple(sorted(TopicPartition(t.topic_name, p) for t in m.assignment.topic_partitions for p in t.partitions)),
+        )
+        for m in group.members
+    )
+    return GroupView(
+        group.group_id, "consumer", group.group_state, "consumer", group.assignor_name, coordinator, members
+    )
+
+
+def newer_errors(response: Any) -> set[type[KafkaError]]:
+    return top_error(response.groups[0])
+
+
+def ask_every_committed(group: str) -> Any:
+    """OffsetFetch of all that the group has committed, with require_stable (KIP-447, version 7)."""
+    entry = OffsetFetchRequest.OffsetFetchRequestGroup
+    return OffsetFetchRequest(
+        group_id=group,
+        topics=None,
+        groups=[entry(group_id=group, topics=None)],
+        require_stable=True,
+        min_version=7,
+        max_version=8,
+    )
+
+
+def ask_put(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
+    """OffsetCommit by nobody: a coordinator takes it only for a group without members."""
+    return ask_commit(Seat(group, _NOBODY, _NO_GENERATION), offsets)
