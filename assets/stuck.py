@@ -19,6 +19,10 @@ from dagster._time import get_current_timestamp
 
 from sluice.assets.instance import end_run, is_held, let_go
 from sluice.assets.schedule import is_of
+from sluice.assets.session import OpenEdges
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.repair import outlook
 from sluice.pipelines.values import Verdict
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
@@ -63,11 +67,22 @@ def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed
 
 def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
     """End it in Dagster; the pools that this frees. Raises nothing when it has ended meanwhile."""
-    pools = _pools(instance, stuck.run)
+    freed = pools(instance, stuck.run)
     why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
     end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
     let_go(project.dagster_home, stuck.id)
-    return pools
+    return freed
+
+
+def pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
+    """The pools that others cannot have while this run counts as under way."""
+    concurrency = run.run_op_concurrency
+    pools = set(concurrency.all_pools or ()) if concurrency else set()
+    log = instance.event_log_storage
+    if log.supports_global_concurrency_limits:
+        infos = log.get_concurrency_infos(sorted(log.get_concurrency_keys()))
+        pools |= {pool for pool, info in infos.items() if run.run_id in info.active_run_ids | info.pending_run_ids}
+    return tuple(sorted(pools))
 
 
 def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
@@ -83,6 +98,49 @@ def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
 def queued(instance: dg.DagsterInstance) -> int:
     """Runs that wait for Dagster's daemon to let them go."""
     return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
+
+
+# -- what the lakes say
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A live batch that a run began: its feed, its id, and what becomes of it once that run is dead."""
+
+    feed: str
+    batch: int
+    request: str
+    outlook: str
+
+
+@dataclass(frozen=True)
+class Lakes:
+    """The ledgers and beats of all feeds. Kafka is not asked."""
+
+    feeds: Collection[Feed]
+    open_edges: OpenEdges
+
+    def beats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
+        """What beats say of the runs; one that beats anywhere is alive. See `Beats`."""
+        found: dict[str, Verdict] = {}
+        for feed in self.feeds if runs else ():
+            with self.open_edges(feed) as edges:
+                owners = [o for o in edges.liveness.owners() if o.run in runs]
+                verdicts = edges.liveness.verdicts(owners)
+            for o in owners:
+                if o.run not in found or not verdicts[o.token].dead:
+                    found[o.run] = verdicts[o.token]
+        return found
+
+    def left_by(self, run: str) -> tuple[Left, ...]:
+        """The live batches that the run owns."""
+        return tuple(left for feed in self.feeds for left in self._left(feed, run))
+
+    def _left(self, feed: Feed, run: str) -> list[Left]:
+        with self.open_edges(feed) as edges:
+            live = Ledger(edges.lake, feed.name, edges.clock).read().live()
+            mine = [b for b in live if b.owner.run == run]
+            return [Left(feed.name, b.id, b.request, outlook(edges.lake, feed.name, b)) for b in mine]
 
 
 # -- evidence
@@ -130,14 +188,3 @@ def _by_start(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None
     launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
     age = get_current_timestamp() - (launched or record.create_timestamp.timestamp())
     return Verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
-
-
-def _pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
-    """The pools that others cannot have while this run counts as under way."""
-    concurrency = run.run_op_concurrency
-    pools = set(concurrency.all_pools or ()) if concurrency else set()
-    log = instance.event_log_storage
-    if log.supports_global_concurrency_limits:
-        infos = log.get_concurrency_infos(sorted(log.get_concurrency_keys()))
-        pools |= {pool for pool, info in infos.items() if run.run_id in info.active_run_ids | info.pending_run_ids}
-    return tuple(sorted(pools))

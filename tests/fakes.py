@@ -19,6 +19,7 @@ from sluice.pipelines.values import (
     Owner,
     PartitionState,
     TopicPartition,
+    Verdict,
 )
 
 
@@ -31,6 +32,7 @@ class MemoryLake:
         self.files: dict[str, bytes] = {}
         self.before_put: Callable[[str], None] = lambda path: None
         self.lose_answer_of: set[str] = set()
+        self.begun: dict[str, int] = {}
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         self.before_put(path)
@@ -74,6 +76,13 @@ class MemoryLake:
     def remove(self, path: str) -> None:
         self.files.pop(path, None)
 
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        folder = prefix.rstrip("/") + "/"
+        return iter(sorted((p, age) for p, age in self.begun.items() if p.startswith(folder)))
+
+    def discard(self, name: str) -> None:
+        self.begun.pop(name, None)
+
     def locate(self, path: str) -> str:
         return self.uri + path
 
@@ -87,6 +96,7 @@ class FakeCluster:
     at: dict[TopicPartition, OffsetAtTime] = field(default_factory=dict)
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     open: dict[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    settings: Configs = field(default_factory=Configs)
 
     def cluster_id(self) -> str:
         return self.id
@@ -96,7 +106,6 @@ class FakeCluster:
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         wanted = set(topics)
-    settings: Configs = field(default_factory=Configs)
         return tuple(s for tp, s in sorted(self.states.items()) if tp.topic in wanted)
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
@@ -108,6 +117,10 @@ class FakeCluster:
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         return {tp: self.ends[tp] for tp in epochs if tp in self.ends}
 
+    def configs(self, topics: Iterable[str]) -> Configs:
+        wanted = set(topics)
+        return Configs({t: c for t, c in self.settings.topics.items() if t in wanted}, self.settings.broker)
+
 
 @dataclass
 class FakeGroup:
@@ -117,10 +130,6 @@ class FakeGroup:
     others: list[Member] = field(default_factory=list)
     generation: int = 0
     epoch: int = 0
-    def configs(self, topics: Iterable[str]) -> Configs:
-        wanted = set(topics)
-        return Configs({t: c for t, c in self.settings.topics.items() if t in wanted}, self.settings.broker)
-
     joins: int = 0
     lose: str | None = None
     """`after`: the next commit takes effect and its answer is lost; `before`: it does not."""
@@ -178,6 +187,10 @@ class FakeLiveness:
 
     dead: set[str] = field(default_factory=set)
     beaten: list[str] = field(default_factory=list)
+    beats: dict[str, int] = field(default_factory=dict)
+    """By token, when it was heard of last (ms)."""
+    known: list[Owner] = field(default_factory=list)
+    """Whose beats stand in the lake."""
 
     @contextmanager
     def beat(self, owner: Owner) -> Iterator[None]:
@@ -187,12 +200,17 @@ class FakeLiveness:
     def is_dead(self, owner: Owner) -> bool:
         return owner.token in self.dead
 
-    beats: dict[str, int] = field(default_factory=dict)
-    """By token, when it was heard of last (ms)."""
-    known: list[Owner] = field(default_factory=list)
-    """Whose beats stand in the lake."""
     def looks_dead(self, owner: Owner) -> bool:
         return self.is_dead(owner)
+
+    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
+        return {o.token: Verdict(self.is_dead(o), "so it was said") for o in owners}
+
+    def owners(self) -> tuple[Owner, ...]:
+        return tuple(self.known)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        return self.beats.get(owner.token)
 
 
 def partition(topic: str = "orders", number: int = 0, **changes: object) -> PartitionState:
@@ -203,15 +221,6 @@ def partition(topic: str = "orders", number: int = 0, **changes: object) -> Part
         "leader_epoch": 0,
         "log_start": 0,
         "stable_end": 100,
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        return {o.token: Verdict(self.is_dead(o), "so it was said") for o in owners}
-
-    def owners(self) -> tuple[Owner, ...]:
-        return tuple(self.known)
-
-    def last_beat(self, owner: Owner) -> int | None:
-        return self.beats.get(owner.token)
-
         "high_watermark": 100,
         "log_bytes": None,
     } | changes

@@ -1,0 +1,135 @@
+"""`sluice repair`: what dead runs left in ledger, lake and Dagster's event log, mended and told one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli.session import Session, command
+from sluice.cli.terminal import bad, good, heading, many, safe, warn
+from sluice.pipelines.errors import UsageError
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.repair import Found
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(repair)
+
+
+def repair(
+    session: Session,
+    feed: Annotated[str | None, typer.Argument(metavar="[FEED]", help="One feed.", show_default="all")] = None,
+    abandon: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--abandon",
+            metavar="BATCH",
+            help="Give up this batch, whose run is dead: its offsets are owed again; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and touch nothing.")] = False,
+) -> int:
+    """Put right what dead runs left behind.
+
+    What is published becomes visible; what is replaced and what nobody owns goes; Dagster learns what it was not told.
+    A dead run's batch waits for the next run, which finishes it, unless it is given up here. Nothing of a live run is
+    touched, and no file under data/ that the ledger does not know. Kafka is not asked. Exit 1 when published files are
+    missing: that is beyond repair.
+
+    $ sluice repair
+    $ sluice repair orders --dry-run
+    $ sluice repair orders --abandon 57
+    """
+    from sluice.assets.instance import open_instance
+
+    if abandon and feed is None:
+        raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
+    feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
+    found: dict[str, list[Found]] = {}
+    with open_instance(session.project) as instance:
+        for each in feeds:
+            with session.terminal.working(f"looking at {each.name}: ledger, lake, Dagster's event log"):
+                found[each.name] = look(session, each, instance, abandon or (), dry_run=dry_run)
+            session.terminal.show(*view(each.name, found[each.name], dry_run=dry_run))
+    broken = {} if feed else session.files.broken
+    session.terminal.show(*(bad(e.message) for e in broken.values()))
+    session.terminal.document(document(found, dry_run=dry_run) | {"broken": [e.fields() for e in broken.values()]})
+    return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in found.values())], default=0)
+
+
+def look(
+    session: Session, feed: Feed, instance: dg.DagsterInstance, abandon: Sequence[int], *, dry_run: bool
+) -> list[Found]:
+    """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
+    from sluice.assets.books import Books
+    from sluice.assets.instance import informed
+    from sluice.assets.repair import reconcile
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.repair import Place, Pretended
+    from sluice.pipelines.repair import repair as mend
+
+    with session.open_edges(feed) as opened:
+        edges = informed(opened, instance)
+        edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
+        cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
+        ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
+        place = Place(feed.name, ledger, edges.lake, edges.liveness, feed.window)
+        found = list(mend(place, abandon))
+        return [*found, *reconcile(instance, Books.open(feed, ledger, edges), dry_run=dry_run)]
+
+
+def _code(found: Sequence[Found]) -> int:
+    from sluice.pipelines.repair import Kind
+
+    return int(any(f.kind is Kind.MISSING for f in found))
+
+
+# -- for people
+
+
+def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[RenderableType]:
+    note = "a dry run: nothing is touched" if dry_run else ""
+    out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in found)]
+    mended = sum(bool(f.act) for f in found)
+    left = sum(bool(f.remedy) for f in found)
+    if not mended:
+        out.append(good("nothing to repair") if not left else Text("nothing else to repair", style="dim"))
+    elif dry_run:
+        out.append(Text(f"{many(mended, 'thing')} to mend: sluice repair {feed}", style="dim"))
+    return out
+
+
+def _line(found: Found, dry_run: bool) -> Text:
+    """What was found, and what became of it or what to do about it."""
+    from sluice.pipelines.repair import Kind
+
+    if found.act:
+        return warn(f"{found.text}: to be {found.act}") if dry_run else good(f"{found.text}: {found.act}")
+    if not found.remedy:
+        return Text(f"· {safe(found.text)}", style="dim")
+    line = bad(found.text) if found.kind is Kind.MISSING else warn(found.text)
+    return line.append("\n  → ", style="bold").append(safe(found.remedy))
+
+
+# -- for programs
+
+
+def document(found: dict[str, list[Found]], *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in found.items()],
+    }
+
+
+def _found(f: Found) -> dict[str, Any]:
+    return {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "remedy": f.remedy, "items": list(f.items)}
