@@ -71,8 +71,8 @@ class Books:
         return self._read(-1 if batch.published is None else batch.published).entry
 
     def batches_in(self, window: int) -> tuple[Batch, ...]:
-        """The batches that published in a window, in that order."""
-        return tuple(self._published[n] for n in self._numbers(window))
+        """The batches that landed in a window, in that order: not those that merged what others had landed."""
+        return tuple(b for n in self._numbers(window) if not (b := self._published[n]).merges)
 
     def receipts_in(self, window: int) -> list[Receipt]:
         """The receipts that count of the slices that lie in a window, in log order."""
@@ -88,7 +88,7 @@ class Books:
         return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
 
     def window_version(self, window: int) -> str:
-        """A complete window's data version: another batch in it changes it, a rerun with nothing owed does not."""
+        """A complete window's data version: another batch that landed in it changes it, and nothing else does."""
         batches = self.batches_in(window)
         return self.batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
 

@@ -124,7 +124,7 @@ def demand(instance: dg.DagsterInstance, books: Books) -> None:
 
 def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
     for batch in state.batches.values():
-        if batch.status is not BatchStatus.PUBLISHED or batch.published is None:
+        if batch.status is not BatchStatus.PUBLISHED or batch.published is None or batch.merges:
             continue
         if batch.published > (state.last_mark if reconciled is None else reconciled):
             yield batch

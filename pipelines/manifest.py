@@ -1,24 +1,24 @@
 """A window's manifest: the answer to "may I read hour 14?".
 
 It says that every partition's range of the window is accounted for, names the boundaries and never the parts (a
-replace or a compaction changes those), and is written once: a complete window stays complete. Parts come from the
-ledger, so a reader never sees half of what is being made visible.
+replace or a compaction changes those), and is written once: a complete window stays complete. It goes when rows of the
+window are retired. Parts come from the ledger, so a reader never sees half of what is being made visible.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines import layout, windows
-from sluice.pipelines.errors import WindowIncomplete
+from sluice.pipelines.errors import WindowIncomplete, WindowRetired
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import show_instant, show_window
 from sluice.pipelines.values import Key, Part, PartKind, Receipt, Slice
 
 FORMAT = 1
@@ -41,11 +41,12 @@ class WindowFiles:
 
 
 def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings) -> tuple[int, ...]:
-    """Declare complete every window that is and has no manifest yet; returns those. Idempotent."""
+    """Declare complete every window that is, with all its rows, and has no manifest yet; returns those. Idempotent."""
     state = ledger.read()
     standing = set(lake.list(layout.manifest_folder(feed)))
     paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
-    done = tuple(t for t, path in paths.items() if path not in standing and windows.complete(state, t, settings))
+    fresh = (t for t, path in paths.items() if path not in standing and not is_retired(state, t, settings))
+    done = tuple(t for t in fresh if windows.complete(state, t, settings))
     receipts = receipts_by_window(ledger, state, done, settings)
     for window in done:
         lake.put_if_absent(paths[window], _dump(state, receipts[window], feed, window, settings))
@@ -78,6 +79,39 @@ def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool
     return lake.size(layout.window_path(feed, window, settings.length)) is not None
 
 
+def is_retired(state: State, window: int, settings: WindowSettings) -> bool:
+    """Whether rows that had landed in the window are not kept any longer: what is left is not the window."""
+    return next(_retired(state, window, settings), None) is not None
+
+
+def _retired(state: State, window: int, settings: WindowSettings) -> Iterator[tuple[Key, Range]]:
+    for key, ranges in state.retired.items():
+        lasts = _lasting(state, key, window, settings) if ranges else None
+        yield from ((key, r) for r in ranges if lasts and r.meets(lasts))
+
+
+def _lasting(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
+    """The window's offsets; without an end where the partition's life ended in it."""
+    start, end = (windows.boundary_of(state, key, t) for t in (window, window + settings.length))
+    return None if start is None else Range(start, _ENDLESS if end is None else end)
+
+
+_ENDLESS = 1 << 63
+
+
+def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
+    """Raises WindowRetired for a window of which rows are not kept any longer."""
+    for key, r in _retired(state, window, settings):
+        numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
+        entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
+        shown, by = show_window(window), f" by {entry.run}" if entry.run else ""
+        raise WindowRetired(
+            f"window {shown} of feed {feed} was retired on {show_instant(entry.at)}{by}: {entry.reason}",
+            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed anew: "
+            f"sluice run {feed} --window {shown} --replace",
+        )
+
+
 def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
     """The window's live parts, in log order, from the ledger. Raises UsageError for what is no window of the feed."""
     (found,) = files_of(ledger, (window,), settings)
@@ -107,14 +141,18 @@ def receipts_by_window(
     A feed's windows may have been shorter once: what lay in those lies in the one that holds them now.
     """
     out: dict[int, list[Receipt]] = {window: [] for window in asked}
-    published = ((settings.start_of(w), numbers) for w, numbers in state.published_in.items() if w is not None)
-    wanted = {number for window, numbers in published if window in out for number in numbers}
-    for number in sorted(wanted):
+    for r in receipts_lying(ledger, state, lambda w: w is not None and settings.start_of(w) in out):
+        out[settings.start_of(r.slice.window or 0)].append(r)
+    return out
+
+
+def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
+    """Receipts that count, in the order they were published, of slices in windows that are `wanted` (None: outside)."""
+    for number in sorted({n for w, numbers in state.published_in.items() if wanted(w) for n in numbers}):
         entry = ledger.entry(number)
         for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
-            if r.slice.window is not None and (mine := out.get(settings.start_of(r.slice.window))) is not None:
-                mine.append(r)
-    return out
+            if wanted(r.slice.window):
+                yield r
 
 
 def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:

@@ -52,11 +52,13 @@ def files(
 ) -> tuple[File, ...]:
     """The files of the windows (their starts, ms), by window and in log order; with `partial` those that are there.
 
-    Raises WindowIncomplete, and UsageError for what is no window of the feed.
+    Raises WindowIncomplete, WindowRetired, and UsageError for what is no window of the feed.
     """
     state = ledger.read()
     for window in windows:
         check_begun(window, settings, state)
+        if not partial:
+            manifest.demand_kept(ledger, state, feed, window, settings)
     found = manifest.files_of(ledger, windows, settings)
     missing = {p.path for p in manifest.missing(lake, (p for f in found for p in f.of(kind)))}
     if not partial:
