@@ -1,0 +1,221 @@
+"""Dagster beside the ledger: runs that only look alive, and an event log that knows too little or too much."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from dagster._core.events import EngineEventData
+
+from sluice.assets import stuck
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.instance import Informed, bury_dead_runs, holding, informed, is_held, prepare_home
+from sluice.assets.repair import reconcile
+from sluice.assets.session import FEED_TAG
+from sluice.pipelines.repair import Kind
+from sluice.pipelines.values import Verdict
+from tests.assets.world import World, in_hour, stored, versions, windows
+from tests.fakes import FakeLiveness, owner
+
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+Status = dg.DagsterRunStatus
+
+
+@dg.op
+def nothing() -> None: ...
+
+
+@dg.job(name="land_orders", tags={FEED_TAG: "orders"})
+def land_orders() -> None:
+    nothing()
+
+
+@dg.job(name="other")
+def other() -> None:
+    nothing()
+
+
+def begun(instance: dg.DagsterInstance, status: Status = Status.STARTED, job: dg.JobDefinition = land_orders) -> str:
+    return instance.create_run_for_job(job, status=status, tags=job.tags).run_id
+
+
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        return ended.pid
+
+
+def noted(instance: dg.DagsterInstance, run: str, pid: int) -> None:
+    """What Dagster notes when a process of its begins with the run."""
+    standing = instance.get_run_by_id(run)
+    instance.report_engine_event(f"Started process for run (pid: {pid}).", standing, EngineEventData.in_process(pid))
+
+
+def no_beats(runs: Collection[str]) -> Mapping[str, Verdict]:
+    return {}
+
+
+def judged(
+    instance: dg.DagsterInstance, world: World, beats: stuck.Beats = no_beats, feed: str | None = None
+) -> dict[str, bool | None]:
+    found = stuck.under_way(instance, world.project, beats, feed)
+    return {f.id: f.verdict.dead if f.verdict else None for f in found}
+
+
+# -- which runs are dead
+
+
+def test_a_run_is_judged_by_its_lock_then_its_beat_then_its_process(world: World, instance: dg.DagsterInstance) -> None:
+    home = prepare_home(world.project)
+    held, killed, beats, silent, gone, there, unknown = (begun(instance) for _ in range(7))
+    (home / "attended").mkdir(exist_ok=True)
+    (home / "attended" / killed).touch()
+    for run in (held, killed, beats, gone):
+        noted(instance, run, dead_pid())
+    for run in (silent, there):
+        noted(instance, run, os.getpid())
+    said = {beats: Verdict(False, "its beat goes on"), silent: Verdict(True, "its beat did not change")}
+    with holding(home, held):
+        found = judged(instance, world, lambda runs: {r: said[r] for r in runs if r in said})
+    assert found == {
+        held: False, killed: True, beats: False, silent: True, gone: True, there: False, unknown: None,
+    }  # fmt: skip
+
+
+def test_a_run_that_never_began_is_dead_after_dagster_s_own_bound(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched, _ = begun(instance, Status.NOT_STARTED), begun(instance, Status.SUCCESS)
+    assert judged(instance, world) == {launched: False}
+    now = stuck.get_current_timestamp() + instance.run_monitoring_start_timeout_seconds + 1
+    monkeypatch.setattr(stuck, "get_current_timestamp", lambda: now)
+    assert judged(instance, world) == {launched: True}
+
+
+def test_only_the_runs_of_a_feed(world: World, instance: dg.DagsterInstance) -> None:
+    mine, _ = begun(instance), begun(instance, job=other)
+    assert list(judged(instance, world, feed="orders")) == [mine]
+
+
+@pytest.mark.parametrize(("stood", "became"), [(Status.STARTED, Status.FAILURE), (Status.CANCELING, Status.CANCELED)])
+def test_ending_a_dead_run_says_why_and_frees_what_it_held(
+    world: World, instance: dg.DagsterInstance, stood: Status, became: Status
+) -> None:
+    run = begun(instance, stood)
+    noted(instance, run, dead_pid())
+    log = instance.event_log_storage
+    log.initialize_concurrency_limit_to_default("sluice_orders")
+    log.claim_concurrency_slot("sluice_orders", run, "orders__landed")
+    (found,) = stuck.under_way(instance, world.project, no_beats)
+    assert stuck.end(instance, world.project, found) == ("sluice_orders",)
+    standing = instance.get_run_by_id(run)
+    assert standing is not None
+    assert standing.status is became
+    assert log.get_concurrency_run_ids() == set()
+    assert "gone from this machine" in (instance.all_logs(run)[-1].message or "")
+    assert judged(instance, world) == {}
+
+
+def test_slots_of_runs_that_have_ended_are_freed(world: World, instance: dg.DagsterInstance) -> None:
+    ended, alive = begun(instance, Status.FAILURE), begun(instance)
+    log = instance.event_log_storage
+    log.set_concurrency_slots("sluice_orders", 2)
+    for run in (ended, alive):
+        log.claim_concurrency_slot("sluice_orders", run, "orders__landed")
+    assert stuck.free_leaked_slots(instance) == (ended,)
+    assert log.get_concurrency_run_ids() == {alive}
+
+
+# -- locks
+
+
+def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: dg.DagsterInstance) -> None:
+    home, run = prepare_home(world.project), begun(instance)
+    assert is_held(home, run) is None
+    with holding(home, run):
+        with holding(home, run):  # a step, in the process that holds it for the whole run
+            assert is_held(home, run)
+        assert is_held(home, run), "the step's end does not let go of the run's"
+        assert bury_dead_runs(instance, home) == []
+    assert is_held(home, run) is None
+    assert list((home / "attended").iterdir()) == []
+
+
+def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
+    """The runs of the UI and of schedules are not wrapped by us: each step holds the lock."""
+    from sluice.assets.definitions import build
+
+    seen: list[bool | None] = []
+    run = world.engine.run
+
+    def looking(job, tasks):  # type: ignore[no-untyped-def]
+        seen.extend(is_held(prepare_home(world.project), r.run_id) for r in instance.get_runs())
+        return run(job, tasks)
+
+    world.engine.run = looking  # type: ignore[method-assign]
+    job = build(world.project, world.session()).resolve_job_def("catch_up_orders")
+    assert job.execute_in_process(instance=instance).success
+    assert seen == [True]
+    assert is_held(prepare_home(world.project), instance.get_runs()[0].run_id) is None
+
+
+# -- who may take a batch over
+
+
+def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
+    failed, alive = begun(instance, Status.FAILURE), begun(instance)
+    liveness = Informed(FakeLiveness(dead={"beatless"}), instance)
+    owners = [owner("failed", failed), owner("alive", alive), owner("beatless", alive), owner("elsewhere", "unknown")]
+    verdicts = liveness.verdicts(owners)
+    assert {t: v.dead for t, v in verdicts.items()} == {
+        "failed": True, "alive": False, "beatless": True, "elsewhere": False,
+    }  # fmt: skip
+    assert verdicts["failed"].why == "Dagster knows it as FAILURE"
+    assert (
+        [liveness.is_dead(o) for o in owners] == [liveness.looks_dead(o) for o in owners] == [True, False, True, False]
+    )
+
+
+def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:
+    with world.open_edges(world.session().feed("orders")) as edges:
+        known = informed(edges, instance)
+    assert isinstance(known.liveness, Informed)
+    assert replace(known, liveness=edges.liveness) == edges
+
+
+# -- the event log beside the ledger
+
+
+def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.DagsterInstance) -> None:
+    world.land_unrecorded(in_hour(0))
+    world.land_unrecorded(in_hour(1))
+    told = list(reconcile(instance, world.books(), dry_run=True))
+    assert windows(instance, LANDED) == {}
+    assert list(reconcile(instance, world.books())) == told
+    batches, hours = told
+    assert (batches.kind, batches.act, len(batches.items)) == (Kind.UNTOLD, "recorded", 2)
+    assert hours.items == ("2024-05-01T00:00", "2024-05-01T01:00", "2024-05-01T04:00"), "the last one is quiet"
+    assert list(windows(instance, LANDED)) == list(hours.items)
+    assert list(reconcile(instance, world.books())) == []
+
+
+def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(0))
+    world.run(in_hour(1))
+    assert list(reconcile(instance, world.books())) == []
+    world.lake.files.clear()
+    world.group.offsets.clear()
+    world.land_unrecorded(in_hour(0))
+    untold, overtold = reconcile(instance, world.books())
+    assert untold.kind is Kind.UNTOLD
+    assert overtold.kind is Kind.OVERTOLD
+    assert overtold.text == "1 window shown as landed in Dagster and owed by the ledger, 2024-05-01T01:00"
+    assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy
+    assert len(stored(instance, LANDED)) == 1
+    world.run(in_hour(1))
+    assert list(reconcile(instance, world.books())) == []
+    assert len(versions(instance, LANDED, "2024-05-01T01:00")) == 2
