@@ -19,14 +19,14 @@ from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
 from sluice.assets.windows import now, partitions_of
-from sluice.pipelines.batch import Landed
+from sluice.pipelines.batch import Landed, Skip
 from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.errors import Failed, SluiceError
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Reporter
 from sluice.pipelines.report import load_report
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Request
+from sluice.pipelines.values import Request, RequestKind
 from sluice.resources.project import Project
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -53,6 +53,7 @@ def run_feed(
     request: Request,
     report: Reporter,
     open_edges: OpenEdges = open_real_edges,
+    skip: Skip | None = None,
 ) -> RunOutcome:
     """Land and commit the request: a window by `land_<feed>`, all else by `catch_up_<feed>`.
 
@@ -71,7 +72,7 @@ def run_feed(
                 instance.report_run_canceling(standing)
 
         session = Session(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
-        job, how = _job(project, feed, session, request)
+        job, how = _job(project, feed, session, request, skip)
         result = job.execute_in_process(
             **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
         )
@@ -107,7 +108,9 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
     return next(str(m.metadata["dagster/uri"].value) for m in made)
 
 
-def _job(project: Project, feed: Feed, session: Session, request: Request) -> tuple[dg.JobDefinition, dict[str, Any]]:
+def _job(
+    project: Project, feed: Feed, session: Session, request: Request, skip: Skip | None
+) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
     A window that is no partition of the feed goes to the job that lands anything: it says what is wrong with it.
@@ -115,10 +118,10 @@ def _job(project: Project, feed: Feed, session: Session, request: Request) -> tu
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
     made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}, windows, session), own)
-    if request.window is not None and not request.only and windows.has_partition_key(show_window(request.window)):
-        how = {"partition_key": show_window(request.window), "run_config": _SILENT}
-        return made.resolve_job_def(land_job(feed.name)), how
-    return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request) | _SILENT}
+    window = None if request.window is None else show_window(request.window)
+    if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):
+        return made.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}
+    return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request, skip) | _SILENT}
 
 
 def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:

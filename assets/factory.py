@@ -23,10 +23,11 @@ from sluice.assets.evidence import committed_key, landed_key, outputs, quarantin
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, Session, pool
 from sluice.assets.steps import topic_key
+from sluice.pipelines.batch import Skip
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
-from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.units import parse_instant, parse_window, show_instant, show_window
 from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
 
 Windows = dg.TimeWindowPartitionsDefinition
@@ -51,15 +52,27 @@ class LandConfig(dg.Config):
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
     window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
+    until: str = Field(default="", description="With `window`: and those after it, up to, not including, this one.")
     only: list[PartitionConfig] = Field(default=[], description="In these partitions only.")
+    replace: bool = Field(default=False, description="Land anew what has landed, instead of what is owed.")
+    skip_to: str = Field(default="", description="Pass over what is owed: `latest`, or up to an ISO time with zone.")
+    reason: str = Field(default="", description="Why it is passed over: it stands in the ledger.")
 
     def request(self) -> Request:
         """The request that this configures. Raises UsageError."""
         ranges = tuple(AskedRange(o.topic, o.partition, o.start, o.end) for o in self.offsets)
         only = tuple(TopicPartition(p.topic, p.partition) for p in self.only)
         if self.window:
-            return Request(RequestKind.WINDOW, window=_window(self.window), only=only)
-        return Request(RequestKind.OFFSETS if ranges else RequestKind.CATCH_UP, ranges, only=only)
+            until = _window(self.until) if self.until else None
+            return Request(RequestKind.WINDOW, (), _window(self.window), only, until, self.replace)
+        if self.until:
+            raise UsageError("`until` without `window`", remedy="say where to begin: window: 2026-11-20T14:00")
+        kind = RequestKind.OFFSETS if ranges else RequestKind.CATCH_UP
+        return Request(kind, ranges, only=only, replace=self.replace)
+
+    def skip(self) -> Skip | None:
+        """What is to be passed over first. Raises UsageError."""
+        return skip_of(self.skip_to, self.reason)
 
 
 _LAND_CONFIG = LandConfig.to_config_schema().as_field()
@@ -73,12 +86,27 @@ def _window(text: str) -> int:
         raise UsageError(f"{text!r} {error}") from None
 
 
-def run_config(feed: str, request: Request) -> dict[str, Any]:
+def skip_of(to: str, reason: str) -> Skip | None:
+    """The skip that is asked for by these words. Raises UsageError."""
+    if not to:
+        return None
+    if not reason.strip():
+        raise UsageError("to pass over records needs a reason", remedy="say why: it stands in the ledger for ever")
+    try:
+        return Skip(None if to == "latest" else parse_instant(to), reason)
+    except ValueError as error:
+        raise UsageError(f"{to!r} {error}", remedy="skip to `latest`, or to such a time") from None
+
+
+def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:
     """The configuration of `catch_up_<feed>` that asks for the request."""
     offsets = [{"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in request.ranges]
     only = [{"topic": p.topic, "partition": p.partition} for p in request.only]
-    window = "" if request.window is None else show_window(request.window)
-    return {"ops": {_land_op(feed): {"config": {"offsets": offsets, "window": window, "only": only}}}}
+    asked = {"offsets": offsets, "only": only, "replace": request.replace}
+    asked |= {name: show_window(at) for name in ("window", "until") if (at := getattr(request, name)) is not None}
+    if skip:
+        asked |= {"skip_to": "latest" if skip.to is None else show_instant(skip.to), "reason": skip.reason}
+    return {"ops": {_land_op(feed): {"config": asked}}}
 
 
 def land_job(feed: str) -> str:
@@ -188,7 +216,7 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
         out=dg.Out(dg.Nothing),
     )
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from steps.land_request(context, feed.name, LandConfig(**context.op_config).request)
+        yield from steps.land_request(context, feed.name, LandConfig(**context.op_config))
 
     @dg.op(
         name=f"{feed.name}__commit",

@@ -6,9 +6,9 @@ earlier run could not tell is told before anything is committed (see `evidence`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
@@ -20,14 +20,17 @@ from sluice.assets.feeds import remember_topics
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
-from sluice.pipelines.batch import Edges, Landed, land, open_ledger
+from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger
 from sluice.pipelines.commit import CommitResult, CommitSettings, commit
 from sluice.pipelines.errors import SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.outlook import Outlook, look_ahead
 from sluice.pipelines.ports import Engine
+from sluice.pipelines.positions import key_of
 from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import PartitionState, Request, RequestKind
+from sluice.pipelines.windows import earliest
 from sluice.resources.liveness import new_owner
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
@@ -74,7 +77,15 @@ def _own_window(books: Books, landed: Landed, window: int) -> Events:
         raise _in_part(feed.name, window)
 
 
-def land_request(context: dg.OpExecutionContext, name: str, asked: Callable[[], Request]) -> Events:
+class Asked(Protocol):
+    """What a run was configured to do. Both raise UsageError."""
+
+    def request(self) -> Request: ...
+
+    def skip(self) -> Skip | None: ...
+
+
+def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Events:
     """Land what is asked for and owed, whatever windows that is in, and say which of them are complete now.
 
     Raises dagster.Failure, or an interrupt.
@@ -83,19 +94,21 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Callable[[], 
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            books, landed = yield from _land(context, feed, edges, asked())
+            books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
         yield _evaluation(landed_key(name), ACCOUNT, None, _account(books, landed))
         landed.check()
     yield dg.Output(None)
 
 
-def _land(context: Context, feed: Feed, edges: Edges, request: Request) -> Generator[Any, None, tuple[Books, Landed]]:
+def _land(
+    context: Context, feed: Feed, edges: Edges, request: Request, skip: Skip | None = None
+) -> Generator[Any, None, tuple[Books, Landed]]:
     """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
     session, run = _session(context), context.run.run_id
     ledger = open_ledger(feed, edges, run)
     evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     with _canceling(edges.engine):
-        landed = land(feed, edges, request, new_owner(run), session.reporter(context.log))
+        landed = land(feed, edges, request, new_owner(run), session.reporter(context.log), skip)
     session.witness.landed = landed
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
@@ -106,7 +119,7 @@ def _land(context: Context, feed: Feed, edges: Edges, request: Request) -> Gener
 
 def _remember(session: Session, feed: Feed, books: Books, landed: Landed) -> None:
     remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
-    remember(session.project, feed.name, first_window=books.state.first_window)
+    remember(session.project, feed.name, first_window=earliest(books.state))
 
 
 def _published(context: Context, books: Books, landed: Landed, own: int | None) -> Events:
@@ -188,11 +201,12 @@ def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, sta
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
         seen = _look(edges, feed, topics)
+        outlook = _outlook(edges, feed, state, seen)
     except SluiceError as error:
         context.log.warning("the topics could not be observed after landing: %s", error.message)
         return
     for topic, partitions in sorted(seen.items()):
-        said = metadata.of_topic(partitions, [_reader(feed.name, state, topic)])
+        said = metadata.of_topic(partitions, [_reader(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(topic_key(topic), metadata=said)
 
 
@@ -277,7 +291,9 @@ def _passed(books: Books, window: int) -> Said:
 
 
 def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping[str, Sequence[str]]) -> Events:
-    """Partitions, ends and lag of the selected topics. `readers`: each topic's feeds; the owner's Kafka is shown.
+    """Partitions, ends, lag and what is at risk of the selected topics. `readers`: each topic's feeds.
+
+    The owner's Kafka is shown.
 
     Raises dagster.Failure for topics that are not there, after showing the others.
     """
@@ -302,8 +318,9 @@ def _survey(
         with session.open_edges(feed) as edges:
             seen = seen or _look(edges, feed, mine)
             state = Ledger(edges.lake, name, edges.clock).read()
+            outlook = _outlook(edges, feed, state, {t: seen[t] for t in mine if t in seen})
         for topic in mine:
-            lags[topic].append(_reader(name, state, topic))
+            lags[topic].append(_reader(name, state, topic, outlook))
     return seen, lags
 
 
@@ -316,6 +333,15 @@ def _look(edges: Edges, feed: Feed, topics: Iterable[str]) -> Topics:
     return found
 
 
-def _reader(feed: str, state: State, topic: str) -> Reader:
-    mine = (k for k in state.known() if k.topic == topic)
-    return Reader(feed, {k.partition: state.frontier(k) for k in mine})
+def _outlook(edges: Edges, feed: Feed, state: State, seen: Topics) -> Outlook:
+    """What is about to happen to the feed in these topics."""
+    partitions = {key_of(state, p): p for ps in seen.values() for p in ps}
+    now = edges.clock()
+    return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
+
+
+def _reader(feed: str, state: State, topic: str, outlook: Outlook) -> Reader:
+    frontiers = {k.partition: state.frontier(k) for k in state.known() if k.topic == topic}
+    ages = {k.partition: age for k, age in outlook.ages().items() if k.topic == topic}
+    at_risk = [r.describe(outlook.now) for r in outlook.at_risk if r.key.topic == topic]
+    return Reader(feed, frontiers, ages, at_risk)

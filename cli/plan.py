@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from sluice.cli.terminal import bad, count, good, heading, many, size, table, wa
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task
+from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Preview
@@ -38,32 +39,59 @@ Only = Annotated[
     list[str] | None,
     typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
 ]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", metavar=" ", help="Land anew what has landed; old and new change places at once."),
+]
+PerRun = Annotated[
+    int,
+    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: so many windows in one run."),
+]
 
 
 def register(app: typer.Typer) -> None:
     command(app)(plan)
 
 
-Spelled = tuple[Sequence[str] | None, str | None, str | None]
-"""`--window`, `--from` and `--to` as typed."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for, as typed."""
 
+    offsets: Sequence[str] | None = None
+    only: Sequence[str] | None = None
+    window: Sequence[str] | None = None
+    start: str | None = None
+    end: str | None = None
+    replace: bool = False
+    per_run: int = 1
 
-def requests(
-    session: Session, feed: Feed, offsets: Sequence[str] | None, only: Sequence[str] | None, spelled: Spelled
-) -> tuple[Request, ...]:
-    """What is asked for: offsets, one request for each window, or to catch up. Raises UsageError."""
-    if offsets and (only or any(spelled)):
-        raise UsageError(
-            f"--offsets and {'--only' if only else 'windows'} together",
-            remedy="--offsets names exactly what to land: leave the others out",
-        )
-    if offsets:
-        return (Request(RequestKind.OFFSETS, tuple(parse.asked_range(text) for text in offsets)),)
-    narrowed = tuple(parse.partition(text) for text in only or ())
-    asked = windows.chosen(session, feed, *spelled)
-    if not asked:
-        return (Request(RequestKind.CATCH_UP, only=narrowed),)
-    return tuple(Request(RequestKind.WINDOW, window=w, only=narrowed) for w in asked)
+    @property
+    def windows(self) -> bool:
+        return bool(self.window or self.start or self.end)
+
+    def requests(self, session: Session, feed: Feed) -> tuple[Request, ...]:
+        """Offsets, a request for each window or so many of them, or to catch up. Raises UsageError."""
+        if self.offsets and (self.only or self.windows):
+            raise UsageError(
+                f"--offsets and {'--only' if self.only else 'windows'} together",
+                remedy="--offsets names exactly what to land: leave the others out",
+            )
+        if self.offsets:
+            ranges = tuple(parse.asked_range(text) for text in self.offsets)
+            return (Request(RequestKind.OFFSETS, ranges, replace=self.replace),)
+        only = tuple(parse.partition(text) for text in self.only or ())
+        if not self.windows:
+            return (self._catch_up(only),)
+        asked, length = windows.chosen(session, feed, self.window, self.start, self.end), feed.window.length
+        if self.per_run == 1:
+            return tuple(Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in asked)
+        groups = (asked[at : at + self.per_run] for at in range(0, len(asked), self.per_run))
+        return tuple(Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
+
+    def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
+        if self.replace:
+            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+        return Request(RequestKind.CATCH_UP, only=only)
 
 
 def plan(
@@ -74,6 +102,8 @@ def plan(
     window: Window = None,
     start: From = None,
     end: To = None,
+    replace: Replace = False,
+    per_run: PerRun = 1,
 ) -> int:
     """Show what a run would read, and from whom.
 
@@ -87,7 +117,7 @@ def plan(
     from sluice.pipelines.batch import preview
 
     found = session.feed(feed)
-    asked = requests(session, found, offsets, only, (window, start, end))
+    asked = Asked(offsets, only, window, start, end, replace, per_run).requests(session, found)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
         seen = [preview(found, edges, each) for each in asked]
     if start or len(asked) > 1:
@@ -124,9 +154,10 @@ def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list
         plan, wrong = each.plan, problems(each)
         told = wrong[0].message + (f" … and {len(wrong) - 1} more" if len(wrong) > 1 else "") if wrong else ""
         amount = (count(plan.span), size(plan.estimated_bytes), str(len(plan.tasks))) if plan else ("0", "–", "0")
-        rows.append((show_window(request.window or 0), *amount, told))
+        until = f" to {show_window(request.until)}" if request.until else ""
+        rows.append((show_window(request.window or 0) + until, *amount, told))
     names = ("window", "owed", "about", "tasks", "")
-    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'window')}, one run each")]
+    out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
     return [*out, table(names, shortened(rows, len(names)), right="owed about tasks")]
 
 
@@ -186,6 +217,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     ]
     names = ("task", "leader", "slices", "offsets", "about", "reads")
     note = f"{count(plan.span)} offsets, about {size(plan.estimated_bytes)}, plan {plan.hash[:12]}"
+    note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
         table(names, shortened(rows, len(names)), right="task leader slices offsets about"),
@@ -222,6 +254,7 @@ def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
         "hash": seen.plan.hash if seen.plan else None,
         "offsets": seen.plan.span if seen.plan else 0,
         "estimated_bytes": seen.plan.estimated_bytes if seen.plan else 0,
+        "replaces": list(seen.plan.replaces) if seen.plan else [],
         "partitions": [_partition(seen, k, p, owed.get(k)) for k, p in sorted(seen.survey.partitions.items())],
         "tasks": [_task(t) for t in (seen.plan.tasks if seen.plan else ())],
         "refusals": [r.error.fields() for r in seen.refusals],

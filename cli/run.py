@@ -6,28 +6,43 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import windows
-from sluice.cli.plan import Offsets, Only, requests, shortened
+from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, many, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.errors import UsageError, WindowHeld
+from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
-from sluice.pipelines.values import Counts, Key, Receipt, Request
+from sluice.pipelines.values import Counts, Key, Receipt, Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
-    from sluice.pipelines.batch import BatchResult, Landed
+    from sluice.pipelines.batch import BatchResult, Landed, Skip
     from sluice.pipelines.commit import CommitResult
     from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.standing import WindowStanding
+
+
+SkipTo = Annotated[
+    str | None,
+    typer.Option(
+        "--skip-to",
+        metavar="latest|TIME",
+        help="Pass over what is owed: to the end, or up to an ISO time with zone. Needs --reason.",
+        show_default=False,
+    ),
+]
+Reason = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the ledger.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,24 +57,32 @@ def run(
     window: Window = None,
     start: From = None,
     end: To = None,
+    replace: Replace = False,
+    per_run: PerRun = 1,
+    skip_to: SkipTo = None,
+    reason: Reason = None,
 ) -> int:
     """Land what is owed, publish it, commit its offsets.
 
     Without options it catches up. It executes the feed's Dagster job on the project's instance, so the UI shows it;
     of several windows each is a run of its own, and one that fails does not keep the others from theirs.
-    A run that dies is finished by the next one: nothing is read twice, nothing twice visible.
+    A run that dies is finished by the next one: nothing is read twice, nothing twice visible. What is asked for by
+    windows or offsets may lie below the origin; where the feed's limits end a run, the next one goes on.
 
     $ sluice run orders
     $ sluice run orders --window 2026-11-20T14
-    $ sluice run orders --from 2026-11-20 --to 2026-11-21
-    $ sluice run orders --only orders:3
+    $ sluice run orders --from 2026-11-20 --to 2026-11-21 --windows-per-run 6
+    $ sluice run orders --window 2026-11-20T14 --only orders:3
+    $ sluice run orders --window 2026-11-20T14 --replace
     $ sluice run orders --offsets orders:0:100-200 --offsets orders:1:0-50
+    $ sluice run orders --skip-to 2026-11-20T00:00:00Z --reason "test data"
     """
-    found = session.feed(feed)
-    asked = requests(session, found, offsets, only, (window, start, end))
-    if start or len(asked) > 1:
+    found, typed = session.feed(feed), Asked(offsets, only, window, start, end, replace, per_run)
+    asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
+    limited = found.limits.records or found.limits.bytes
+    if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
         return _each(session, found, asked)
-    ran = execute(session, feed, asked[0])
+    ran = execute(session, feed, asked[0], skip)
     stands = stands_after(session, found, ran)
     session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []))
     if ran.outcome.error:
@@ -68,28 +91,68 @@ def run(
     return ran.outcome.exit_code
 
 
+def _skip(asked: Asked, to: str | None, reason: str | None) -> Skip | None:
+    from sluice.assets.factory import skip_of
+
+    if to is None:
+        if reason is not None:
+            raise UsageError("--reason without --skip-to", remedy="a reason belongs to what is passed over")
+        return None
+    if asked.offsets or asked.windows:
+        raise UsageError(
+            "--skip-to together with windows or offsets", remedy="skip first (with --only, if need be), then land those"
+        )
+    return skip_of(to, reason or "")
+
+
 def _each(session: Session, feed: Feed, asked: Sequence[Request]) -> int:
-    """One run for each window, in order; the worst exit code. A request that is wrong ends it: so are the others."""
+    """Runs for each request, in order, as many as the feed's limits make of it; the worst exit code of their last ones.
+
+    A request that is wrong ends it: so are the others.
+    """
     done: list[tuple[Ran, WindowStanding | None]] = []
-    session.terminal.show(heading(f"Run of {feed.name}", many(len(asked), "window")))
-    for each in asked:
-        ran = execute(session, feed.name, each)
-        stands = stands_after(session, feed, ran)
-        done.append((ran, stands))
-        session.terminal.show(*_brief(ran, stands))
+    last: list[int] = []
+    began = time.monotonic()
+    session.terminal.show(heading(f"Run of {feed.name}", many(len(asked), "request")))
+    for number, each in enumerate(asked, 1):
+        ran = None
+        while ran is None or _goes_on(ran):
+            ran = execute(session, feed.name, each)
+            stands = stands_after(session, feed, ran)
+            done.append((ran, stands))
+            session.terminal.show(*_brief(ran, stands), *_rest(number, len(asked), time.monotonic() - began, ran))
+        last.append(ran.outcome.exit_code)
         if ran.outcome.error:
             session.terminal.fail(ran.outcome.error)
         if isinstance(ran.outcome.error, UsageError):
             break
     session.terminal.document({"feed": feed.name, "runs": [document(ran, stands) for ran, stands in done]})
-    return max(ran.outcome.exit_code for ran, _ in done)
+    return max(last)
+
+
+def _goes_on(ran: Ran) -> bool:
+    """Whether only the feed's limits ended the run, and it got somewhere."""
+    landed, error = ran.outcome.landed, ran.outcome.error
+    ours = error is None or isinstance(error, WindowIncomplete)
+    return ours and landed is not None and landed.left > 0 and any(b.number is not None for b in landed.batches)
+
+
+def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
+    """How much is still to do, and about how long it takes at the pace so far."""
+    if _goes_on(ran):
+        left, now = ran.outcome.landed.left if ran.outcome.landed else 0, _totals(ran)[0].total
+        eta = seconds(left / now * sum(ran.stages.values())) if now else "an unknown time"
+        return [Text(f"  the limits end a run here: {many(left, 'offset')} are left, about {eta}", style="dim")]
+    if number < of:
+        return [Text(f"  {number} of {of}, the rest in about {seconds(spent / number * (of - number))}", style="dim")]
+    return []
 
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
     """How the window that a run was for stands now; None for other runs, and where there is no such window."""
     from sluice.pipelines.strip import Seen, standing
 
-    if ran.asked.window is None or isinstance(ran.outcome.error, UsageError):
+    if ran.asked.window is None or ran.asked.until is not None or isinstance(ran.outcome.error, UsageError):
         return None
     refusals = ran.outcome.landed.refusals if ran.outcome.landed else ()
     held = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}
@@ -116,14 +179,14 @@ class Ran:
         return self.outcome.landed.batches if self.outcome.landed else ()
 
 
-def execute(session: Session, feed: str, asked: Request) -> Ran:
+def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None) -> Ran:
     """One run of the feed's job, with a meter on a terminal."""
     from sluice.assets.execution import run_feed
 
     cold = "pyspark" not in sys.modules
     with session.terminal.progress() as meter:
         watch = Stopwatch(meter)
-        outcome = run_feed(session.project, feed, asked, watch, session.open_edges)
+        outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
     return Ran(feed, asked, outcome, watch.stopped(), cold)
 
 
@@ -181,7 +244,7 @@ def view(ran: Ran) -> list[RenderableType]:
     for batch in ran.batches:
         out += batch_view(batch)
     if landed is not None:
-        out += _beside(landed)
+        out += _beside(ran, landed)
         out.append(facts(*_summary(ran)) if ran.batches else good("nothing is owed"))
     return out
 
@@ -190,8 +253,22 @@ def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
     """How the window stands, and what this run landed of it."""
     counts, files, volume = _totals(ran)
     landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
-    line = windows.verdict(stands) if stands else Text(str(ran.asked))
+    if saved := _saved(ran):
+        landed += f" ({saved})"
+    line = windows.verdict(stands) if stands else _named(ran)
     return [line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")]
+
+
+def _named(ran: Ran) -> Text:
+    return bad(str(ran.asked)) if ran.outcome.error else good(str(ran.asked))
+
+
+def _saved(ran: Ran) -> str:
+    """What a rerun did not have to read again; nothing where there is none."""
+    adopted = [r for b in ran.batches for r in b.receipts if r.adopted]
+    spans = sum(r.slice.span for r in adopted), sum(b.plan.span for b in ran.batches)
+    slices = f"{len(adopted)} of {many(sum(len(b.plan.slices) for b in ran.batches), 'slice')}"
+    return f"{slices} adopted: {spans[0]:,} of {spans[1]:,} offsets were not read again" if adopted else ""
 
 
 def _totals(ran: Ran) -> tuple[Counts, int, str]:
@@ -218,19 +295,27 @@ def batch_view(batch: BatchResult) -> list[RenderableType]:
     return out + [bad(f"{f.slice} stays owed: {f.message}") for f in batch.failures]
 
 
-def _beside(landed: Landed) -> list[RenderableType]:
+def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
     return [
         *(warn(f"{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses),
+        *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),
     ]
+
+
+def _after_all(feed: str, passed: KeyRange) -> str:
+    """The command that lands a skipped range after all."""
+    return f"to land it after all: sluice run {feed} --offsets {passed.key}:{passed.range.start}-{passed.range.end}"
 
 
 def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     counts, files, volume = _totals(ran)
     speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets") + (", with Spark's start" if ran.cold else "")
     yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
-    if adopted := sum(b.adopted for b in ran.batches):
-        yield "adopted", f"{many(adopted, 'slice')} that an earlier attempt had finished"
+    if saved := _saved(ran):
+        yield "adopted", saved
+    if replaced := sum(len(b.plan.replaces) for b in ran.batches if b.number is not None):
+        yield "replaced", many(replaced, "file")
     yield "published", ", ".join(f"batch {b.batch}" for b in ran.batches if b.number is not None) or "nothing"
     if ran.outcome.committed is not None:
         yield "committed", _committed_text(ran.outcome.committed)
@@ -264,6 +349,8 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "batches": [_batch(b) for b in ran.batches],
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
         "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
+        "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
+        "left": landed.left if landed else 0,
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _committed(committed) if committed else None,
         **(error.fields() if error else {}),
@@ -277,6 +364,7 @@ def _batch(batch: BatchResult) -> dict[str, Any]:
         "plan": batch.plan.hash,
         "request": str(batch.plan.request),
         "adopted_slices": batch.adopted,
+        "replaced_files": len(batch.plan.replaces) if batch.number is not None else 0,
         "bytes": batch.bytes,
         **asdict(batch.counts),
         "partitions": [

@@ -235,6 +235,8 @@ def _unpinned(
     if request.window is None:
         return due
     last = (request.until or request.window + feed.window.length) - feed.window.length
+    if last < request.window:
+        raise UsageError("the windows end before they begin", remedy="the end is the first window that is left out")
     for window in (request.window, last):
         windows.check_window(window, feed.window, edges.clock())
     before = windows.before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
@@ -375,9 +377,7 @@ def _holders_named(cluster: Cluster, refusals: Sequence[Refusal]) -> tuple[Refus
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
 
 
-def _skip(
-    feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]
-) -> tuple[KeyRange, ...]:
+def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]) -> tuple[KeyRange, ...]:
     """Pass over what lies between the frontiers and there, but for what has landed or a live plan holds."""
     found = survey(feed, edges, ledger)
     _pin_origins(ledger, found)

@@ -38,9 +38,9 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
     assert {(s["start"], s["end"]) for s in slices} == {(25, 50)}
     several = tell(plan.plan, "orders", start=named(1), end=named(4), only=["orders:0"])
     assert [(p["request"], p["offsets"]) for p in several.document["plans"]] == [
-        (f"window {DAY}T0{h}:00", 25) for h in (1, 2, 3)
+        (f"window {DAY}T0{h}:00 of orders:0", 25) for h in (1, 2, 3)
     ]
-    assert "3 windows, one run each" in several.text
+    assert "3 runs, one after another" in several.text
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,14 @@ def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], 
 
 def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, tell: Tell) -> None:
     world.run(in_hour(1))
-    for body in (plan.plan, run.run, files.files, wait.wait):
+    for body in (files.files, wait.wait):
         window: Any = "2024-04-30T23" if body is wait.wait else ["2024-04-30T23"]
         with pytest.raises(UsageError, match="before the feed's first window"):
             tell(body, "orders", window=window)
+    with pytest.raises(UsageError, match="Kafka holds no record"):
+        tell(plan.plan, "orders", window=["2024-04-30T23"])
+    told = tell(run.run, "orders", window=["2024-04-30T23"], text=False)
+    assert (told.code, told.document["error"]) == (2, "UsageError")
 
 
 # -- run
@@ -112,7 +116,65 @@ def test_a_request_that_is_wrong_ends_a_run_of_several(tell: Tell) -> None:
     """Which window is the first is known only when Kafka was asked."""
     told = tell(run.run, "orders", start="2024-04-30T22", end=named(2), text=False)
     assert (told.code, len(told.document["runs"])) == (2, 1)
-    assert "before the feed's first window" in told.document["runs"][0]["message"]
+    assert "Kafka holds no record" in told.document["runs"][0]["message"]
+
+
+def test_several_windows_in_one_run(tell: Tell) -> None:
+    told = tell(run.run, "orders", start=named(0), end=named(4), per_run=3)
+    first, second = told.document["runs"]
+    assert [r["request"] for r in (first, second)] == [
+        f"windows {DAY}T00:00 to {DAY}T03:00",
+        f"windows {DAY}T03:00 to {DAY}T04:00",
+    ]
+    assert [b["landed"] for b in first["batches"]] == [150]
+    assert "1 of 2, the rest in about" in told.text
+    assert "nothing landed" in told.text, "the second time"
+
+
+def test_landing_anew_replaces_the_files(world: World, tell: Tell) -> None:
+    world.run(in_hour(1))
+    before = set(world.lake.list("data/orders"))
+    shown = tell(plan.plan, "orders", window=[named(1)], replace=True)
+    assert set(shown.document["replaces"]) == before
+    assert f"in place of {len(before)} files" in shown.text
+    told = tell(run.run, "orders", window=[named(1)], replace=True, text=False)
+    assert told.document["batches"][0]["replaced_files"] == len(before)
+    assert not before & set(world.lake.list("data/orders"))
+
+
+def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
+    world: World, tell: Tell, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = tell(run.run, "orders", skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
+    assert told.document["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
+    before = world.state()
+    run.run(Over(Terminal(), world.project.root, False, world), "orders", skip_to="latest", reason="test data")
+    assert "to land it after all: sluice run orders --offsets orders:1:" in capfd.readouterr().out
+    assert before.skipped != world.state().skipped
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"skip_to": "latest"}, "needs a reason"),
+        ({"skip_to": "yesterday", "reason": "x"}, "is not an ISO time"),
+        ({"skip_to": "latest", "reason": "x", "window": [named(1)]}, "together with windows"),
+        ({"reason": "x"}, "--reason without --skip-to"),
+        ({"replace": True}, "what is to be landed anew"),
+    ],
+)
+def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, tell: Tell) -> None:
+    with pytest.raises(UsageError, match=says):
+        tell(run.run, "orders", **options)
+
+
+def test_limits_cut_what_is_asked_for_into_runs(world: World, tell: Tell) -> None:
+    feed = world.project.feeds_folder / "orders.yaml"
+    feed.write_text(feed.read_text() + "limits: {records: 30}\n")
+    told = tell(run.run, "orders", window=[named(1)], text=False)
+    runs = told.document["runs"]
+    assert [r["left"] for r in runs] == [20, 0]
+    assert (told.code, runs[-1]["window"]["state"]) == (0, "landed")
 
 
 # -- wait, files
