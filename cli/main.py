@@ -19,7 +19,24 @@ import typer
 
 from sluice.bench import cli as bench
 from sluice.cli import audit as audit_command
-from sluice.cli import demo, explain, feeds, files, groups, kafka, offsets, peek, plan, produce, run, status, ui, wait
+from sluice.cli import (
+    demo,
+    explain,
+    feeds,
+    files,
+    groups,
+    kafka,
+    offsets,
+    peek,
+    plan,
+    produce,
+    repair,
+    run,
+    status,
+    ui,
+    unstick,
+    wait,
+)
 from sluice.cli.terminal import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 
@@ -35,7 +52,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek)
-for module in (*_LANDING, offsets, groups, feeds, kafka, produce, ui, bench):
+_MENDING = (unstick, repair)
+for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui, bench):
     module.register(app)
 
 
