@@ -16,6 +16,7 @@ from sluice.assets.factory import feed_definitions
 from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
+from sluice.assets.sensors import watch_check, watch_sensor
 from sluice.assets.session import Session
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.errors import FeedError
@@ -40,6 +41,8 @@ def build(project: Project, session: Session | None = None) -> dg.Definitions:
                 *(_broken("feed", landed_key(_name(p, files.feeds)), e) for p, e in files.broken.items()),
                 *(_broken("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()),
             ],
+            asset_checks=[watch_check(feed) for feed in files.feeds.values()],
+            sensors=[watch_sensor()],
             resources={"session": session},
             executor=dg.in_process_executor,
         ),

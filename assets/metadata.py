@@ -20,10 +20,12 @@ from sluice.pipelines import layout, windows
 from sluice.pipelines.batch import Landed
 from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Counts, Key, Part, PartitionState, PartKind, Receipt
+from sluice.pipelines.watch import Watched
 
 Metadata = dict[str, Any]
 
@@ -328,19 +330,57 @@ def _held_by(b: Behind) -> str:
     return f"{where}, {'which a batch is at work on' if b.at_work else 'owed'} from offset {b.frontier} on"
 
 
+# -- what to look at
+
+
+def of_watched(seen: Watched) -> Metadata:
+    """The findings of a look at a feed, and where it stands."""
+    rows: list[dict[str, str | int]] = [
+        {"finding": f.text, "way out": f.remedy, "severity": "error" if f.severe else "warning"} for f in seen.findings
+    ]
+    columns = dict.fromkeys(("finding", "way out", "severity"), "string")
+    findings = {"findings": table(rows, columns)} if rows else {}
+    return findings | ({} if seen.outlook is None else of_outlook(seen.outlook))
+
+
+def of_outlook(outlook: Outlook) -> Metadata:
+    """How far behind a feed is, and how fast it goes; what is not known is left out."""
+    told = {
+        "lag_offsets": outlook.lag,
+        "lag_seconds": _seconds(outlook.age),
+        "catch_up_seconds": _seconds(outlook.eta),
+        "landing_offsets_per_second": _rate(outlook.landing),
+        "production_offsets_per_second": _rate(outlook.production),
+        "ranges_at_risk": len(outlook.at_risk),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _rate(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 3)
+
+
 # -- topics
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A feed that reads a topic, with the next offset that it owes by partition."""
+    """A feed that reads a topic: the next offset that it owes by partition, how old (ms) the oldest record is that it
+    owes there, where that is known, and what of the topic Kafka will delete before it lands.
+    """
 
     feed: str
     frontiers: Mapping[int, int] = field(default_factory=dict)
+    ages: Mapping[int, int] = field(default_factory=dict)
+    at_risk: Sequence[str] = ()
 
 
 def of_topic(partitions: Sequence[PartitionState], readers: Sequence[Reader]) -> Metadata:
-    """What Kafka says of a topic, and how far behind each feed is, in offsets."""
+    """What Kafka says of a topic, and how far behind each feed is, in offsets and in time."""
     lags = {r.feed: [_lag(p, r) for p in partitions] for r in readers}
     rows: list[dict[str, str | int]] = [
         {
@@ -357,9 +397,16 @@ def of_topic(partitions: Sequence[PartitionState], readers: Sequence[Reader]) ->
         "partitions": len(partitions),
         "offsets": sum(p.stable_end - p.log_start for p in partitions),
         **{f"lag_{feed}": sum(lag) for feed, lag in lags.items()},
+        **{f"lag_seconds_{r.feed}": age / 1000 for r in readers if (age := _age(r, sum(lags[r.feed]))) is not None},
+        **{f"at_risk_{r.feed}": "\n".join(r.at_risk) for r in readers if r.at_risk},
         "log": table(rows, columns),
     }
 
 
 def _lag(p: PartitionState, reader: Reader) -> int:
     return max(0, p.stable_end - reader.frontiers.get(p.partition, p.log_start))
+
+
+def _age(reader: Reader, lag: int) -> int | None:
+    """How old (ms) the oldest record is that the feed owes in the topic: 0 when it owes none."""
+    return max(reader.ages.values(), default=None if lag else 0)

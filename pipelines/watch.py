@@ -42,6 +42,9 @@ class Finding:
     remedy: str
     severe: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.text} → {self.remedy}"
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:

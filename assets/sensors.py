@@ -1,0 +1,215 @@
+"""The sensor that watches every feed without running it, and the check `watch` in which its findings show.
+
+One sensor a project: a tick opens each Kafka once and reads each feed's ledger once, however many feeds there are. A
+finding is told when it comes and when it has passed, not at every tick; a tick that runs out of time goes on where it
+stopped at the next one. Off until somebody switches it on.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of `context` as they stand.
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import dagster as dg
+
+from sluice.assets import metadata
+from sluice.assets.evidence import landed_key
+from sluice.assets.feeds import read_feeds
+from sluice.assets.session import Session
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.feed import Feed, KafkaSettings
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.watch import View, Watched, view, watch
+
+SENSOR, WATCH = "watch_feeds", "watch"
+EVERY_SECONDS = 300
+SECONDS = 20
+"""What one tick may take until it stops between two feeds; Dagster ends those that take longer than a minute."""
+SHOWN = 10
+"""Lines that a tick's summary has at most; its log has all."""
+
+
+# -- the check
+
+
+def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
+    """The check on `<feed>/landed` that the sensor evaluates; executed by hand it looks at once."""
+
+    @dg.asset_check(
+        asset=landed_key(feed.name),
+        name=WATCH,
+        description=f"Is there anything to look at? The sensor `{SENSOR}` tells; or execute this check.",
+        required_resource_keys={"session"},
+    )
+    def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        session: Session = context.resources.session
+        return dg.AssetCheckResult(**_looked_at(session, feed.name))
+
+    return watched
+
+
+def _looked_at(session: Session, name: str) -> dict[str, Any]:
+    """What the check says now. That nothing could be seen is said too, and fails no run."""
+    try:
+        feed = session.feed(name)
+        with session.open_edges(feed) as edges:
+            return verdict(_watch(feed, edges, edges.cluster, view(edges.cluster, [feed])))
+    except SluiceError as error:
+        said = f"could not look: {error.message}"
+        return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
+
+
+def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> Watched:
+    return watch(feed, Ledger(edges.lake, feed.name, edges.clock), cluster, seen, edges.clock())
+
+
+def verdict(seen: Watched) -> dict[str, Any]:
+    """What the check says: passed, severity, description, metadata."""
+    first = seen.findings[0] if seen.findings else None
+    more = f" ({len(seen.findings) - 1} more in the table)" if len(seen.findings) > 1 else ""
+    severe = first is not None and first.severe
+    return {
+        "passed": first is None,
+        "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
+        "description": f"{first}{more}" if first else "nothing to look at",
+        "metadata": metadata.of_watched(seen),
+    }
+
+
+# -- the sensor
+
+
+def watch_sensor() -> dg.SensorDefinition:
+    """Looks at every feed of the project every few minutes, and evaluates its check where something changed."""
+
+    @dg.sensor(
+        name=SENSOR,
+        minimum_interval_seconds=EVERY_SECONDS,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        required_resource_keys={"session"},
+        description="Looks at every feed: lag, retention, topics that are new or recreated, transactions that hang, "
+        f"windows that stay partial. What it finds shows as the check `{WATCH}` on each feed's `landed`.",
+    )
+    def watch_feeds(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        tick = Tick(context.resources.session, Cursor.read(context.cursor))
+        tick.run(context.instance, time.monotonic)
+        for line in tick.news:
+            context.log.warning(line)
+        return dg.SensorResult(skip_reason=tick.summary, cursor=tick.cursor.dump(), asset_events=tick.events)
+
+    return watch_feeds
+
+
+@dataclass
+class Cursor:
+    """What was told before: of each feed, which materialization was its newest then (a storage id), and the findings.
+
+    `last` is the feed that was looked at last.
+    """
+
+    told: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    last: str = ""
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """One that cannot be read is as good as none: everything is told once more."""
+        try:
+            said = json.loads(text or "{}")
+            told = {str(f): (int(at), tuple(map(str, about))) for f, (at, about) in said.get("told", {}).items()}
+            return cls(told, str(said.get("last", "")))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return cls()
+
+    def dump(self) -> str:
+        return json.dumps({"told": self.told, "last": self.last}, sort_keys=True)
+
+    def ordered(self, feeds: Iterable[str]) -> list[str]:
+        """The feeds by name, beginning behind the one that was looked at last."""
+        names = sorted(feeds)
+        return [*(n for n in names if n > self.last), *(n for n in names if n <= self.last)]
+
+
+@dataclass
+class Tick:
+    """One look at all feeds: `events` to store, `news` for people, and the cursor brought up to date."""
+
+    session: Session
+    cursor: Cursor
+    events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
+    looked: int = 0
+    _kafkas: dict[KafkaSettings, tuple[Cluster, View] | SluiceError] = field(default_factory=dict)
+
+    def run(self, instance: dg.DagsterInstance, clock: Callable[[], float]) -> None:
+        """Look at the feeds until all are done or time is up, by `clock` in seconds."""
+        until = clock() + SECONDS
+        files = read_feeds(self.session.project, self.session.project.environ())
+        self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
+        self.cursor.told = {n: told for n, told in self.cursor.told.items() if n in files.feeds}
+        newest = _newest(instance, files.feeds)
+        with ExitStack() as opened:
+            for name in self.cursor.ordered(files.feeds):
+                if clock() > until:
+                    self.news.append(f"out of time before {name}: the next tick begins there")
+                    break
+                self._look(files.feeds[name], files.feeds.values(), newest.get(name, 0), opened)
+                self.cursor.last = name
+
+    def _look(self, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack) -> None:
+        try:
+            with self.session.open_edges(feed) as edges:
+                cluster, seen = self._kafka(feed, feeds, opened)
+                watched = _watch(feed, edges, cluster, seen)
+        except SluiceError as error:
+            self.news.append(f"{feed.name} could not be looked at: {error.message}")
+            return
+        self.looked += 1
+        self._tell(feed.name, watched, newest)
+
+    def _kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
+        """The feed's Kafka, opened and asked once for all feeds that read it; one that fails, fails for all of them."""
+        if feed.kafka not in self._kafkas:
+            cluster = opened.enter_context(self.session.open_edges(feed)).cluster
+            try:
+                self._kafkas[feed.kafka] = cluster, view(cluster, [f for f in feeds if f.kafka == feed.kafka])
+            except SluiceError as error:
+                self._kafkas[feed.kafka] = error
+        known = self._kafkas[feed.kafka]
+        if isinstance(known, SluiceError):
+            raise known
+        return known
+
+    def _tell(self, name: str, seen: Watched, newest: int) -> None:
+        """What came and what passed is news. The check is evaluated for these, and again after each materialization:
+        Dagster shows a check that is older than that as not evaluated.
+        """
+        before, after = self.cursor.told.get(name), (newest, tuple(sorted(f.about for f in seen.findings)))
+        known = before[1] if before else ()
+        self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
+        self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
+        if before != after:
+            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **verdict(seen)))
+            self.cursor.told[name] = after
+
+    @property
+    def summary(self) -> str:
+        """What stands, then what is new."""
+        standing = {n: len(about) for n, (_, about) in sorted(self.cursor.told.items()) if about}
+        feeds = ", ".join(f"{n} ({count})" for n, count in [*standing.items()][:SHOWN])
+        rest = f" and {len(standing) - SHOWN} more" if len(standing) > SHOWN else ""
+        head = f"{self.looked} feeds looked at; " + (f"findings in {feeds}{rest}" if standing else "no findings")
+        more = [f"… {len(self.news) - SHOWN} more in the log"] if len(self.news) > SHOWN else []
+        return "\n".join([head, *self.news[:SHOWN], *more])
+
+
+def _newest(instance: dg.DagsterInstance, feeds: Iterable[str]) -> dict[str, int]:
+    """The storage id of each feed's newest materialization of `landed`."""
+    keys = {landed_key(f): f for f in feeds}
+    entries = (r.asset_entry for r in instance.get_asset_records([*keys]))
+    return {keys[e.asset_key]: e.last_materialization_storage_id or 0 for e in entries}

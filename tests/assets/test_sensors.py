@@ -1,0 +1,356 @@
+"""The sensor: every feed looked at, each Kafka asked once, what came and what passed told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sluice.assets.definitions import build
+from sluice.assets.evidence import landed_key
+from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
+from sluice.assets.session import Session
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.values import OpenTransaction, TopicPartition
+from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
+from tests.fakes import partition
+
+
+class Sensor:
+    """The project's sensor, tick after tick, as Dagster's daemon evaluates it."""
+
+    def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
+        self.world, self.instance, self.cursor = world, instance, None
+        self.session = Session(world.project, world.open_edges)
+
+    def tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
+        """What its summary says, and the evaluations by feed; they are stored as the daemon does."""
+        defs = build(self.world.project, self.session)
+        with dg.build_sensor_context(
+            self.instance, self.cursor, definitions=defs, resources={"session": self.session}
+        ) as context:
+            data = defs.resolve_sensor_def(SENSOR).evaluate_tick(context)
+        self.cursor = data.cursor
+        for event in data.asset_events:
+            self.instance.report_runless_asset_event(event)
+        checks = [e for e in data.asset_events if isinstance(e, dg.AssetCheckEvaluation)]
+        assert {e.check_name for e in checks} <= {WATCH}
+        return data.skip_message or "", {e.asset_key.path[0]: e for e in checks}
+
+    def finding(self) -> dg.AssetCheckEvaluation:
+        """The one evaluation of `orders`."""
+        (found,) = self.tick()[1].values()
+        return found
+
+
+@pytest.fixture
+def sensor(world: World, instance: dg.DagsterInstance) -> Sensor:
+    return Sensor(world, instance)
+
+
+def write(world: World, **feeds: str) -> None:
+    for name, text in feeds.items():
+        (world.project.feeds_folder / f"{name}.yaml").write_text(text)
+
+
+def texts(found: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
+    """Findings with their ways out."""
+    table = found.metadata.get("findings")
+    return [(r["finding"], r["way out"]) for r in cells(table.value)] if table else []
+
+
+def numbers(found: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
+    return {k: v.value for k, v in found.metadata.items() if k != "findings"}
+
+
+# -- told once
+
+
+def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: World, sensor: Sensor) -> None:
+    summary, checks = sensor.tick()
+    assert (summary, checks["orders"].passed) == ("1 feeds looked at; no findings", True)
+    world.run()
+    found = sensor.finding()
+    assert (found.passed, found.description) == (True, "nothing to look at")
+    assert numbers(found)["lag_offsets"] == 0
+    assert sensor.tick() == ("1 feeds looked at; no findings", {}), "nothing new: nothing to store"
+
+
+def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor: Sensor) -> None:
+    world.run()
+    world.grow(1, 130)
+    assert sensor.finding().passed, "a few seconds old"
+    world.at(9)
+    summary, checks = sensor.tick()
+    found = checks["orders"]
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    ((text, remedy),) = texts(found)
+    assert "of orders:1, is 3 h 29 min old (alerts.lag 130m); 30 offsets are behind" in text
+    assert remedy.startswith("catch up: sluice run orders")
+    assert summary == f"1 feeds looked at; findings in orders (1)\norders: {text} → {remedy}"
+    assert numbers(found)["lag_seconds"] > 3 * 3600
+
+    assert sensor.tick() == ("1 feeds looked at; findings in orders (1)", {})
+    world.run()
+    summary, checks = sensor.tick()
+    assert checks["orders"].passed
+    assert "orders: passed: lag" in summary
+
+
+def test_a_materialization_has_the_check_evaluated_again(
+    world: World, sensor: Sensor, instance: dg.DagsterInstance
+) -> None:
+    world.run(in_hour(2))
+    world.at(9)
+    assert not sensor.finding().passed
+    assert sensor.tick()[1] == {}
+    world.run(in_hour(1))
+    assert not sensor.finding().passed, "Dagster forgets what a check said before the newest materialization"
+    key = dg.AssetCheckKey(landed_key("orders"), WATCH)
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+    newest = instance.get_latest_materialization_event(landed_key("orders"))
+    assert newest is not None
+    assert record.create_timestamp > newest.timestamp
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"told": {"orders": 3}}', '{"told": []}', "[" * 100_000])
+def test_a_damaged_cursor_is_as_good_as_none(text: str) -> None:
+    assert Cursor.read(text) == Cursor()
+
+
+# -- each finding
+
+
+def test_lag_has_a_threshold_of_the_feeds(world: World, sensor: Sensor) -> None:
+    write(world, orders=FEED + "alerts: {lag: 1d}\n")
+    world.run()
+    world.grow(1, 130)
+    world.at(9)
+    assert sensor.finding().passed
+
+
+def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    world.run(in_hour(0))
+    found = sensor.finding()
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    at_risk = [t for t in texts(found) if "deleted" in t[0]]
+    ((text, remedy),) = at_risk
+    assert text.startswith("orders:0 [25, 38) will begin to be deleted in about 3 h 59 min")
+    assert "(retention.ms 9h); 1 more partitions after it" in text
+    assert remedy == "land it before: sluice run orders"
+    assert numbers(found)["ranges_at_risk"] == 2
+
+
+def test_records_that_are_gone(world: World, sensor: Sensor) -> None:
+    world.run(in_hour(0))
+    world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
+    (text, remedy), *_ = texts(sensor.finding())
+    assert "orders:1: offsets [25, 60) are gone from Kafka" in text
+    assert remedy
+
+
+def test_new_partitions_and_new_topics(world: World, sensor: Sensor) -> None:
+    write(world, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
+    world.run()
+    world.cluster.write(TopicPartition("orders", 2), [])
+    world.cluster.write(TopicPartition("orders.eu", 0), [hour(5)])
+    assert texts(sensor.finding()) == [
+        ("orders has new partitions: 2", "the next run reads them: sluice run orders"),
+        (
+            "orders.eu is new and matches `orders.*` (1 partitions)",
+            "the next run reads them: sluice run orders; then reload definitions to see the topic in the graph",
+        ),
+    ]
+    world.run()
+    assert sensor.finding().passed
+
+
+def test_a_recreated_topic_and_one_that_is_gone(world: World, sensor: Sensor) -> None:
+    world.run()
+    before = dict(world.cluster.states)
+    for tp in (P0, P1):
+        world.cluster.states[tp] = partition(tp.topic, tp.partition, topic_id="id-2")
+    found = sensor.finding()
+    ((text, remedy),) = texts(found)
+    assert found.severity is dg.AssetCheckSeverity.ERROR
+    assert "deleted and recreated; 1 more partitions" in text
+    assert remedy
+    world.cluster.states.clear()
+    ((text, _),) = texts(sensor.finding())
+    assert "no topic `orders` in Kafka" in text
+    world.cluster.states.update(before)
+    assert sensor.finding().passed
+
+
+def test_another_cluster_behind_the_address(world: World, sensor: Sensor) -> None:
+    world.run()
+    world.cluster.id = "cluster-2"
+    ((text, _),) = texts(sensor.finding())
+    assert "the bootstrap address answers as cluster-2" in text
+
+
+def test_a_transaction_that_hangs_is_named_with_the_command_that_ends_it(world: World, sensor: Sensor) -> None:
+    world.run(in_hour(0))
+    world.cluster.hold(P1, 40)
+    world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=hour(6) + 59 * 60_000, name="billing-7")
+    world.at(7, minutes=10)
+    assert not [t for t in texts(sensor.finding()) if "billing" in t[0]], "written to 11 minutes ago"
+    world.at(9)
+    world.cluster.settings = Configs(broker=BrokerConfig(transaction_max_timeout=HOUR))
+    ((text, remedy),) = [t for t in texts(sensor.finding()) if "billing" in t[0]]
+    assert "transaction 'billing-7' of producer 77" in text
+    assert "holds orders:1 at offset 40" in text
+    assert remedy == (
+        "it hangs: no transaction may last longer than 1h here. Abort it: kafka-transactions.sh --bootstrap-server "
+        "127.0.0.1:9 abort --topic orders --partition 1 --start-offset 40"
+    )
+
+
+def test_a_window_that_stays_partial(world: World, sensor: Sensor) -> None:
+    world.engine.failing.add(P1)
+    world.run(in_hour(1))
+    world.engine.failing.clear()
+    assert not [t for t in texts(sensor.finding()) if "window" in t[0]]
+    world.at(8, minutes=20)
+    ((text, remedy),) = [t for t in texts(sensor.finding()) if t[0].startswith("window")]
+    assert text.startswith("window 2024-05-01T01:00 ended 6 h 20 min ago and is failed: orders:1 owes [25, 50)")
+    assert remedy.endswith("then sluice run orders --window 2024-05-01T01:00")
+    world.run()
+    assert sensor.finding().passed
+
+
+# -- many feeds
+
+
+class Counting:
+    """Opens edges, and counts who asked Kafka for its topics."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.asked = world, 0
+
+    @contextmanager
+    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+        counting, cluster = self, self.world.cluster
+
+        class Cluster:
+            def topics(self) -> Mapping[str, str]:
+                counting.asked += 1
+                return cluster.topics()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(cluster, name)
+
+        with self.world.open_edges(feed) as edges:
+            yield replace(edges, cluster=Cluster())
+
+
+def many(world: World, number: int) -> World:
+    """So many feeds of one Kafka, and `other` of another one."""
+    (world.project.feeds_folder / "orders.yaml").unlink()
+    write(world, **{f"feed{i}": FEED + f"group: g{i}\n" for i in range(number)})
+    write(world, other=FEED.replace("127.0.0.1:9", "127.0.0.1:8"))
+    return world
+
+
+def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
+    many(world, 5)
+    counting = Counting(world)
+    tick = Tick(Session(world.project, counting.open_edges), Cursor())
+    tick.run(instance, lambda: 0.0)
+    assert (tick.looked, len(tick.events), counting.asked) == (6, 6, 2)
+
+
+def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: dg.DagsterInstance) -> None:
+    many(world, 2)
+
+    @contextmanager
+    def open_edges(feed: Feed) -> Iterator[Edges]:
+        with world.open_edges(feed) as edges:
+            yield replace(edges, cluster=Away()) if feed.name == "other" else edges
+
+    class Away:
+        def topics(self) -> Mapping[str, str]:
+            raise KafkaUnavailable("no broker answers")
+
+    tick = Tick(Session(world.project, open_edges), Cursor({"other": (0, ("lag",))}))
+    tick.run(instance, lambda: 0.0)
+    assert tick.looked == 2
+    assert tick.news == ["other could not be looked at: no broker answers"]
+    assert tick.cursor.told["other"] == (0, ("lag",)), "what was told of it stands"
+
+
+def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, instance: dg.DagsterInstance) -> None:
+    many(world, 3)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += SECONDS * 0.4
+        return now
+
+    session, cursor, seen = Session(world.project, world.open_edges), Cursor(), []
+    for _ in range(3):
+        tick = Tick(session, cursor)
+        tick.run(instance, clock)
+        cursor = Cursor.read(tick.cursor.dump())
+        seen.append(sorted(e.asset_key.path[0] for e in tick.events))
+    assert seen == [["feed0", "feed1"], ["feed2", "other"], []]
+
+
+def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
+    (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
+    tick = Tick(Session(world.project, world.open_edges), Cursor())
+    tick.run(instance, lambda: 0.0)
+    assert tick.looked == 1
+    assert "bad.yaml" in tick.news[0]
+
+
+# -- the check by hand, and what it must not disturb
+
+
+def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    world.grow(1, 130)
+    world.at(9)
+    session = Session(world.project, world.open_edges)
+    key = dg.AssetCheckKey(landed_key("orders"), WATCH)
+    defs = dg.Definitions.merge(
+        build(world.project, session),
+        dg.Definitions(jobs=[dg.define_asset_job("look", dg.AssetSelection.checks(key))]),
+    )
+    result = defs.resolve_job_def("look").execute_in_process(instance=instance)
+    (found,) = result.get_asset_check_evaluations()
+    assert result.success
+    assert not found.passed
+    assert "alerts.lag" in (found.description or "")
+
+
+def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, instance: dg.DagsterInstance) -> None:
+    """The job behind `Materialize` runs the check too, after the window: it neither has partitions nor fails."""
+    session = Session(world.project, world.open_edges)
+    job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
+    assert job is not None
+    result = job.execute_in_process(
+        instance=instance, partition_key="2024-05-01T01:00", asset_selection=[landed_key("orders")]
+    )
+    assert result.success
+    said = {e.check_name: e for e in result.get_asset_check_evaluations()}
+    assert said["complete"].passed
+    assert WATCH in said
+
+
+def test_nothing_secret_is_told(world: World, sensor: Sensor) -> None:
+    world.run(in_hour(0))
+    world.cluster.hold(P1, 40)
+    world.cluster.open[P1] = OpenTransaction(40, 77, 3, last_written=0)
+    world.at(23)
+    summary, checks = sensor.tick()
+    assert SECRET not in summary + repr(checks) + (sensor.cursor or "")
