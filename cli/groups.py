@@ -336,9 +336,7 @@ def _protocol_told(view: GroupView) -> str:
 
 def kept(found: Expiry) -> str:
     """How long the group's offsets last, as far as anybody can know."""
-    if found.retention is None:
-        return "kept for a time that the brokers do not tell us"
-    time = show_duration(found.retention)
+    time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
     match found.counting:
         case Counting.NEVER:
             return f"kept while it has members, then {time}"

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import parse
-from sluice.cli.groups import SHOWN, indented, owning, read_by, shortened, strangers
+from sluice.cli.groups import SHOWN, indented, owning, shortened, strangers
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, heading, many, table, warn
 from sluice.pipelines import units
@@ -83,7 +83,7 @@ def show(session: Session, feed: FeedName) -> int:
             "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
         }
     )
-    return 3 if _refused(desk, stands) or desk.held else 0
+    return 3 if _refused(desk, stands) else 0
 
 
 @command(group)
@@ -262,20 +262,14 @@ class _Desk:
         return ours and not alone
 
     def chosen(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
-        """Raises UsageError for one that is not there, SluiceError for one that is not what the ledger knows."""
-        from sluice.pipelines.positions import changed
-
+        """All, or those named. Raises UsageError for one that is not there."""
         here = {s.tp: s for s in self.spots}
         if unknown := next((tp for tp in only if tp not in here), None):
             raise UsageError(
                 f"{unknown} is not there, or {self.feed.name} does not read it",
                 remedy=f"it reads {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
             )
-        found = tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
-        for refused in (changed(self.state, s.kafka, {}) for s in found):
-            if refused is not None:
-                raise refused.error
-        return found
+        return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
 
     def document(self) -> dict[str, Any]:
         return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
@@ -299,12 +293,14 @@ def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
 
 def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
+    from sluice.pipelines.offsets import Spot
     from sluice.pipelines.positions import key_of
+    from sluice.pipelines.topics import match
 
     visible = edges.cluster.topics()
     committed = groups.committed(name)
     topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
-    found = edges.cluster.partitions(sorted(topics or read_by(feed, set(visible))), feed.isolation)
+    found = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
     keys = [key_of(state, p) for p in found]
     return tuple(
         Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
@@ -327,12 +323,11 @@ class _Stand:
 def _stand(desk: _Desk, spot: Spot) -> _Stand:
     from sluice.pipelines.offsets import expected, stands
 
-    known = expected(desk.state, spot.key) if spot.frontier is not None else None
-    return _Stand(spot, stands(desk.state, spot), known)
+    return _Stand(spot, stands(desk.state, spot), expected(desk.state, spot.key))
 
 
 def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
-    """What the next commit would refuse."""
+    """What the next commit would refuse: while others hold the group, all that it has to move."""
     from sluice.pipelines.feed import CommitMode, OnGroupMoved
     from sluice.pipelines.offsets import Stands
 
@@ -340,6 +335,7 @@ def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
         return []
     fatal = {Stands.STALE}
     fatal |= {Stands.MOVED} if desk.feed.policies.on_group_moved is OnGroupMoved.REFUSE else set()
+    fatal |= set(Stands) - {Stands.AT, Stands.UNPLANNED} if desk.held else set()
     return [s for s in stands if s.stands in fatal]
 
 
@@ -367,6 +363,8 @@ def _told(desk: _Desk, s: _Stand) -> str | Text:
     from sluice.pipelines.offsets import Stands
 
     match s.stands:
+        case Stands.ANOTHER:
+            return warn(f"not the log that the ledger knows: see sluice plan {desk.feed.name}")
         case Stands.UNPLANNED if s.spot.committed is None:
             return f"not planned yet: begins at `start: {desk.feed.start}`"
         case Stands.UNPLANNED:
@@ -430,15 +428,15 @@ def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) ->
 
 
 def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
-    from sluice.pipelines.offsets import Aim, resolve
+    from sluice.pipelines.offsets import Aim, concerned, resolve
+    from sluice.pipelines.positions import changed
 
-    chosen = desk.chosen(only)
-    if target.aim is Aim.FILE:
-        chosen = tuple(s for s in chosen if s.tp in target.offsets)
-    if not chosen:
-        raise UsageError("that leaves no partition", remedy="see which there are: sluice offsets show")
-    times = {s.tp: target.number for s in chosen} if target.aim is Aim.TIME else {}
-    return resolve(target, chosen, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
+    spots = concerned(target, desk.chosen(only), all_of_them=bool(only))
+    for another in (changed(desk.state, s.kafka, {}) for s in spots):
+        if another is not None:
+            raise another.error
+    times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}
+    return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
 
 
 def _reset_view(desk: _Desk, target: Target, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
@@ -451,6 +449,8 @@ def _reset_view(desk: _Desk, target: Target, moves: Sequence[Move], done: Done |
         heading(f"Offsets of group {desk.name}, {'moved' if done else 'to be moved'} {target}"),
         table(names, shortened(rows, len(moves)), right="before after frontier"),
     ]
+    if left := len(desk.spots) - len(moves):
+        out.append(indented(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
     if done:
         where = f", noted as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
         out += [Text(), good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")]

@@ -114,7 +114,7 @@ class GroupView:
         """The members in a few words."""
         if self.members is None:
             return f"members of the '{self.kind}' protocol"
-        named = [f"{m.client_id} at {m.host}" for m in self.members]
+        named = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
         return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
 
 

@@ -26,6 +26,7 @@ from sluice.pipelines.errors import CommitFenced, GroupHeld, Refused, SluiceErro
 from sluice.pipelines.groups import Groups, GroupView
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
+from sluice.pipelines.positions import changed
 from sluice.pipelines.topics import is_topic_name
 from sluice.pipelines.units import show_instant
 from sluice.pipelines.values import CommittedOffset, Key, OffsetAtTime, PartitionState, TopicPartition
@@ -103,14 +104,43 @@ class Move:
         return 0 if self.spot.frontier is None else max(0, self.after - self.spot.frontier)
 
 
+_SILENT = {
+    Aim.SHIFT: "has no committed offset to count from",
+    Aim.FRONTIER: "has no frontier: the feed has not planned it yet",
+    Aim.FILE: "is not in the file",
+}
+
+
+def concerned(target: Target, spots: Sequence[Spot], *, all_of_them: bool) -> tuple[Spot, ...]:
+    """Those that the target says something about. Raises UsageError when it is silent on one of them, or on all."""
+    silent = [s for s in spots if not _says(target, s)]
+    if silent and (all_of_them or len(silent) == len(spots)):
+        first = silent[0].tp
+        raise UsageError(
+            f"{first} {_SILENT[target.aim]}",
+            remedy="leave it out, or give it an offset: --to-offset N",
+            topic=first.topic,
+            partition=first.partition,
+        )
+    return tuple(s for s in spots if s not in silent)
+
+
+def _says(target: Target, spot: Spot) -> bool:
+    match target.aim:
+        case Aim.SHIFT:
+            return spot.before is not None
+        case Aim.FRONTIER:
+            return spot.frontier is not None
+        case Aim.FILE:
+            return spot.tp in target.offsets
+    return True
+
+
 Found = Mapping[TopicPartition, OffsetAtTime | None]
 
 
 def resolve(target: Target, spots: Sequence[Spot], found: Found, now: int) -> tuple[Move, ...]:
-    """The move of each spot; `found` holds the look-ups of a TIME. Targets are clamped into the log, with a note.
-
-    Raises UsageError for a spot that the target says nothing about.
-    """
+    """The move of each concerned spot, clamped into the log, with a note; `found` holds the look-ups of a TIME."""
     return tuple(_clamped(spot, *_wanted(target, spot, found, now)) for spot in spots)
 
 
@@ -123,23 +153,12 @@ def _wanted(target: Target, spot: Spot, found: Found, now: int) -> tuple[int, st
         case Aim.TIME:
             return _at_time(spot, found.get(spot.tp), now)
         case Aim.SHIFT:
-            return _needed(spot, spot.before, "has no committed offset to count from") + target.number, ""
+            return (spot.before or 0) + target.number, ""
         case Aim.FRONTIER:
-            return _needed(spot, spot.frontier, "has no frontier: the feed has not planned it yet"), ""
+            return spot.frontier or 0, ""
         case Aim.FILE:
             return target.offsets[spot.tp], ""
     return target.number, ""
-
-
-def _needed(spot: Spot, value: int | None, why: str) -> int:
-    if value is None:
-        raise UsageError(
-            f"{spot.tp} {why}",
-            remedy="name the other partitions with --only, or give this one an offset: --to-offset N",
-            topic=spot.tp.topic,
-            partition=spot.tp.partition,
-        )
-    return value
 
 
 def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
@@ -150,13 +169,12 @@ def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
 
 
 def _clamped(spot: Spot, wanted: int, note: str) -> Move:
-    kafka = spot.kafka
-    for bound, beyond, name in (
-        (kafka.log_start, wanted < kafka.log_start, "start"),
-        (kafka.high_watermark, wanted > kafka.high_watermark, "end"),
-    ):
-        if beyond:
-            return Move(spot, bound, f"the {name} of the log, as {wanted:,} is outside")
+    """Into the log, as Kafka's own tool does; but what a feed still owes below the log's start stays owed."""
+    start, end = spot.kafka.log_start, spot.kafka.high_watermark
+    if wanted > end:
+        return Move(spot, end, f"the end of the log, as {wanted:,} is outside")
+    if wanted < start and wanted != spot.frontier:
+        return Move(spot, start, f"the start of the log, as {wanted:,} is outside")
     return Move(spot, wanted, note)
 
 
@@ -193,6 +211,7 @@ def by_hand(ledger: str, entry: int) -> str:
 
 class Stands(StrEnum):
     UNPLANNED = "not planned yet"
+    ANOTHER = "another log"
     NEVER = "nothing committed yet"
     GONE = "gone"
     AT = "at the frontier"
@@ -206,7 +225,9 @@ _STANDS = {Verdict.DONE: Stands.AT, Verdict.GO: Stands.BEHIND, Verdict.MOVED: St
 
 
 def stands(state: State, spot: Spot) -> Stands:
-    """What the next commit will make of the committed offset."""
+    """What the next commit will make of the committed offset; of another log than the ledger's, the next plan."""
+    if changed(state, spot.kafka, {}) is not None:
+        return Stands.ANOTHER
     if spot.frontier is None:
         return Stands.UNPLANNED
     if spot.committed is None:
@@ -218,8 +239,9 @@ def stands(state: State, spot: Spot) -> Stands:
 
 
 def expected(state: State, key: Key) -> int | None:
-    """The committed offset that the ledger knows of."""
-    return state.commits.get(key, state.origins[key].committed)
+    """The committed offset that the ledger knows of, if it knows of one."""
+    origin = state.origins.get(key)
+    return state.commits.get(key, origin.committed if origin else None)
 
 
 # -- files of offsets, as Kafka's own kafka-consumer-groups reads and writes them
@@ -315,7 +337,8 @@ def _beyond(feed: str, moves: Iterable[Move], target: Target) -> Refused | None:
 
 
 def _skip(target: Target) -> str:
-    return show_instant(target.number) if target.aim is Aim.TIME else "latest"
+    named = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
+    return named.get(target.aim, "TIME")
 
 
 @dataclass(frozen=True, slots=True)

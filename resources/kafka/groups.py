@@ -17,7 +17,6 @@ from sluice.pipelines.groups import Broker, GroupState, GroupView, ListedGroup
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, groups_messages
 from sluice.resources.kafka.coordinators import Coordinators, Errors
-from sluice.resources.kafka.failures import told
 from sluice.resources.kafka.group_messages import GROUP
 from sluice.resources.kafka.messages import partition_errors, top_error
 from sluice.resources.kafka.settings import KafkaAccess
@@ -117,8 +116,8 @@ class KafkaGroups:
         request = partial(groups_messages.ask_put, group, offsets)
         try:
             await self._coordinators.ask(GROUP, group, request, partition_errors, final=True)
-        except _HAS_MEMBERS as error:
+        except _HAS_MEMBERS:
             raise GroupHeld(
-                f"group {group} has members: the coordinator refused ({told(error)})",
+                f"group {group} has members: its coordinator refused to move the offsets",
                 remedy=f"stop its consumers and repeat; see who: sluice groups describe {group}",
             ) from None

@@ -6,8 +6,8 @@ import io
 import json
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,13 @@ import pytest
 from sluice.cli.main import main
 from sluice.cli.session import Session
 from sluice.cli.terminal import Terminal
+from tests.fake_groups import FakeGroups
+from tests.fakes import FakeGroup
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
+    from sluice.pipelines.groups import Groups
     from tests.assets.world import World
 
 FEED = """\
@@ -88,13 +91,17 @@ def unused_port() -> Callable[[], int]:
 
 @dataclass(frozen=True)
 class Over(Session):
-    """A session whose edges are a world's."""
+    """A session whose edges are a world's, and whose Kafka has `groups`."""
 
     world: World | None = None
+    groups: FakeGroups = field(default_factory=lambda: FakeGroups("sluice-orders", FakeGroup()))
 
     def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
         assert self.world is not None
         return self.world.open_edges(feed)
+
+    def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
+        return nullcontext(self.groups)
 
 
 @dataclass(frozen=True)
@@ -115,16 +122,22 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def tell(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tell:
+def groups(world: World) -> FakeGroups:
+    """Every group of the world's Kafka."""
+    return FakeGroups("sluice-orders", world.group)
+
+
+@pytest.fixture
+def tell(world: World, groups: FakeGroups, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tell:
     """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
     monkeypatch.setenv("COLUMNS", "140")
 
     def call(body: Callable[..., int | None], *arguments: Any, text: bool = True, **options: Any) -> Told:
         documents = io.StringIO()
-        code = body(Over(Terminal(documents), world.project.root, False, world), *arguments, **options) or 0
+        code = body(Over(Terminal(documents), world.project.root, False, world, groups), *arguments, **options) or 0
         capfd.readouterr()
         if text:
-            body(Over(Terminal(), world.project.root, False, world), *arguments, **options)
+            body(Over(Terminal(), world.project.root, False, world, groups), *arguments, **options)
         return Told(code, json.loads(documents.getvalue()), capfd.readouterr().out)
 
     return call

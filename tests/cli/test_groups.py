@@ -1,0 +1,324 @@
+"""`sluice groups` and `sluice offsets` over ports in memory: what they print, their documents, their exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.cli import groups as groups_command
+from sluice.cli import offsets
+from sluice.pipelines.commit import CommitSettings, commit
+from sluice.pipelines.configs import BrokerConfig, Configs
+from sluice.pipelines.errors import IncarnationChanged, UsageError
+from sluice.pipelines.feed import CommitMode, OnGroupMoved
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from tests.assets.world import FEED, P0, P1, World
+from tests.cli.conftest import Sluice, Tell
+from tests.fake_groups import FakeGroups, member
+from tests.fakes import partition
+
+GROUP = "sluice-orders"
+
+
+@pytest.fixture
+def landed(world: World) -> World:
+    """Both partitions accounted up to 100 and committed; the log goes on to 150."""
+    world.land_unrecorded()
+    commit(world.ledger(), world.group, CommitSettings(CommitMode.TRANSACTIONAL, "t", OnGroupMoved.REFUSE))
+    world.grow(0, 150)
+    return world
+
+
+def by_partition(document: dict[str, Any], key: str) -> dict[int, Any]:
+    return {o["partition"]: o[key] for o in document["offsets"]}
+
+
+# -- groups
+
+
+def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: FakeGroups, tell: Tell) -> None:
+    groups.members["modern"], groups.kinds["modern"] = (member(),), "consumer"
+    groups.others["a\x1b[31mb"] = {P0: CommittedOffset(1)}
+    told = tell(groups_command.list_)
+    assert [(g["group"], g["kind"], g["state"], g["feed"]) for g in told.document["groups"]] == [
+        ("a\x1b[31mb", "classic", "Empty", None),
+        ("modern", "consumer", "Stable", None),
+        (GROUP, "classic", "Empty", "orders"),
+    ]
+    assert "\x1b[31m" not in told.text
+    assert "consumer (KIP-848)" in told.text
+    assert "coordinator assigns" in told.text
+    assert told.document["not_there"] == []
+
+
+def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
+    world: World, groups: FakeGroups, tell: Tell
+) -> None:
+    told = tell(groups_command.list_, feed="orders")
+    assert told.document["not_there"] == [{"group": GROUP, "feed": "orders"}]
+    assert "not there yet" in told.text
+    groups.members[GROUP] = (member(),)
+    assert f"has members: sluice groups describe {GROUP}" in tell(groups_command.list_).text
+
+
+def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
+    landed: World, groups: FakeGroups, tell: Tell
+) -> None:
+    landed.cluster.settings = Configs(broker=BrokerConfig(offsets_retention=7 * 86_400_000))
+    landed.group.offsets[P1] = CommittedOffset(40, metadata="by\x07 hand")
+    gone = TopicPartition("deleted", 0)
+    landed.group.offsets[gone] = CommittedOffset(5)
+    told = tell(groups_command.describe, GROUP)
+    rows = {(o["topic"], o["partition"]): o for o in told.document["offsets"]}
+    assert (rows["orders", 0]["committed"], rows["orders", 0]["log_end"], rows["orders", 0]["lag"]) == (100, 150, 50)
+    assert rows["orders", 0]["put_there_by"].startswith("commit, entry ")
+    assert (rows["orders", 1]["metadata"], rows["orders", 1]["wanted"]) == ("by\x07 hand", True)
+    assert (rows["deleted", 0]["log_end"], rows["deleted", 0]["lag"], rows["deleted", 0]["wanted"]) == (
+        None,
+        None,
+        False,
+    )
+    left = landed.ledger().entry(landed.state().last_mark).at
+    assert told.document["expiry"] == {
+        "counted_from": "empty",
+        "retention_ms": 604_800_000,
+        "not_before": left + 604_800_000,
+    }
+    assert "not gone before 2024-05-08" in told.text
+    assert "\x07" not in told.text
+
+
+def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: FakeGroups, tell: Tell) -> None:
+    pairs = [TopicPartition("orders", n) for n in (0, 1)] + [TopicPartition("other", 3)]
+    groups.members[GROUP] = (member("loader", *pairs, instance="static-1"), member("idle"))
+    told = tell(groups_command.describe)
+    assert told.document["members"][0]["instance_id"] == "static-1"
+    assert told.document["members"][0]["partitions"][2] == {"topic": "other", "partition": 3}
+    assert by_partition(told.document, "held_by") == {0: "loader-1", 1: "loader-1", 3: "loader-1"}
+    assert "loader at 10.0.0.7 holds orders:0-1, other:3; idle at 10.0.0.7 holds nothing" in told.text
+    assert "kept while it has members" in told.text
+
+
+def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: FakeGroups, tell: Tell) -> None:
+    groups.members[GROUP] = (member("sluice"),)
+    assert "a run of orders is committing" in tell(groups_command.describe).text
+    assert tell(offsets.show, "orders").code == 0
+
+
+def test_hostile_metadata_is_shown_and_nothing_more(landed: World, tell: Tell) -> None:
+    ledger = landed.state().ledger_id
+    landed.group.offsets[P0] = CommittedOffset(1, metadata=f'{{"sluice": "{ledger}", "moved": -7}}')
+    landed.group.offsets[P1] = CommittedOffset(1, metadata=f'{{"sluice": "{"x" * 5000}", "moved": 1}}')
+    told = tell(groups_command.describe)
+    assert by_partition(told.document, "put_there_by") == {
+        0: "by hand, entry -7, which the ledger does not have",
+        1: f"by hand of another ledger ({'x' * 20}, entry 1)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "remedy"),
+    [
+        ("orders", f"no group orders; the group of feed orders is {GROUP}", f"sluice groups describe {GROUP}"),
+        ("sluice-order", "there is no group sluice-order", f"did you mean {GROUP}?"),
+        ("zzz", "there is no group zzz", "see sluice groups list"),
+    ],
+)
+def test_a_group_that_is_not_there(landed: World, tell: Tell, name: str, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as error:
+        tell(groups_command.describe, name)
+    assert error.value.message == message
+    assert remedy in error.value.remedy
+
+
+def test_which_kafka_is_asked_must_be_known(sluice: Sluice, project: Path) -> None:
+    (project / "feeds" / "other.yaml").write_text(
+        FEED.replace(":9\n", ":10\n").replace("topics", "feed: other\ntopics")
+    )
+    for words in (("groups", "list"), ("groups", "describe"), ("groups", "describe", "any")):
+        said = sluice(*words)
+        assert said.code == 2, said.err
+        assert "--feed NAME" in said.err
+
+
+# -- offsets show
+
+
+def test_show_tells_what_the_next_commit_will_make_of_each(landed: World, tell: Tell) -> None:
+    told = tell(offsets.show, "orders")
+    assert told.code == 0
+    assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "at the frontier"}
+    assert by_partition(told.document, "lag") == {0: 50, 1: 0}
+
+
+def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, tell: Tell) -> None:
+    landed.group.offsets[P1] = CommittedOffset(40)
+    told = tell(offsets.show, "orders")
+    assert told.code == 3
+    assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "moved by somebody"}
+    assert by_partition(told.document, "expected") == {0: 100, 1: 100}
+    assert "sluice offsets reset orders --to-frontier --apply" in told.text
+    assert "sluice offsets reset orders --shift 0 --apply" in told.text
+    landed.group.offsets[P1] = CommittedOffset(140)
+    assert "sluice run orders --skip-to TIME" in tell(offsets.show, "orders").text
+
+
+def test_show_before_the_first_plan(world: World, tell: Tell) -> None:
+    world.group.offsets[P0] = CommittedOffset(30)
+    told = tell(offsets.show, "orders")
+    assert "not planned yet: the feed begins here" in told.text
+    assert "not planned yet: begins at `start: 2024-05-01T00:00:00Z`" in told.text
+    assert world.lake.files == {}
+
+
+def test_show_names_who_is_in_the_way(landed: World, groups: FakeGroups, tell: Tell) -> None:
+    groups.members[GROUP] = (member("loader", P0),)
+    assert tell(offsets.show, "orders").code == 0, "there is nothing to commit"
+    landed.land_unrecorded()
+    told = tell(offsets.show, "orders")
+    assert told.code == 3
+    assert "loader at 10.0.0.7: no commit until they have left" in told.text
+
+
+# -- offsets reset
+
+
+def test_a_dry_run_changes_nothing(landed: World, tell: Tell) -> None:
+    before, held = dict(landed.lake.files), dict(landed.group.offsets)
+    told = tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"])
+    assert (told.code, told.document["applied"], told.document["entry"]) == (0, False, None)
+    assert by_partition(told.document, "after") == {1: 0}
+    assert "A dry run: nothing was changed" in told.text
+    assert "1 other partition left as it is" in told.text
+    assert "decided by its ledger" in told.text
+    assert (landed.lake.files, landed.group.offsets) == (before, held)
+
+
+def test_apply_moves_and_notes(landed: World, tell: Tell) -> None:
+    told = tell(offsets.reset, "orders", shift=-10, apply=True, reason="ticket 7", text=False)
+    assert (told.code, told.document["applied"]) == (0, True)
+    entry = landed.ledger().entry(told.document["entry"])
+    assert getattr(entry, "reason", None) == "ticket 7"
+    assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 90, P1: 90}
+    again = tell(offsets.reset, "orders", to_frontier=True, apply=True)
+    assert f"noted as entry {landed.state().number - 1} of the ledger of orders" in again.text
+    entry = landed.ledger().entry(again.document["entry"])
+    assert getattr(entry, "reason", None) == "sluice offsets reset to frontier"
+
+
+def test_beyond_the_frontier_is_refused_in_the_dry_run_too(landed: World, tell: Tell) -> None:
+    for apply in (False, True):
+        told = tell(offsets.reset, "orders", to_latest=True, apply=apply)
+        assert (told.code, told.document["applied"]) == (3, False)
+        assert told.document["problem"]["error"] == "Refused"
+        assert "--skip-to latest" in told.document["problem"]["remedy"]
+        assert "50 beyond the frontier" in told.text
+    assert landed.group.offsets[P0].offset == 100
+
+
+def test_to_a_time(landed: World, tell: Tell) -> None:
+    told = tell(offsets.reset, "orders", to_time="2024-05-01T01:00:00Z")
+    assert by_partition(told.document, "after") == {0: 25, 1: 25}
+    window = tell(offsets.reset, "orders", to_time="2024-05-01T01")
+    assert window.document["offsets"] == told.document["offsets"]
+    ago = tell(offsets.reset, "orders", by_duration="1s")
+    assert by_partition(ago.document, "note")[1] == "no record since: the end"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"to_earliest": True, "to_latest": True},
+        {"shift": 1, "to_offset": 1},
+        {"to_time": "soon"},
+        {"by_duration": "soon"},
+        {"to_earliest": True, "only": ["orders:7"]},
+        {"to_earliest": True, "only": ["orders"]},
+        {"to_file": Path("missing.csv")},
+        {"to_file": Path(".")},
+    ],
+)
+def test_what_cannot_be_asked_for(landed: World, tell: Tell, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        tell(offsets.reset, "orders", apply=True, **given)
+    assert landed.group.offsets[P0].offset == 100
+
+
+def test_a_recreated_topic_is_another_log(landed: World, tell: Tell) -> None:
+    landed.cluster.states[P0] = partition(topic_id="another")
+    assert by_partition(tell(offsets.show, "orders").document, "stands")[0] == "another log"
+    with pytest.raises(IncarnationChanged):
+        tell(offsets.reset, "orders", to_earliest=True, apply=True)
+    assert tell(offsets.reset, "orders", to_earliest=True, only=["orders:1"], apply=True, text=False).code == 0
+
+
+def test_a_feed_that_commits_nothing_is_told_so(landed: World, tell: Tell) -> None:
+    path = landed.project.feeds_folder / "orders.yaml"
+    path.write_text(path.read_text() + "commit: none\n")
+    landed.group.offsets[P0] = CommittedOffset(3)
+    assert tell(offsets.show, "orders").code == 0
+    told = tell(offsets.reset, "orders", to_earliest=True)
+    assert "commit: none" in told.text
+    assert "the next commit" not in told.text
+
+
+# -- export and import
+
+
+def test_what_is_exported_is_imported(landed: World, tell: Tell, tmp_path: Path) -> None:
+    landed.group.offsets[P1] = CommittedOffset(40)
+    file = tmp_path / "offsets.csv"
+    assert tell(offsets.export, "orders").text == "orders,0,100\norders,1,40\n"
+    tell(offsets.export, "orders", file=file, text=False)
+    with pytest.raises(UsageError, match="File exists"):
+        tell(offsets.export, "orders", file=file)
+    landed.group.offsets.clear()
+    told = tell(offsets.import_, "orders", file, apply=True, text=False)
+    assert (told.code, told.document["applied"]) == (0, True)
+    assert {tp: c.offset for tp, c in landed.group.offsets.items()} == {P0: 100, P1: 40}
+    only = tell(offsets.import_, "orders", file, only=["orders:1"])
+    assert by_partition(only.document, "after") == {1: 40}
+
+
+def test_a_feed_takes_over_where_another_consumer_stands(
+    world: World, groups: FakeGroups, tell: Tell, tmp_path: Path
+) -> None:
+    groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
+    file = tmp_path / "legacy.csv"
+    tell(offsets.export, "orders", file=file, other="legacy", text=False)
+    told = tell(offsets.import_, "orders", file, apply=True, text=False)
+    assert told.document["entry"] is None, "a feed without a ledger has nothing to note"
+    world.land_unrecorded()
+    assert {k.tp: o.offset for k, o in world.state().origins.items()} == {P0: 30, P1: 70}
+
+
+def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
+    landed: World, groups: FakeGroups, tell: Tell
+) -> None:
+    groups.others["legacy"] = {P0: CommittedOffset(30)}
+    number = landed.state().number
+    told = tell(offsets.reset, "orders", to_latest=True, other="legacy", apply=True)
+    assert (told.document["feed"], told.document["entry"], landed.state().number) == (None, None, number)
+    assert groups.others["legacy"][P0].offset == 150
+    assert "ledger" not in told.text
+    (landed.project.feeds_folder / "second.yaml").write_text(FEED.replace("topics", "group: legacy\ntopics"))
+    with pytest.raises(UsageError, match="group legacy is that of feed second"):
+        tell(offsets.reset, "orders", to_latest=True, other="legacy")
+
+
+def test_a_file_too_large_to_be_one(landed: World, tell: Tell, tmp_path: Path) -> None:
+    file = tmp_path / "large.csv"
+    with file.open("wb") as sparse:
+        sparse.truncate((16 << 20) + 1)
+    with pytest.raises(UsageError, match="larger than 16 MiB"):
+        tell(offsets.import_, "orders", file)
+
+
+def test_numbers_as_they_are_typed(sluice: Sluice, project: Path) -> None:
+    for words in (["--shift", "-5"], ["--shift", "+5"], ["--to-offset", "9" * 40]):
+        said = sluice("offsets", "reset", "orders", *words)
+        assert (said.code, "no broker" in said.err or "refused" in said.err) == (1, True), said.err
+    assert sluice("offsets", "reset", "orders", "--shift", "x").code == 2

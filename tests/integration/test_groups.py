@@ -1,0 +1,199 @@
+"""`sluice groups` and `sluice offsets` beside Kafka's own kafka-consumer-groups, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer
+
+from sluice.cli.main import main
+from sluice.pipelines.commit import CommitStatus
+from sluice.pipelines.errors import GroupHeld, GroupMoved
+from sluice.pipelines.feed import Feed
+from sluice.resources import java, local_kafka
+from sluice.resources.local_kafka import LocalKafka
+from tests.integration.support import Place, commit_feed, run
+from tests.resources.kafka.tools import produce, until
+
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+Sluice = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def place(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> Place:
+    topic = fresh_topic(partitions=2, name="grouped.topic")
+    for partition in range(2):
+        produce(kafka, topic, 100, partition)
+    return Place(tmp_path, kafka, topic)
+
+
+@pytest.fixture
+def feed(place: Place) -> Feed:
+    """A feed that has landed and committed both partitions, up to 100."""
+    made = place.feed()
+    run(made)
+    commit_feed(made)
+    return made
+
+
+@pytest.fixture
+def sluice(place: Place, capfd: pytest.CaptureFixture[str]) -> Sluice:
+    """A command's exit code and document."""
+
+    def call(*words: str) -> tuple[int, dict[str, Any]]:
+        capfd.readouterr()
+        code = main([*words, "--project", str(place.root), "--json"])
+        return code, json.loads(capfd.readouterr().out)
+
+    return call
+
+
+def kafkas_own(kafka: LocalKafka, *words: str) -> list[dict[str, str]]:
+    """The table that Kafka's own tool prints, a row by its header's names."""
+    done = kafka.tool(TOOL, "--bootstrap-server", kafka.bootstrap, *words)
+    assert done.returncode == 0, done.stderr
+    head, *rows = [line for line in done.stdout.splitlines() if line.strip()]
+    names = head.replace("COORDINATOR (ID)", "COORDINATOR ID").split()
+    return [dict(zip(names, line.replace("(", " ").replace(")", " ").split(), strict=True)) for line in rows]
+
+
+@contextmanager
+def joined(consumer: KafkaConsumer) -> Iterator[KafkaConsumer]:
+    """The consumer polls in a thread of its own, and holds partitions, until the block ends."""
+    done = threading.Event()
+
+    def poll() -> None:
+        while not done.is_set():
+            consumer.poll(100)
+
+    thread = threading.Thread(target=poll)
+    until(consumer.topics)
+    thread.start()
+    try:
+        until(consumer.assignment)
+        yield consumer
+    finally:
+        done.set()
+        thread.join()
+        consumer.close()
+
+
+def loader(feed: Feed, topic: str) -> KafkaConsumer:
+    return KafkaConsumer(
+        topic, bootstrap_servers=feed.kafka.bootstrap, group_id=feed.group, client_id="loader", enable_auto_commit=False
+    )
+
+
+def offsets(document: dict[str, Any], key: str = "committed") -> list[Any]:
+    return [row[key] for row in document["offsets"]]
+
+
+def test_kafkas_own_tool_says_the_same_of_a_group_with_a_member(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+    produce(kafka, feed.topics.names[0], 20)
+    with joined(loader(feed, feed.topics.names[0])):
+        own = kafkas_own(kafka, "--describe", "--group", feed.group)
+        (state,) = kafkas_own(kafka, "--describe", "--group", feed.group, "--state")
+        code, ours = sluice("groups", "describe", feed.group)
+    assert code == 0
+    assert [
+        (r["topic"], r["partition"], r["committed"], r["log_end"], r["lag"], r["held_by"]) for r in ours["offsets"]
+    ] == [
+        *(
+            (
+                r["TOPIC"],
+                *(int(r[n]) for n in ("PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG")),
+                r["CONSUMER-ID"],
+            )
+            for r in sorted(own, key=lambda r: r["PARTITION"])
+        )
+    ]
+    assert [(m["client_id"], f"/{m['host']}") for m in ours["members"]] == [(own[0]["CLIENT-ID"], own[0]["HOST"])]
+    assert (state["STATE"], state["ASSIGNMENT-STRATEGY"], state["#MEMBERS"]) == ("Stable", ours["assignor"], "1")
+    assert (state["COORDINATOR"], state["ID"]) == (ours["coordinator"]["address"], str(ours["coordinator"]["id"]))
+    assert (ours["state"], ours["feed"], offsets(ours, "lag")) == ("Stable", feed.name, [20, 0])
+
+
+def test_a_member_is_not_disturbed_and_nothing_is_moved_under_it(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+    with joined(loader(feed, feed.topics.names[0])) as consumer:
+        held, member = consumer.assignment(), sluice("groups", "describe")[1]["members"]
+        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+        assert (code, refused["problem"]["error"], refused["applied"]) == (3, "GroupHeld", False)
+        assert "loader at 127.0.0.1" in refused["problem"]["message"]
+        assert sluice("offsets", "show", feed.name)[0] == 0, "there is nothing to commit"
+        produce(kafka, feed.topics.names[0], 20)
+        run(feed)
+        assert sluice("offsets", "show", feed.name)[0] == 3
+        with pytest.raises(GroupHeld):
+            commit_feed(feed)
+        code, after = sluice("groups", "describe")
+        assert (after["members"], offsets(after), consumer.assignment()) == (member, [100, 100], held)
+    assert until(lambda: sluice("offsets", "show", feed.name)[0] == 0)
+    assert commit_feed(feed).status is CommitStatus.COMMITTED
+
+
+def test_what_somebody_moved_is_seen_put_right_and_committed_again(
+    kafka: LocalKafka, feed: Feed, sluice: Sluice, place: Place
+) -> None:
+    topic = f"{place.topic}:1"
+    kafkas_own(kafka, "--group", feed.group, "--topic", topic, "--reset-offsets", "--to-offset", "40", "--execute")
+    code, shown = sluice("offsets", "show", feed.name)
+    assert (code, offsets(shown), offsets(shown, "stands")) == (3, [100, 40], ["at the frontier", "moved by somebody"])
+    with pytest.raises(GroupMoved):
+        commit_feed(feed)
+    code, moved = sluice("offsets", "reset", feed.name, "--shift", "-5", "--apply", "--reason", "a look back")
+    assert (code, offsets(moved, "after"), moved["entry"] is not None) == (0, [95, 35], True)
+    assert commit_feed(feed).status is CommitStatus.COMMITTED
+    assert offsets(sluice("offsets", "show", feed.name)[1]) == [100, 100]
+    assert run(feed).batches == (), "nothing is read again"
+
+
+def test_kafkas_own_tool_reads_what_is_exported(kafka: LocalKafka, feed: Feed, sluice: Sluice, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.csv"
+    sluice("offsets", "reset", feed.name, "--to-offset", "60", "--apply")
+    assert sluice("offsets", "export", feed.name, "--file", str(file))[0] == 0
+    sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+    own = kafkas_own(kafka, "--group", feed.group, "--reset-offsets", "--from-file", str(file), "--dry-run")
+    assert sorted((r["TOPIC"], r["PARTITION"], r["NEW-OFFSET"]) for r in own) == [
+        (feed.topics.names[0], p, "60") for p in ("0", "1")
+    ]
+    code, done = sluice("offsets", "import", feed.name, str(file), "--apply")
+    assert (code, offsets(done, "committed"), offsets(done, "after")) == (0, [0, 0], [60, 60])
+
+
+def test_a_group_of_the_newer_protocol_is_told_and_never_moved_under(
+    kafka: LocalKafka, feed: Feed, sluice: Sluice, place: Place
+) -> None:
+    with newer_consumer(kafka, place.topic, feed.group):
+        (member,) = until(lambda: sluice("groups", "describe", feed.group)[1]["members"])
+        until(lambda: sluice("groups", "describe", feed.group)[1]["members"][0]["partitions"])
+        described = sluice("groups", "describe", feed.group)[1]
+        assert (described["kind"], described["assignor"], member["client_id"]) == ("consumer", "uniform", "newer")
+        assert [p["partition"] for p in described["members"][0]["partitions"]] == [0, 1]
+        listed = sluice("groups", "list")[1]["groups"]
+        assert [(g["kind"], g["feed"]) for g in listed if g["group"] == feed.group] == [("consumer", feed.name)]
+        code, refused = sluice("offsets", "reset", feed.name, "--to-earliest", "--apply")
+        assert (code, refused["problem"]["error"]) == (3, "GroupHeld")
+
+
+@contextmanager
+def newer_consumer(kafka: LocalKafka, topic: str, group: str) -> Iterator[None]:
+    """Kafka's own console consumer, by the protocol of KIP-848, until the block ends."""
+    words = ["--bootstrap-server", kafka.bootstrap, "--topic", topic, "--group", group]
+    for setting in ("group.protocol=consumer", "client.id=newer", "enable.auto.commit=false"):
+        words += ["--command-property", setting]
+    jars = java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS)
+    command = [str(java.find_java()), "-Xmx128m", "-cp", f"{jars}/*", CONSOLE, *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+            assert process.poll() is None, "it was disturbed"
+        finally:
+            process.terminate()

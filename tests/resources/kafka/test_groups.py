@@ -1,0 +1,122 @@
+"""Every group of a real cluster, looked at without disturbing any, and offsets put only where nobody is a member."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka import KafkaConsumer, OffsetAndMetadata
+from kafka import TopicPartition as Plain
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
+
+from sluice.pipelines.errors import GroupHeld, KafkaUnavailable
+from sluice.pipelines.groups import GroupState
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka import groups_messages
+from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.local_kafka import LocalKafka
+from tests.resources.kafka.tools import address, until
+
+
+@pytest.fixture
+def groups(kafka: LocalKafka) -> Iterator[KafkaGroups]:
+    with closing(KafkaGroups(address(kafka), patience=15.0)) as opened:
+        yield opened
+
+
+@contextmanager
+def consuming(kafka: LocalKafka, topic: str, group: str, **settings: Any) -> Iterator[KafkaConsumer]:
+    """A live consumer, polling in a thread of its own until the block ends."""
+    done = threading.Event()
+    where = {"bootstrap_servers": kafka.bootstrap, "group_id": group, "enable_auto_commit": False}
+    with closing(KafkaConsumer(topic, **where, **settings)) as consumer:
+        until(lambda: consumer.partitions_for_topic(topic))
+
+        def poll() -> None:
+            while not done.is_set():
+                consumer.poll(100)
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            until(lambda: consumer.assignment())
+            yield consumer
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_a_group_that_is_not_there_is_dead_and_is_not_made_by_looking(groups: KafkaGroups) -> None:
+    view = groups.view("nobody-ever")
+    assert (view.exists, view.free, view.state, view.members) == (False, True, GroupState.DEAD, ())
+    assert groups.committed("nobody-ever") == {}
+    assert "nobody-ever" not in {g.name for g in groups.listed()}
+
+
+def test_what_is_put_is_read_back_and_makes_a_group_without_protocol(groups: KafkaGroups, fresh_topic: Any) -> None:
+    topic = fresh_topic(partitions=2)
+    meant = {
+        TopicPartition(topic, 0): CommittedOffset(3, metadata="by hand"),
+        TopicPartition(topic, 1): CommittedOffset(0),
+    }
+    groups.put(f"g-{topic}", meant)
+    assert groups.committed(f"g-{topic}") == meant
+    view = groups.view(f"g-{topic}")
+    assert (view.state, view.kind, view.protocol_type, view.members) == (GroupState.EMPTY, "classic", "", ())
+    assert [(g.state, g.kind) for g in groups.listed() if g.name == f"g-{topic}"] == [("Empty", "classic")]
+
+
+def test_a_live_group_is_described_and_not_moved(kafka: LocalKafka, groups: KafkaGroups, fresh_topic: Any) -> None:
+    topic = fresh_topic(partitions=2)
+    name, tps = f"g-{topic}", tuple(TopicPartition(topic, p) for p in range(2))
+    settings = {"client_id": "loader", "group_instance_id": "loader-1", "session_timeout_ms": 6000}
+    with consuming(kafka, topic, name, **settings) as consumer:
+        view = until(lambda: (v := groups.view(name)).state == GroupState.STABLE and v)
+        assert (view.protocol_type, view.assignor, view.free) == ("consumer", "range", False)
+        assert str(view.coordinator).endswith(kafka.bootstrap)
+        (seen,) = view.members or ()
+        assert (seen.client_id, seen.host, seen.instance_id, seen.assignment) == (
+            "loader",
+            "127.0.0.1",
+            "loader-1",
+            tps,
+        )
+        with pytest.raises(GroupHeld):
+            groups.put(name, {tps[0]: CommittedOffset(3)})
+        consumer.commit({Plain(topic, 0): OffsetAndMetadata(1, "", -1)})  # its generation is still good
+        assert groups.view(name).members == view.members
+        assert groups.committed(name) == {tps[0]: CommittedOffset(1)}
+
+
+def test_a_cluster_that_does_not_answer() -> None:
+    with (
+        closing(KafkaGroups(KafkaAddress("127.0.0.1:9", {"bootstrap_timeout_ms": 300}), patience=1.0)) as groups,
+        pytest.raises(KafkaUnavailable),
+    ):
+        groups.listed()
+
+
+# -- what members say of themselves
+
+_PARTITIONS = st.dictionaries(st.text(min_size=1, max_size=9), st.lists(st.integers(0, 99), max_size=4), max_size=4)
+
+
+@given(_PARTITIONS, st.integers(0, 3))
+def test_an_assignment_as_consumers_write_it(held: dict[str, list[int]], version: int) -> None:
+    one = ConsumerProtocolAssignment.TopicPartition
+    entries = [one(topic=topic, partitions=numbers) for topic, numbers in held.items()]
+    data = ConsumerProtocolAssignment(version=version, assigned_partitions=entries, user_data=b"x").encode(header=True)
+    expected = tuple(sorted(TopicPartition(topic, p) for topic, numbers in held.items() for p in numbers))
+    assert groups_messages.read_assignment(bytes(data)) == expected
+
+
+@given(st.binary(max_size=80))
+def test_whatever_bytes_a_member_was_assigned(data: bytes) -> None:
+    found = groups_messages.read_assignment(data)
+    assert found is None or all(isinstance(tp, TopicPartition) for tp in found)
