@@ -13,8 +13,9 @@ import dagster as dg
 from sluice.assets import evidence
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
-from sluice.pipelines.repair import Found, Kind, ends, many
+from sluice.pipelines.repair import Found, Kind, command, ends, many
 from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.values import Request, RequestKind
 
 
 def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[Found]:
@@ -31,11 +32,11 @@ def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterat
         evidence.roll_forward(instance, books)
         _tell_quarantined(instance, books, windows.get(quarantined_key(books.feed.name), set()) - windows[key])
     if batches:
-        text = f"{many(len(batches), 'published batch', 'published batches')} that Dagster's event log does not hold"
-        yield Found(Kind.UNTOLD, text, "recorded", items=tuple(batches))
+        text = many(len(batches), "published batch", "published batches")
+        yield Found(Kind.UNTOLD, text, "told to Dagster", items=tuple(batches))
     if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
-        text = f"{many(len(names), 'complete window')} not shown in Dagster, {ends(names)}"
-        yield Found(Kind.UNTOLD, text, "recorded", items=names)
+        text = f"{many(len(names), 'complete window')}, {ends(names)}"
+        yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)
 
 
 def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
@@ -52,12 +53,14 @@ def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[Found]:
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
     if windows:
         names, name = tuple(map(show_window, windows)), books.feed.name
-        text = f"{many(len(names), 'window')} shown as landed in Dagster and owed by the ledger, {ends(names)}"
-        end = show_window(windows[-1] + books.feed.window.length)
-        remedy = (
-            f"land them: `sluice run {name} --from {names[0]} --to {end}`; or see whether this lake is the right one"
+        text = f"{many(len(names), 'window')} green in Dagster and owed by the ledger, {ends(names)}"
+        end = windows[-1] + books.feed.window.length
+        asked = Request(RequestKind.WINDOW, window=windows[0], until=end)
+        ways = (
+            f"{command(name, asked)}   lands what is owed",
+            "or is theirs another lake than this one?",
         )
-        yield Found(Kind.OVERTOLD, text, remedy=remedy, items=names)
+        yield Found(Kind.OVERTOLD, text, remedy=ways, items=names)
 
 
 def _stands(books: Books, window: int) -> bool:

@@ -105,12 +105,13 @@ def queued(instance: dg.DagsterInstance) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A live batch that a run began: its feed, its id, and what becomes of it once that run is dead."""
+    """A live batch that a run began: its feed, its id, how far it is, and the commands that finish it or give it up."""
 
     feed: str
     batch: int
     request: str
-    outlook: str
+    kept: str
+    ways: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Lakes:
         with self.open_edges(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
-            return [Left(feed.name, b.id, b.request, outlook(edges.lake, feed.name, b)) for b in mine]
+            return [Left(feed.name, b.id, b.request, *outlook(edges.lake, feed.name, b)) for b in mine]
 
 
 # -- evidence
@@ -150,7 +151,11 @@ def _by_lock(project: Project, run: str) -> Verdict | None:
     held = is_held(project.dagster_home, run)
     if held is None:
         return None
-    return Verdict(False, "its process holds its lock") if held else Verdict(True, "its process is gone, its lock free")
+    return (
+        Verdict(False, "its process holds its lock")
+        if held
+        else Verdict(True, "its process is gone: it let go of its lock")
+    )
 
 
 def _judged(instance: dg.DagsterInstance, record: RunRecord, seen: Verdict | None) -> UnderWay:

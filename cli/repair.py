@@ -110,15 +110,25 @@ def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[Renderable
 
 
 def _line(found: Found, dry_run: bool) -> Text:
-    """What was found, and what became of it or what to do about it."""
+    """What was found, what became of it or what to do about it, and the evidence."""
     from sluice.pipelines.repair import Kind
 
     if found.act:
-        return warn(f"{found.text}: to be {found.act}") if dry_run else good(f"{found.text}: {found.act}")
-    if not found.remedy:
-        return Text(f"· {safe(found.text)}", style="dim")
-    line = bad(found.text) if found.kind is Kind.MISSING else warn(found.text)
-    return line.append("\n  → ", style="bold").append(safe(found.remedy))
+        line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")
+    elif not found.remedy:
+        line = Text(f"· {safe(found.text)}", style="dim")
+    else:
+        line = bad(found.text) if found.kind is Kind.MISSING else warn(found.text)
+    return beneath(line, found.why, found.remedy)
+
+
+def beneath(line: Text, why: str, ways: Sequence[str]) -> Text:
+    """The line, the evidence and the ways out under it."""
+    if why:
+        line.append(f"\n    {safe(why)}", style="dim")
+    for way in ways:
+        line.append("\n  → ", style="bold").append(safe(way), style="not bold default")
+    return line
 
 
 # -- for programs
@@ -132,4 +142,5 @@ def document(found: dict[str, list[Found]], *, dry_run: bool) -> dict[str, Any]:
 
 
 def _found(f: Found) -> dict[str, Any]:
-    return {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "remedy": f.remedy, "items": list(f.items)}
+    said = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
+    return said | {"remedy": list(f.remedy), "items": list(f.items)}

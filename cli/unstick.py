@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli.repair import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading, many, safe, warn
 from sluice.pipelines.errors import Refused, UsageError
@@ -150,30 +151,29 @@ def view(found: Unstuck, *, dry_run: bool) -> list[RenderableType]:
 def _ended(each: Ended, dry_run: bool) -> list[RenderableType]:
     run, why = each.run, each.run.verdict.why if each.run.verdict else _NO_EVIDENCE
     became = "canceled" if run.run.status.value == "CANCELING" else "failed"
-    text = f"run {run.id[:8]}, {_name(run)}, {_since(run)}: {why}"
-    free = f", {' and '.join(each.pools)} {'is' if len(each.pools) == 1 else 'are'} free" if each.pools else ""
-    act = f"to be marked as {became}" if dry_run else f"marked as {became}{free}"
-    lines: list[RenderableType] = [warn(f"{text}: {act}") if dry_run else good(f"{text}: {act}")]
+    free = f"; {' and '.join(each.pools)} {'is' if len(each.pools) == 1 else 'are'} free" if each.pools else ""
+    text = f"{_title(run)}, {'to be ' if dry_run else ''}marked as {became}{'' if dry_run else free}"
+    lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
     for left in each.batches:
-        line = Text(f"  it had begun batch {left.batch} of {safe(left.feed)} ({safe(left.request)})")
-        lines.append(line.append("\n  → ", style="bold").append(safe(left.outlook)))
+        begun = f"    it left batch {left.batch} of {left.feed} ({left.request}) unfinished: {left.kept}"
+        lines.append(beneath(Text(safe(begun)), "", left.ways))
     return lines
 
 
 def _other(each: UnderWay) -> Text:
-    text = f"run {each.id[:8]}, {_name(each)}, {_since(each)}"
     if each.verdict is not None:
-        return Text(safe(f"· {text}: {each.verdict.why}"), style="dim")
-    way_out = f"if you know it dead: sluice unstick --run {each.id[:8]} --force"
-    return warn(f"{text}: {_NO_EVIDENCE}").append("\n  → ", style="bold").append(way_out)
+        return beneath(Text(safe(f"· {_title(each)}"), style="dim"), each.verdict.why, ())
+    way_out = f"sluice unstick --run {each.id[:8]} --force   ends it, if you know it dead"
+    return beneath(warn(_title(each)), _NO_EVIDENCE, (way_out,))
+
+
+def _title(each: UnderWay) -> str:
+    since = show_instant(int(each.since) * 1000)
+    return f"run {each.id[:8]} ({_name(each)}), {each.run.status.value.lower().replace('_', ' ')} since {since}"
 
 
 def _name(each: UnderWay) -> str:
     return f"{each.run.job_name} {each.window}" if each.window else each.run.job_name
-
-
-def _since(each: UnderWay) -> str:
-    return f"{each.run.status.value} since {show_instant(int(each.since) * 1000)}"
 
 
 # -- for programs
@@ -202,4 +202,10 @@ def _run(each: UnderWay) -> dict[str, Any]:
 
 
 def _batch(left: Left) -> dict[str, Any]:
-    return {"feed": left.feed, "batch": left.batch, "request": left.request, "remedy": left.outlook}
+    return {
+        "feed": left.feed,
+        "batch": left.batch,
+        "request": left.request,
+        "kept": left.kept,
+        "remedy": list(left.ways),
+    }

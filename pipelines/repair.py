@@ -23,7 +23,7 @@ from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publish import abandon, roll_forward
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Owner, Part, Request, RequestKind, Verdict
+from sluice.pipelines.values import AskedRange, Owner, Part, Receipt, Request, RequestKind, Verdict
 
 STALE_MS = 3_600_000
 """How long a write that never ended must have stood still before it counts as a killed process's."""
@@ -51,14 +51,15 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Found:
     """One thing that was found. `act` is what became of it, a participle ("removed"); empty where it is left as it is,
-    and then `remedy` says what to do. `items`: paths, windows or batches.
+    and then `remedy` says what to do, each way by itself. `why`: the evidence. `items`: paths, windows or batches.
     """
 
     kind: Kind
     text: str
     act: str = ""
-    remedy: str = ""
+    remedy: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> N
         seen = verdicts.get(batch.owner.token, _NEW)
         if batch.status is BatchStatus.PLANNED and not seen.dead:
             raise PlanBusy(
-                _at_work(batch, seen).text,
+                f"{_at_work(batch, seen).text}: {seen.why}",
                 remedy="wait for that run, or end it: `sluice unstick --run "
                 f"{batch.owner.run[:8]} --force` once nothing of it is to land any more",
             )
@@ -123,11 +124,11 @@ def _known(place: Place, state: State, batch: int) -> Batch:
 def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
     for number in giving_up:
         batch = place.ledger.read().batches[number]
-        finished, planned = finished_slices(place.lake, place.feed, batch)
+        finished, _ = finished_slices(place.lake, place.feed, batch)
         if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
             yield Found(Kind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
-        lost = f"; {finished} of {planned} slices were finished and are read again" if finished else ""
+        lost = f"; {many(finished, 'finished slice')} will be read again" if finished else ""
         yield Found(Kind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),))
 
 
@@ -138,28 +139,24 @@ def _live(place: Place, verdicts: Verdicts) -> Iterator[Found]:
 
 
 def _waiting(place: Place, batch: Batch, seen: Verdict) -> Found:
-    return Found(
-        Kind.WAITING,
-        f"batch {batch.id} ({batch.request}) is unfinished, and {batch.owner.describe()} is dead: {seen.why}",
-        remedy=outlook(place.lake, place.feed, batch),
-        items=(str(batch.id),),
-    )
+    kept, ways = outlook(place.lake, place.feed, batch)
+    text = f"batch {batch.id} ({batch.request}) is unfinished, and {batch.owner.describe()} is dead; {kept}"
+    return Found(Kind.WAITING, text, remedy=ways, items=(str(batch.id),), why=seen.why)
 
 
 def _at_work(batch: Batch, seen: Verdict) -> Found:
-    text = f"batch {batch.id} ({batch.request}) is at work: {batch.owner.describe()} lives, {seen.why}"
-    return Found(Kind.AT_WORK, text, items=(str(batch.id),))
+    text = f"batch {batch.id} ({batch.request}) is at work: {batch.owner.describe()} lives"
+    return Found(Kind.AT_WORK, text, items=(str(batch.id),), why=seen.why)
 
 
-def outlook(lake: Lake, feed: str, batch: Batch) -> str:
-    """What becomes of a live batch whose run is dead: who finishes it, what is kept, and how to give it up."""
+def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
+    """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
     finished, planned = finished_slices(lake, feed, batch)
-    give_up = f"`sluice repair {feed} --abandon {batch.id}` gives it up"
-    if batch.plan and batch.plan.request.kind is RequestKind.COMPACT:
-        return f"the next run in its way gives it up, and so does `sluice repair {feed} --abandon {batch.id}`"
-    kept = f"{finished} of {planned} slices are finished and kept; " if finished else ""
-    asked = batch.plan.request if batch.plan else Request(RequestKind.CATCH_UP)
-    return f"{kept}`{command(feed, asked)}` finishes it, {give_up}"
+    give_up = f"sluice repair {feed} --abandon {batch.id}   gives it up"
+    if batch.plan is None or batch.plan.request.kind is RequestKind.COMPACT:
+        return "nothing of it counts yet", (f"sluice compact {feed}   gives it up and merges anew", give_up)
+    kept = f"{finished} of {planned} slices are finished" if finished else "no slice is finished"
+    return kept, (f"{command(feed, batch.plan.request)}   finishes it, and reads only what is missing", give_up)
 
 
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
@@ -189,10 +186,9 @@ def command(feed: str, asked: Request) -> str:
 def _rolled_forward(place: Place) -> Iterator[Found]:
     done = roll_forward(place.ledger, place.lake, place.feed)
     if done.shown:
-        text = f"{many(len(done.shown), 'published file')} not visible yet"
-        yield Found(Kind.SHOWN, text, "made visible", items=done.shown)
+        yield Found(Kind.SHOWN, many(len(done.shown), "published file"), "made visible", items=done.shown)
     if done.hidden:
-        text = f"{many(len(done.hidden), 'file')} that another batch replaced, still visible"
+        text = f"{many(len(done.hidden), 'visible file')} that another batch replaced"
         yield Found(Kind.HIDDEN, text, "removed", items=done.hidden)
     state = place.ledger.read()
     for batch in done.cleaned:
@@ -207,7 +203,7 @@ def _replaced(place: Place) -> Iterator[Found]:
     for path in gone:
         place.lake.remove(path)
     if gone:
-        text = f"{many(len(gone), 'file')} that the ledger replaced or retired, still visible"
+        text = f"{many(len(gone), 'visible file')} that do not count any more"
         yield Found(Kind.HIDDEN, text, "removed", items=gone)
 
 
@@ -215,7 +211,7 @@ def _manifests(place: Place) -> Iterator[Found]:
     done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
     if done:
         names = tuple(map(show_window, done))
-        text = f"{many(len(done), 'complete window')} without manifest, {ends(names)}"
+        text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
         yield Found(Kind.MANIFEST, text, "written", items=names)
 
 
@@ -223,18 +219,27 @@ def _strangers(place: Place) -> Iterator[Found]:
     """Files under `data/` that are nobody's, and parts that are nowhere: told, never touched."""
     visible = _visible(place)
     state = place.ledger.read()
-    parts = [p for r in live_receipts(place.ledger, state) for p in r.parts]
+    receipts = live_receipts(place.ledger, state)
+    parts = [p for r in receipts for p in r.parts]
     nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
-        remedy = "whoever reads the folder counts their rows: look where they come from, and move them away by hand"
-        yield Found(Kind.STRANGER, text, remedy=remedy, items=nobodys)
+        remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
+        yield Found(Kind.STRANGER, text, remedy=(remedy,), items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
     replaced = place.ledger.read().replaced if lacking else ()
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
-        remedy = f"restore them from a backup, or land their offsets anew: `sluice audit {place.feed}` names them"
-        yield Found(Kind.MISSING, text, remedy=remedy, items=missing)
+        ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))
+        yield Found(Kind.MISSING, text, remedy=("restore them from a backup, or", *ways), items=missing)
+
+
+def _anew(place: Place, r: Receipt) -> str:
+    """The command that lands a receipt's slice again, with its window where it has one."""
+    s, window = r.slice, r.slice.window
+    slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
+    whole = Request(RequestKind.WINDOW, window=window and place.windows.start_of(window), replace=True)
+    return f"{command(place.feed, slices if window is None else whole)}   lands their offsets anew"
 
 
 def _visible(place: Place) -> set[str]:
@@ -259,9 +264,11 @@ def _orphans(place: Place) -> Iterator[Found]:
     for batch in sorted(staged.keys() - state.batches.keys()):
         text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, "
         if batch >= state.number:
-            remedy = "if this lake was restored from a backup, its newest entries are lost; else remove that folder"
-            text += f"which is newer than the ledger ({state.number} entries)"
-            yield Found(Kind.NEWER, text, remedy=remedy, items=tuple(staged[batch]))
+            text += f"which is newer than the ledger ({many(state.number, 'entry', 'entries')})"
+            remedy = (
+                "was this lake restored from a backup? Then its newest entries are lost: restore those; else remove it"
+            )
+            yield Found(Kind.NEWER, text, remedy=(remedy,), items=tuple(staged[batch]))
             continue
         for path in staged[batch]:
             place.lake.remove(path)
@@ -294,7 +301,8 @@ def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Ite
         if verdicts[token].dead and place.lake.size(path) is not None:
             place.lake.remove(path)
             who = owner.describe() if owner.run else f"owner {token[:8]}"
-            yield Found(Kind.BEAT, f"beat of {who}, which is dead: {verdicts[token].why}", "removed", items=(token,))
+            text = f"the sign of life of {who}, which is dead"
+            yield Found(Kind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
 
 
 # -- words

@@ -197,7 +197,7 @@ def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.Dag
     assert windows(instance, LANDED) == {}
     assert list(reconcile(instance, world.books())) == told
     batches, hours = told
-    assert (batches.kind, batches.act, len(batches.items)) == (Kind.UNTOLD, "recorded", 2)
+    assert (batches.kind, batches.act, len(batches.items)) == (Kind.UNTOLD, "told to Dagster", 2)
     assert hours.items == ("2024-05-01T00:00", "2024-05-01T01:00", "2024-05-01T04:00"), "the last one is quiet"
     assert list(windows(instance, LANDED)) == list(hours.items)
     assert list(reconcile(instance, world.books())) == []
@@ -213,8 +213,8 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     untold, overtold = reconcile(instance, world.books())
     assert untold.kind is Kind.UNTOLD
     assert overtold.kind is Kind.OVERTOLD
-    assert overtold.text == "1 window shown as landed in Dagster and owed by the ledger, 2024-05-01T01:00"
-    assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy
+    assert overtold.text == "1 window green in Dagster and owed by the ledger, 2024-05-01T01:00"
+    assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy[0]
     assert len(stored(instance, LANDED)) == 1
     world.run(in_hour(1))
     assert list(reconcile(instance, world.books())) == []

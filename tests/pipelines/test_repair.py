@@ -70,7 +70,7 @@ def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) ->
     receipt = world.land(0, 10)
     found = world.repair()
     assert kinds(found) == [Kind.SHOWN, Kind.STAGING]
-    assert found[0].text == "1 published file not visible yet"
+    assert (found[0].act, found[0].text) == ("made visible", "1 published file")
     assert (world.visible, world.staged) == ({receipt.parts[0].path}, set())
     assert world.repair() == []
 
@@ -96,11 +96,13 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     staged = world.staged
     (waiting,) = world.repair()
     assert waiting.kind is Kind.WAITING
-    assert f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead" in waiting.text
-    assert waiting.remedy == (
-        "1 of 1 slices are finished and kept; `sluice run orders` finishes it, "
-        f"`sluice repair orders --abandon {batch}` gives it up"
+    assert waiting.text == (
+        f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead; 1 of 1 slices are finished"
     )
+    assert waiting.why == "so it was said"
+    finish, give_up = waiting.remedy
+    assert finish == "sluice run orders   finishes it, and reads only what is missing"
+    assert give_up == f"sluice repair orders --abandon {batch}   gives it up"
     assert world.staged == staged
 
 
@@ -121,7 +123,7 @@ def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     world.bury()
     found = world.repair(batch)
     assert kinds(found) == [Kind.ABANDONED, Kind.STAGING]
-    assert found[0].text == f"batch {batch} (catch-up); 1 of 1 slices were finished and are read again"
+    assert found[0].text == f"batch {batch} (catch-up); 1 finished slice will be read again"
     state = world.fresh_ledger().read()
     assert state.batches[batch].status is BatchStatus.ABANDONED
     assert state.reserved(KEY) == ()
@@ -233,7 +235,7 @@ def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None
     world.bury()
     (found,) = world.repair()
     assert found.kind is Kind.BEAT
-    assert found.text == "beat of run run-1 (pid 1 on host), which is dead: so it was said"
+    assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
     assert dead not in world.lake.files
     assert alive in world.lake.files
     world.liveness.known.pop(0)
@@ -249,6 +251,7 @@ def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: Wor
     stranger, missing = world.repair()
     assert (stranger.kind, stranger.items) == (Kind.STRANGER, ("data/orders/mine.parquet",))
     assert (missing.kind, missing.items) == (Kind.MISSING, (lost,))
+    assert missing.remedy[1].startswith("sluice run orders --offsets orders:0:0-10 --replace ")
     assert not stranger.act
     assert not missing.act
     assert world.lake.files == before
