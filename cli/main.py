@@ -20,7 +20,10 @@ import typer
 from sluice.bench import cli as bench
 from sluice.cli import audit as audit_command
 from sluice.cli import (
+    accept,
+    compact,
     demo,
+    expire,
     explain,
     feeds,
     files,
@@ -52,7 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek)
-_MENDING = (unstick, repair)
+_MENDING = (accept, unstick, repair, compact, expire)
 for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui, bench):
     module.register(app)
 

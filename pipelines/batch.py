@@ -19,10 +19,12 @@ from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.errors import (
     BatchIncomplete,
+    CorruptBatch,
     LedgerCorrupt,
     OffsetsLost,
     Refused,
     SluiceError,
+    UnsupportedBatch,
     UsageError,
     WindowHeld,
 )
@@ -36,7 +38,6 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
     OwnEntry,
     PlanEntry,
-    SkipEntry,
 )
 from sluice.pipelines.manifest import receipts_meeting, write_manifests
 from sluice.pipelines.plan import Owed, Sizing
@@ -45,7 +46,7 @@ from sluice.pipelines.positions import Committed, Refusal
 from sluice.pipelines.proof import prove
 from sluice.pipelines.publish import abandon, check_owner, publish, roll_forward
 from sluice.pipelines.quarantine import check_quarantine
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.ranges import subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
     Counts,
@@ -153,9 +154,8 @@ class Landed:
 
     def check(self) -> None:
         """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
-        failures = [f for b in self.batches for f in b.failures]
-        if failures:
-            raise _incomplete(failures, self.refusals, published=any(b.number is not None for b in self.batches))
+        if any(b.failures for b in self.batches):
+            raise _incomplete(self.batches, self.refusals)
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
@@ -165,7 +165,7 @@ class Landed:
 def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
     """The feed's ledger; refuses another cluster than the one it was begun with."""
     ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
-    pos.check_cluster(ledger.read(), edges.cluster.cluster_id())
+    pos.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
     return ledger
 
 
@@ -175,7 +175,7 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = ledger.read()
-    refusals = _changed(state, found, edges.cluster)
+    refusals = changed(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
     keyed = {pos.key_of(state, p): p for p in sound}
     origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
@@ -192,16 +192,18 @@ def _opened(
     return windows.opening(edges.cluster, partitions, origins, feed.window, edges.clock()) if origins else ()
 
 
-def _changed(state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
+def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
+    """The partitions that are not the logs that the ledger knows any more."""
     known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
-    return tuple(r for p in found if (r := pos.changed(state, p, ends)))
+    return tuple(r for p in found if (r := pos.changed(state, p, ends, feed)))
 
 
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
     ledger = open_ledger(feed, edges)
     found = survey(feed, edges, ledger)
+    _check_sound(found, request)
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
     replaced = _replaced(feed, ledger, found, request, state)
@@ -309,6 +311,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
     for _ in range(MAX_ROUNDS):
         report(Progress("plan"))
         found = _bounded(survey(feed, edges, ledger), ends)
+        _check_sound(found, request)
         _pin_origins(ledger, found)
         _pin_boundaries(feed, edges, ledger, found, request)
         losses += _accept_losses(feed, ledger, found, request)
@@ -340,6 +343,14 @@ def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
     return sum(o.span for o in owed)
 
 
+def _check_sound(found: Survey, request: Request) -> None:
+    """Raises the refusal of a partition that is asked for by name."""
+    named = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
+    for refusal in found.refusals:
+        if refusal.tp in named:
+            raise refusal.error
+
+
 def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
     """Later rounds reach no further than the first one saw, so that a busy topic does not keep a run for ever."""
     for key, p in found.partitions.items():
@@ -365,7 +376,7 @@ def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, req
 def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
-    errors = [(o.key.tp, pos.out_of_range(r.start, o.key, o.partition)) for o in owed for r in o.lost[:1]]
+    errors = [(o.key.tp, pos.out_of_range(r.start, o.key, o.partition, feed.name)) for o in owed for r in o.lost[:1]]
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
@@ -387,17 +398,7 @@ def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[T
     if skip.to is not None:
         hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
         ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}
-
-    def decide(state: State) -> SkipEntry | None:
-        passed = [
-            KeyRange(key=k, range=r)
-            for k, end in sorted(ends.items())
-            for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
-        ]
-        return SkipEntry(ranges=tuple(passed), reason=skip.reason) if passed else None
-
-    appended = ledger.append(decide)
-    return appended.entry.ranges if appended and isinstance(appended.entry, SkipEntry) else ()
+    return pos.skip_to(ledger, ends, skip.reason)
 
 
 def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
@@ -531,15 +532,25 @@ def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
 
-def _incomplete(failures: Sequence[SliceFailure], refusals: Sequence[Refusal], *, published: bool) -> BatchIncomplete:
+def _incomplete(batches: Sequence[BatchResult], refusals: Sequence[Refusal]) -> BatchIncomplete:
+    failures = [f for b in batches for f in b.failures]
     lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) + len(refusals) - len(lines)
+    published = any(b.number is not None for b in batches)
     head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
-    remedies = {f.remedy for f in failures if f.remedy}
+    remedies = sorted({r for b in batches for f in b.failures if (r := _remedy(b.plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
-        remedy="; ".join(sorted(remedies)) or "run again: finished slices are adopted, only what is owed is read",
+        remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only what is owed is read",
     )
+
+
+_UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
+
+
+def _remedy(feed: str, f: SliceFailure) -> str:
+    accept = pos.accepting(feed, "corrupt", f" --offsets {f.slice}") if f.error in _UNREADABLE else ""
+    return f"{f.remedy}: {accept}" if accept else f.remedy
 
 
 def _refused(refusals: Sequence[Refusal]) -> Refused:

@@ -21,9 +21,9 @@ from enum import StrEnum
 from sluice.pipelines.errors import CommitFenced, GroupMoved, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange, SkipEntry
+from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
 from sluice.pipelines.ports import Group, Membership
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.positions import skip_to
 from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
@@ -178,25 +178,17 @@ def _resolve_moved(
     ledger: Ledger, settings: CommitSettings, moved: Sequence[Key], state: State, committed: Committed
 ) -> State:
     if settings.on_group_moved is OnGroupMoved.REFUSE:
-        raise _moved(state, moved, committed)
+        raise _moved(ledger.feed, state, moved, committed)
     if settings.on_group_moved is OnGroupMoved.ADOPT:
-        _skip_to(ledger, moved, committed)
+        adopt(ledger, moved, committed, "on_group_moved: adopt")
         return ledger.read()
     return state
 
 
-def _skip_to(ledger: Ledger, moved: Sequence[Key], committed: Committed) -> None:
-    """Adopt: what lies between the frontier and the group's offset was passed over by whoever moved it."""
-
-    def decide(state: State) -> SkipEntry | None:
-        ranges: list[KeyRange] = []
-        for key in moved:
-            passed = Range(state.frontier(key), _offset(committed.get(key.tp)) or 0)
-            taken = [*state.accounted(key), *state.reserved(key)]
-            ranges += [KeyRange(key=key, range=r) for r in subtract(passed, taken)] if passed.span > 0 else []
-        return SkipEntry(ranges=tuple(ranges), reason="on_group_moved: adopt") if ranges else None
-
-    ledger.append(decide)
+def adopt(ledger: Ledger, moved: Sequence[Key], committed: Committed, reason: str) -> tuple[KeyRange, ...]:
+    """Skip what lies between the frontier and the group's offset: whoever moved it passed it over. What was skipped."""
+    ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
+    return skip_to(ledger, ends, reason)
 
 
 def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> int:
@@ -249,7 +241,7 @@ def _offset(committed: CommittedOffset | None) -> int | None:
     return None if committed is None else committed.offset
 
 
-def _moved(state: State, moved: Sequence[Key], committed: Committed) -> GroupMoved:
+def _moved(feed: str, state: State, moved: Sequence[Key], committed: Committed) -> GroupMoved:
     def line(key: Key) -> str:
         last = state.commits.get(key)
         expected = last if last is not None else state.origins[key].committed
@@ -259,8 +251,9 @@ def _moved(state: State, moved: Sequence[Key], committed: Committed) -> GroupMov
     first = moved[0]
     return GroupMoved(
         "somebody moved the group's committed offsets; " + "; ".join(map(line, moved)),
-        remedy="put the old offsets back, or set `policies.on_group_moved` in the feed: `overwrite` commits the"
-        " frontier all the same, `adopt` takes the group's offset and records what it passes over as skipped",
+        remedy=f"commit the frontier all the same: sluice accept {feed} moved --reason …; or take over the group's"
+        " offsets, and record what they pass over as skipped: the same with --adopt. `policies.on_group_moved` in the"
+        " feed decides it for good",
         topic=first.topic,
         partition=first.partition,
     )

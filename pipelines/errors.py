@@ -8,7 +8,11 @@
     │   ├── PlanBusy               a live plan of another run reserves these ranges
     │   ├── OwnershipLost          another run took this batch over; what we would publish is void
     │   ├── OffsetsLost            owed offsets are gone from Kafka
-    │   ├── IncarnationChanged     topic recreated, log truncated, or another cluster
+    │   ├── IncarnationChanged     Kafka is not what the ledger knows any more
+    │   │   ├── ClusterChanged     another cluster answers
+    │   │   ├── TopicRecreated     deleted and created again: another topic id
+    │   │   └── LogTruncated       what was read is not in the log any more
+    │   ├── NothingToAccept        what somebody accepts has not happened
     │   ├── GroupHeld              somebody else is a member of the group
     │   ├── GroupMoved             committed offsets are not what the ledger expects
     │   ├── WindowIncomplete       reading it now would miss records
@@ -113,6 +117,19 @@ class OffsetsLost(Refused): ...
 
 
 class IncarnationChanged(Refused): ...
+
+
+class ClusterChanged(IncarnationChanged): ...
+
+
+class TopicRecreated(IncarnationChanged): ...
+
+
+class LogTruncated(IncarnationChanged):
+    """`start` is where the log ends now, `end` where it ended when it was read."""
+
+
+class NothingToAccept(Refused): ...
 
 
 class GroupHeld(Refused): ...

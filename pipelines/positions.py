@@ -10,25 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines.errors import IncarnationChanged, OffsetsLost, SluiceError, UsageError
+from sluice.pipelines.errors import ClusterChanged, LogTruncated, OffsetsLost, SluiceError, TopicRecreated, UsageError
 from sluice.pipelines.feed import Start, StartKind
-from sluice.pipelines.ledger import State
-from sluice.pipelines.ledger.entries import OriginItem
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
 from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.ranges import Range, subtract
 from sluice.pipelines.values import CommittedOffset, Key, PartitionState, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A partition, its key, and the next offset to read there. `origin` is set when it is about to be pinned."""
-
-    state: PartitionState
-    key: Key
-    origin: OriginItem
-    position: int
-    pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +29,18 @@ class Refusal:
     error: SluiceError
 
 
-def check_cluster(state: State, cluster_id: str) -> None:
-    """Raises IncarnationChanged when the ledger belongs to another Kafka cluster."""
+def accepting(feed: str, event: str, more: str = "") -> str:
+    """The command that accepts an event."""
+    return f"sluice accept {feed} {event}{more} --reason …"
+
+
+def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
+    """Raises ClusterChanged when the ledger belongs to another Kafka cluster."""
     if state.cluster and state.cluster != cluster_id:
-        raise IncarnationChanged(
+        raise ClusterChanged(
             f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
-            remedy="point kafka.bootstrap at the right cluster, or use another lake for this one",
+            remedy="point kafka.bootstrap at the right cluster; or, if this one takes its place, begin there afresh: "
+            + accepting(feed, "cluster"),
         )
 
 
@@ -56,34 +52,41 @@ def key_of(state: State, partition: PartitionState) -> Key:
     return Key(partition.topic, partition.partition, partition.topic_id)
 
 
-def changed(state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int]) -> Refusal | None:
+def changed(
+    state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
+) -> Refusal | None:
     """Why the partition is not the log that the ledger knows any more: recreated, or truncated below what landed."""
     known = state.current.get(partition.tp)
     if known is None:
         return None
     if known.topic_id != partition.topic_id:
-        return _refuse(partition, f"topic id was {known.topic_id}, now {partition.topic_id}: deleted and recreated")
-    frontier = state.frontier(known)
-    end, _ = state.epochs.get(known, (0, -1))
-    log_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
-    if end and end > log_end:
-        return _refuse(partition, f"landed up to {end}, but that part of the log now ends at {log_end}: truncated")
-    if frontier > partition.high_watermark:
-        return _refuse(
-            partition, f"read up to {frontier}, but the log now ends at {partition.high_watermark}: truncated"
-        )
+        return Refusal(partition.tp, _recreated(known, partition, feed))
+    landed, _ = state.epochs.get(known, (0, -1))
+    epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
+    for read, log_end in ((landed, epoch_end), (state.frontier(known), partition.high_watermark)):
+        if read > log_end:
+            return Refusal(partition.tp, _truncated(partition, log_end, read, feed))
     return None
 
 
-def _refuse(partition: PartitionState, why: str) -> Refusal:
-    return Refusal(
-        partition.tp,
-        IncarnationChanged(
-            f"{partition.tp} is not the log that the ledger knows: {why}",
-            remedy="find out who did it; to land the new log, use a feed with a new name (the landed data stays)",
-            topic=partition.topic,
-            partition=partition.partition,
-        ),
+def _recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
+    return TopicRecreated(
+        f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
+        remedy=f"restore the topic, or land the new one from its beginning: {accepting(feed, 'recreated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+    )
+
+
+def _truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
+    return LogTruncated(
+        f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
+        remedy="find out which broker lost it (unclean leader election?); what comes now in place of the lost records"
+        f" is landed from {log_end} on after: {accepting(feed, 'truncated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+        start=log_end,
+        end=read,
     )
 
 
@@ -151,13 +154,14 @@ def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
     return min(getattr(hit, "offset", p.stable_end), p.stable_end)
 
 
-def out_of_range(position: int, key: Key, p: PartitionState) -> SluiceError | None:
+def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
     """Why the position is no place in today's log, with the exact lost range, if so."""
     if position < p.log_start:
         return OffsetsLost(
             f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
             f"{p.log_start - position} offsets were owed",
-            remedy="set `policies.on_loss: accept` in the feed to record them as a loss and go on",
+            remedy=f"record them as a loss and go on: {accepting(feed, 'lost')};"
+            " `policies.on_loss: accept` in the feed does so by itself",
             topic=p.topic,
             partition=p.partition,
             start=position,
@@ -166,10 +170,25 @@ def out_of_range(position: int, key: Key, p: PartitionState) -> SluiceError | No
     if position > p.high_watermark:
         return OffsetsLost(
             f"{p.tp}: position {position} is beyond the end of the log ({p.high_watermark})",
-            remedy="the log was truncated or the committed offset is wrong: mend the group's offset first",
+            remedy="the log was truncated or the committed offset is wrong: see sluice groups describe, sluice offsets",
             topic=p.topic,
             partition=p.partition,
             start=p.high_watermark,
             end=position,
         )
     return None
+
+
+def skip_to(ledger: Ledger, ends: Mapping[Key, int], reason: str) -> tuple[KeyRange, ...]:
+    """Record what lies between each frontier and there as skipped, but for what is accounted for or reserved."""
+
+    def decide(state: State) -> SkipEntry | None:
+        passed = [
+            KeyRange(key=k, range=r)
+            for k, end in sorted(ends.items())
+            for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
+        ]
+        return SkipEntry(ranges=tuple(passed), reason=reason) if passed else None
+
+    appended = ledger.append(decide)
+    return appended.entry.ranges if appended and isinstance(appended.entry, SkipEntry) else ()

@@ -38,7 +38,7 @@ class Ledger:
     """One feed's ledger as one run sees it. `run` and `cluster` are stamped on what it writes."""
 
     def __init__(self, lake: Lake, feed: str, clock: Clock, run: str = "", cluster: str = "") -> None:
-        self._lake, self._feed, self._clock = lake, feed, clock
+        self._lake, self.feed, self._clock = lake, feed, clock
         self._run, self._cluster = run, cluster
         self._state = State()
 
@@ -64,13 +64,13 @@ class Ledger:
 
     def _leave_checkpoint(self) -> None:
         """One that stands could not be read, and is replaced. Older ones go, but for a few that somebody may read."""
-        self._lake.put(layout.checkpoint_path(self._feed, self._state.number), checkpoint.dump(self._state))
-        for old in list(self._lake.list(layout.checkpoint_folder(self._feed)))[:-CHECKPOINTS_KEPT]:
+        self._lake.put(layout.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
+        for old in list(self._lake.list(layout.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
             self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
         """The newest fold that stands as a checkpoint and can be read."""
-        for path in reversed(list(self._lake.list(layout.checkpoint_folder(self._feed)))):
+        for path in reversed(list(self._lake.list(layout.checkpoint_folder(self.feed)))):
             state = checkpoint.load(self._lake.get(path) or b"")
             if state is not None and state.number == layout.checkpoint_number(path):
                 return state
@@ -84,8 +84,8 @@ class Ledger:
     def _listed(self, first: int) -> Iterator[tuple[str, bytes]]:
         """(path, content) of the entries from `first` on, without a hole."""
         expected = first
-        after = layout.log_path(self._feed, first - 1) if first else ""
-        for path in self._lake.list(layout.log_folder(self._feed), after):
+        after = layout.log_path(self.feed, first - 1) if first else ""
+        for path in self._lake.list(layout.log_folder(self.feed), after):
             number = layout.log_number(path)
             if number is None:
                 continue
@@ -96,13 +96,13 @@ class Ledger:
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """The same until a number is not there: one question where nothing is new, however long the log is."""
-        while (data := self._lake.get(path := layout.log_path(self._feed, number))) is not None:
+        while (data := self._lake.get(path := layout.log_path(self.feed, number))) is not None:
             yield path, data
             number += 1
 
     def entry(self, number: int) -> Entry:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
-        path = layout.log_path(self._feed, number)
+        path = layout.log_path(self.feed, number)
         return parse(self._content(path), path)
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
@@ -120,7 +120,7 @@ class Ledger:
                 return Appended(state.number, entry, self._state)
 
     def _create(self, number: int, entry: Entry) -> bool:
-        path = layout.log_path(self._feed, number)
+        path = layout.log_path(self.feed, number)
         try:
             return self._lake.put_if_absent(path, dump(entry))
         except Unknown:
@@ -139,6 +139,6 @@ class Ledger:
 
     def _hole(self, expected: int, path: str) -> LedgerCorrupt:
         return LedgerCorrupt(
-            f"ledger of feed {self._feed}: entry {expected} is missing ({path} stands)",
+            f"ledger of feed {self.feed}: entry {expected} is missing ({path} stands)",
             remedy="restore the missing file from a backup of the lake; Sluice changes nothing until then",
         )

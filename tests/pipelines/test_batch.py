@@ -55,9 +55,23 @@ class Topic(FakeCluster):
     batches: dict[TopicPartition, list[Batch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
     open_at: dict[TopicPartition, int] = field(default_factory=dict)
     log_start: int = 0
+    topic_id: str = "id-1"
+    broken: set[tuple[TopicPartition, int]] = field(default_factory=set)
+    """Batches, by their base offset, that do not match their CRC."""
 
     def log(self, tp: TopicPartition) -> Log:
         return log(*self.batches[tp])
+
+    def fetcher(self) -> LogFetcher:
+        return LogFetcher({tp: self._as_read(tp) for tp in PARTITIONS})
+
+    def _as_read(self, tp: TopicPartition) -> Log:
+        source = self.log(tp)
+        flipped = (
+            replace(b, data=b.data[:-1] + bytes([b.data[-1] ^ 1])) if (tp, b.base) in self.broken else b
+            for b in source.batches
+        )
+        return replace(source, batches=tuple(flipped))
 
     def write(self, tp: TopicPartition, stamps: Sequence[int], transactional: bool) -> None:
         if transactional:
@@ -70,7 +84,7 @@ class Topic(FakeCluster):
             self.batches[tp].append(Batch(producer=7, marker=marker))
 
     def topics(self) -> Mapping[str, str]:
-        return {"orders": "id-1"}
+        return {"orders": self.topic_id}
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         return tuple(self._state(tp) for tp in PARTITIONS)
@@ -78,7 +92,14 @@ class Topic(FakeCluster):
     def _state(self, tp: TopicPartition) -> PartitionState:
         end = self.log(tp).end
         stable = self.open_at.get(tp, end)
-        return partition(tp.topic, tp.partition, log_start=self.log_start, stable_end=stable, high_watermark=end)
+        return partition(
+            tp.topic,
+            tp.partition,
+            topic_id=self.topic_id,
+            log_start=min(self.log_start, end),
+            stable_end=stable,
+            high_watermark=end,
+        )
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         return {tp: self._first(tp, time) for tp, time in times.items()}
@@ -98,7 +119,7 @@ class Tasks:
     drops: frozenset[int] = frozenset()
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        tools = Tools(LogFetcher({tp: self.topic.log(tp) for tp in PARTITIONS}), self.lake, RawFormat())  # type: ignore[arg-type]
+        tools = Tools(self.topic.fetcher(), self.lake, RawFormat())  # type: ignore[arg-type]
         plan, limits = job.plan, FetchLimits()
         work = Assignment(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, self.landing, limits, 512 << 20)
         done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
@@ -110,16 +131,19 @@ class Tasks:
 class World:
     def __init__(self, feed: Feed) -> None:
         self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
-        self.liveness = FakeLiveness()
+        self.liveness, self.group = FakeLiveness(), FakeGroup()
 
     def land(self, request: Request, drops: frozenset[int] = frozenset(), skip: Skip | None = None) -> Landed:
         self.runs += 1
-        tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
-        edges = Edges(self.topic, FakeGroup(), self.lake, tasks, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        edges = self.edges(drops)
         try:
             return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None, skip)
         finally:
             self.liveness.dead.add(f"token-{self.runs}")
+
+    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+        tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
+        return Edges(self.topic, self.group, self.lake, tasks, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     @property
     def ledger(self) -> Ledger:

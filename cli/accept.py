@@ -1,0 +1,150 @@
+"""`sluice accept`: the way out of what a run refuses, taken by somebody who says why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from sluice.cli import parse
+from sluice.cli.plan import Only
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import count, facts, good, heading, many, warn
+from sluice.pipelines.errors import UsageError
+
+if TYPE_CHECKING:
+    from sluice.pipelines.accept import Accepted
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger.entries import KeyRange
+
+_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt")
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(accept)
+
+
+def accept(
+    session: Session,
+    feed: FeedName,
+    event: Annotated[
+        str, typer.Argument(metavar="EVENT", help=f"What happened: {', '.join(_EVENTS)}.", show_default=False)
+    ],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why it is accepted; it stands in the ledger.")
+    ] = "",
+    only: Only = None,
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            "--offsets", metavar="T:P:START-END", help="With corrupt: where the batch is.", show_default=False
+        ),
+    ] = None,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", metavar=" ", help="With moved: skip what the group's offsets pass over.")
+    ] = False,
+) -> int:
+    """Accept what happened to Kafka, so that runs go on.
+
+    lost: owed offsets were deleted by retention; they become a named loss. recreated, truncated, cluster: the log is
+    another one now; the feed begins afresh in it, and what landed stays. moved: somebody moved the group's committed
+    offsets; the next commit goes on from them, or with --adopt what they pass over is skipped. corrupt: a batch that
+    cannot be read becomes a loss.
+
+    What has not happened is refused, and nothing is changed. A run that is refused prints the command.
+
+    $ sluice accept orders lost --reason "retention was an hour, by mistake"
+    $ sluice accept orders recreated --only orders:0 --reason "INC-311"
+    $ sluice accept orders moved --adopt --reason "skipped the load test"
+    $ sluice accept orders corrupt --offsets orders:0:100-200 --reason "disk of broker 2"
+    """
+    _check(event, reason, only, offsets, adopting=adopt)
+    found = session.feed(feed)
+    with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
+        done = _accepted(found, edges, event, reason, only, offsets, adopting=adopt)
+    session.terminal.show(*view(found, done, reason))
+    session.terminal.document(document(found, done, reason))
+    return 0
+
+
+def _check(event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool) -> None:
+    if event not in _EVENTS:
+        raise UsageError(f"{event!r} is no event", remedy=f"accept one of: {', '.join(_EVENTS)}")
+    if not reason.strip():
+        raise UsageError("accepting needs a reason", remedy='say why: --reason "…"; it stands in the ledger for ever')
+    if (event == "corrupt") is (offsets is None):
+        raise UsageError(
+            "--offsets belongs to corrupt, and corrupt needs it", remedy="the run that failed prints the whole command"
+        )
+    if adopting and event != "moved":
+        raise UsageError("--adopt belongs to moved", remedy="leave it out")
+    if only and event == "corrupt":
+        raise UsageError("--only together with --offsets", remedy="--offsets names the place: leave --only out")
+
+
+def _accepted(
+    feed: Feed, edges: Edges, event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool
+) -> Accepted:
+    from sluice.pipelines import accept as accepting
+    from sluice.resources.executor import Wiring
+
+    narrowed = tuple(parse.partition(text) for text in only or ())
+    match kind := accepting.Event(event):
+        case accepting.Event.LOST:
+            return accepting.accept_lost(feed, edges, reason, narrowed)
+        case accepting.Event.MOVED:
+            return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
+        case accepting.Event.CORRUPT:
+            with Wiring.of(feed).open(feed.isolation) as tools:
+                asked = parse.asked_range(offsets or "")
+                return accepting.accept_corrupt(feed, edges, tools.fetcher, asked, reason)
+        case _:
+            return accepting.accept_log(feed, edges, kind, reason, narrowed)
+
+
+# -- for people
+
+
+def view(feed: Feed, done: Accepted, reason: str) -> list[RenderableType]:
+    out: list[RenderableType] = [heading(f"Accepted for {feed.name}: {done.event}", reason)]
+    out += [warn(f"{r.key} {r.range} is lost: {many(r.range.span, 'offset')}") for r in done.lost]
+    out += [warn(f"{r.key} {r.range} is skipped: {many(r.range.span, 'offset')}") for r in done.skipped]
+    out += [
+        warn(f"{i.enters.key} begins at {count(i.enters.offset)}, as topic id {i.enters.key.incarnation}")
+        for i in done.entered
+    ]
+    out += [warn(f"{m.key}: the next commit goes on from {count(m.offset)}") for m in done.moved]
+    out += [warn(f"batch {b} was given up: what it read counts for nothing") for b in done.abandoned]
+    return [*out, facts(("ledger entry", str(done.number))), good(f"runs go on: sluice run {feed.name}")]
+
+
+# -- for programs
+
+
+def document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
+    return {
+        "feed": feed.name,
+        "event": str(done.event),
+        "reason": reason,
+        "entry": done.number,
+        "lost": [_range(r) for r in done.lost],
+        "skipped": [_range(r) for r in done.skipped],
+        "entered": [
+            {
+                "topic": i.enters.key.topic,
+                "partition": i.enters.key.partition,
+                "left": i.leaves.incarnation,
+                "entered": i.enters.key.incarnation,
+                "origin": i.enters.offset,
+            }
+            for i in done.entered
+        ],
+        "moved": [{"topic": m.key.topic, "partition": m.key.partition, "offset": m.offset} for m in done.moved],
+        "abandoned": list(done.abandoned),
+    }
+
+
+def _range(r: KeyRange) -> dict[str, Any]:
+    return {"topic": r.key.topic, "partition": r.key.partition, "start": r.range.start, "end": r.range.end}
