@@ -70,7 +70,7 @@ def _awaited(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSta
 
 
 def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
-    """A look reads what the ledger has gained since the last one. Raises UsageError for what is no window."""
+    """A look reads what the ledger has gained since the last one. Raises UsageError, WindowRetired."""
     from sluice.pipelines import manifest
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.strip import standing
@@ -82,6 +82,7 @@ def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
     def look() -> tuple[WindowStanding, bool]:
         state = ledger.read()
         check_begun(asked, feed.window, state)
+        manifest.demand_kept(ledger, state, feed.name, asked, feed.window)
         found = standing(state, feed.window, asked, edges.clock())
         landed = found.standing is Standing.LANDED
         return found, landed and (manifest.stands(edges.lake, feed.name, asked, feed.window) or _visible(ledger))

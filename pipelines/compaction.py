@@ -51,12 +51,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What was merged, with the receipt of each that took its place; `batches` did it.
+    """What was merged, with the receipt that took its place, None where it is only foreseen; `batches` did it.
 
     `busy`: where another batch is at work (its id), by window (None: outside windows); that was left alone.
     """
 
-    merged: tuple[tuple[Merge, Receipt], ...] = ()
+    merged: tuple[tuple[Merge, Receipt | None], ...] = ()
     batches: tuple[int, ...] = ()
     busy: Mapping[int | None, int] = field(default_factory=dict)
     incomplete: tuple[int, ...] = ()
@@ -122,6 +122,25 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].slice.end == s.start and not bounded
 
 
+def foreseen(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Compacted:
+    """What `compact` would merge now. Writes nothing."""
+    found, busy = find(feed, ledger, asked), dict[int | None, int]()
+    free = [m for m in found.merges if _is_free(ledger.read(), m, found.number, busy)]
+    return Compacted(tuple((m, None) for m in free), busy=busy, incomplete=found.incomplete)
+
+
+def _is_free(state: State, m: Merge, since: int, busy: dict[int | None, int]) -> bool:
+    """Whether its receipts still count, as they did below entry `since`, and no live batch reserves any of it."""
+    s = m.slice
+    if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
+        return False
+    for batch, other in state.live_slices():
+        if other.key == s.key and other.range.meets(s.range):
+            busy[s.window] = batch.id
+            return False
+    return state.current.get(s.tp) == s.key
+
+
 # -- carried out
 
 
@@ -165,7 +184,7 @@ class _Run:
 
     def __init__(self, feed: Feed, edges: Edges, ledger: Ledger, owner: Owner, report: Reporter, found: Found) -> None:
         self.found = found
-        self.merged: list[tuple[Merge, Receipt]] = []
+        self.merged: list[tuple[Merge, Receipt | None]] = []
         self.batches: list[int] = []
         self.busy: dict[int | None, int] = {}
         self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
@@ -185,7 +204,7 @@ class _Run:
             nonlocal left
             for batch in _merging(state):
                 raise _busy(self._feed.name, batch)
-            left = [m for m in merges if self._is_free(state, m)]
+            left = [m for m in merges if _is_free(state, m, self.found.number, self.busy)]
             plan = self._plan(state, left)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
 
@@ -193,18 +212,6 @@ class _Run:
         if appended is None or not isinstance(appended.entry, PlanEntry):
             return None
         return appended.number, appended.entry.plan, left
-
-    def _is_free(self, state: State, m: Merge) -> bool:
-        """Whether its receipts still count, just here, and no live batch reserves any of them."""
-        s, since = m.slice, self.found.number
-        if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
-            return False
-        at_work = next(
-            (b.id for b, other in state.live_slices() if other.key == s.key and other.range.meets(s.range)), None
-        )
-        if at_work is not None:
-            self.busy[s.window] = at_work
-        return at_work is None and state.current.get(s.tp) == s.key
 
     def _plan(self, state: State, merges: Sequence[Merge]) -> Plan:
         tasks = tuple(Task(i, -1, (m.slice,)) for i, m in enumerate(merges))
@@ -234,7 +241,7 @@ class _Run:
         feed, stop, out = self._feed, Event(), []
         whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
         merger = Merger(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop)
-        with ThreadPoolExecutor(_threads(feed.compaction), "sluice-merge") as pool:
+        with ThreadPoolExecutor(threads(feed.compaction, os.cpu_count() or 1), "sluice-merge") as pool:
             try:
                 for done in as_completed([pool.submit(merger.merge, m) for m in merges]):
                     out.append(done.result())
@@ -247,8 +254,9 @@ class _Run:
         return out
 
 
-def _threads(settings: CompactionSettings) -> int:
-    return max(min(os.cpu_count() or 1, settings.memory // MERGE_BYTES), 1)
+def threads(settings: CompactionSettings, cores: int) -> int:
+    """How many merges go on at once."""
+    return max(min(cores, settings.memory // MERGE_BYTES), 1)
 
 
 def _batches(merges: Iterable[Merge], most: int) -> Iterator[list[Merge]]:

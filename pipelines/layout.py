@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sluice.pipelines.topics import encode_topic
-from sluice.pipelines.units import show_duration
+from sluice.pipelines.units import parse_duration, parse_window, show_duration
 from sluice.pipelines.values import PartKind, Slice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,6 +36,7 @@ _WINDOW_FOLDER = {
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+_MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
@@ -102,6 +103,16 @@ def window_path(feed: str, window: int, length: int) -> str:
     """The manifest of the window that begins at `window` and lasts `length` (ms)."""
     name = _utc(window).strftime("%Y-%m-%dT%H%M")  # a colon is no character for every file system
     return f"{manifest_folder(feed)}/{name}-{show_duration(length)}.json"
+
+
+def manifest_window(path: str) -> tuple[int, int] | None:
+    """The start and the length (ms) of the window whose manifest stands at `path`; None when it is none."""
+    if (found := _MANIFEST.fullmatch(path)) is None:
+        return None
+    try:
+        return parse_window(found[1]), parse_duration(found[2])
+    except ValueError:
+        return None
 
 
 # -- staging

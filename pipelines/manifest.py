@@ -45,7 +45,7 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     state = ledger.read()
     standing = set(lake.list(layout.manifest_folder(feed)))
     paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
-    fresh = (t for t, path in paths.items() if path not in standing and not is_retired(state, t, settings))
+    fresh = (t for t, path in paths.items() if path not in standing and not is_retired(state, t, settings.length))
     done = tuple(t for t in fresh if windows.complete(state, t, settings))
     receipts = receipts_by_window(ledger, state, done, settings)
     for window in done:
@@ -79,21 +79,30 @@ def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool
     return lake.size(layout.window_path(feed, window, settings.length)) is not None
 
 
-def is_retired(state: State, window: int, settings: WindowSettings) -> bool:
+def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
+    """Remove the manifests of windows of which rows are not kept any longer; their paths. Idempotent."""
+    standing = ((p, layout.manifest_window(p)) for p in lake.list(layout.manifest_folder(feed)))
+    gone = tuple(p for p, lasts in standing if lasts and is_retired(state, *lasts))
+    for path in gone:
+        lake.remove(path)
+    return gone
+
+
+def is_retired(state: State, window: int, length: int) -> bool:
     """Whether rows that had landed in the window are not kept any longer: what is left is not the window."""
-    return next(_retired(state, window, settings), None) is not None
+    return next(_retired(state, window, length), None) is not None
 
 
-def _retired(state: State, window: int, settings: WindowSettings) -> Iterator[tuple[Key, Range]]:
+def _retired(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
     for key, ranges in state.retired.items():
-        lasts = _lasting(state, key, window, settings) if ranges else None
+        lasts = _lasting(state, key, window, window + length) if ranges else None
         yield from ((key, r) for r in ranges if lasts and r.meets(lasts))
 
 
-def _lasting(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
-    """The window's offsets; without an end where the partition's life ended in it."""
-    start, end = (windows.boundary_of(state, key, t) for t in (window, window + settings.length))
-    return None if start is None else Range(start, _ENDLESS if end is None else end)
+def _lasting(state: State, key: Key, start: int, end: int) -> Range | None:
+    """The offsets between two times; without an end where the partition's life ended between."""
+    first, last = (windows.boundary_of(state, key, t) for t in (start, end))
+    return None if first is None else Range(first, _ENDLESS if last is None else last)
 
 
 _ENDLESS = 1 << 63
@@ -101,7 +110,7 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window of which rows are not kept any longer."""
-    for key, r in _retired(state, window, settings):
+    for key, r in _retired(state, window, settings.length):
         numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
         entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
         shown, by = show_window(window), f" by {entry.run}" if entry.run else ""

@@ -1,0 +1,188 @@
+"""`sluice compact`: the many small files of windows merged into few, and how much that was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli import windows
+from sluice.cli.plan import shortened
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import count, good, heading, many, rate, seconds, size, table, warn
+from sluice.cli.windows import From, To, Window
+from sluice.pipelines.units import show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.compaction import Compacted
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.merging import Merge
+    from sluice.pipelines.values import Receipt
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(compact)
+
+
+def compact(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would merge, and touch nothing.")] = False,
+) -> None:
+    """Merge the small files of complete windows.
+
+    Rows, their order and their coordinates stay as they are, and so does the account; nothing is read from Kafka. Each
+    merged file is compared with what it was made of before it takes its place. Without windows: all of them. What it
+    makes is about compaction.target_file_bytes large, as the feed says.
+
+    $ sluice compact orders --dry-run
+    $ sluice compact orders
+    $ sluice compact orders --from 2026-11-20 --to 2026-11-21
+    """
+    found = session.feed(feed)
+    asked = windows.chosen(session, found, window, start, end) or None
+    began = time.monotonic()
+    done = _looked(session, found, asked) if dry_run else _merged(session, found, asked)
+    ran = Ran(feed, found.compaction.target_file_bytes, done, 0.0 if dry_run else time.monotonic() - began, dry_run)
+    session.terminal.show(*view(ran))
+    session.terminal.document(document(ran))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was merged, or would be, into files of `target` bytes."""
+
+    feed: str
+    target: int
+    done: Compacted
+    seconds: float
+    dry_run: bool
+
+
+def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:
+    from sluice.pipelines import compaction
+
+    with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
+        return compaction.foreseen(feed, compaction.open_ledger(feed, edges), asked)
+
+
+def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:
+    from sluice.pipelines.compaction import compact
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        return compact(feed, edges, asked, new_owner("compact"), meter)
+
+
+# -- how much
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Files and bytes before and after; `bytes_after` is None while nobody knows."""
+
+    merges: int
+    files: int
+    files_after: int
+    bytes: int
+    bytes_after: int | None
+
+    @classmethod
+    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> Tally:
+        made = [r for _, r in merged if r is not None]
+        return cls(
+            len(merged),
+            sum(len(m.parts) for m, _ in merged),
+            sum(m.files_after if r is None else len(r.parts) for m, r in merged),
+            sum(m.bytes for m, _ in merged),
+            sum(p.bytes for r in made for p in r.parts) if len(made) == len(merged) else None,
+        )
+
+
+def _by_window(done: Compacted) -> dict[int | None, Tally]:
+    held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
+    for merge, receipt in done.merged:
+        held.setdefault(merge.slice.window, []).append((merge, receipt))
+    return {w: Tally.of(some) for w, some in held.items()}
+
+
+def name(window: int | None) -> str:
+    return "outside windows" if window is None else show_window(window)
+
+
+# -- for people
+
+
+def view(ran: Ran) -> list[RenderableType]:
+    done = ran.done
+    out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
+    if done.merged:
+        rows = [[name(w), *_row(t)] for w, t in _by_window(done).items()]
+        names = ("window", "files", "after", "bytes", "after ")
+        out.append(table(names, shortened(rows, len(names)), right="files after bytes"))
+    return [*out, *_verdict(ran), *_left_out(done)]
+
+
+def _row(t: Tally) -> list[str]:
+    return [count(t.files), count(t.files_after), size(t.bytes), "" if t.bytes_after is None else size(t.bytes_after)]
+
+
+def _verdict(ran: Ran) -> Iterator[Text]:
+    t = Tally.of(ran.done.merged)
+    if not ran.done.merged:
+        yield good("nothing to merge: no small files lie beside each other")
+    elif ran.dry_run:
+        yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
+    else:
+        took = f"{seconds(ran.seconds)}, {rate(t.bytes / 1e6, ran.seconds, 'MB')}"
+        after = size(t.bytes_after or 0)
+        batches = f"{'batch' if len(ran.done.batches) == 1 else 'batches'} {', '.join(map(str, ran.done.batches))}"
+        yield good(f"{many(t.files, 'file')} became {count(t.files_after)}, {size(t.bytes)} became {after}: {batches}")
+        yield Text(f"  {took}", style="dim")
+
+
+def _left_out(done: Compacted) -> Iterator[Text]:
+    for window, batch in done.busy.items():
+        yield warn(f"{name(window)} was left alone where batch {batch} is at work")
+    if done.incomplete:
+        shown = ", ".join(map(show_window, done.incomplete[:5]))
+        more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
+        yield warn(f"left alone, since they are not complete: {shown}{more}")
+
+
+# -- for programs
+
+
+def document(ran: Ran) -> dict[str, Any]:
+    done = ran.done
+    return {
+        "feed": ran.feed,
+        "dry_run": ran.dry_run,
+        **_numbers(Tally.of(done.merged)),
+        "seconds": round(ran.seconds, 3),
+        "batches": list(done.batches),
+        "windows": [{"window": _key(w), **_numbers(t)} for w, t in _by_window(done).items()],
+        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "incomplete": [show_window(w) for w in done.incomplete],
+    }
+
+
+def _key(window: int | None) -> str | None:
+    return None if window is None else show_window(window)
+
+
+def _numbers(t: Tally) -> dict[str, int | None]:
+    return {
+        "files": t.files,
+        "files_after": t.files_after,
+        "bytes": t.bytes,
+        "bytes_after": t.bytes_after,
+    }

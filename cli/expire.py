@@ -1,0 +1,158 @@
+"""`sluice expire`: what landed before a time is not kept any longer, by a decision in the ledger."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli import parse
+from sluice.cli.compact import name
+from sluice.cli.plan import shortened
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import count, good, heading, many, size, table, warn
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.units import show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.expiry import Expiry, Retired
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.ports import Lake
+    from sluice.pipelines.values import Receipt
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(expire)
+
+
+def expire(
+    session: Session,
+    feed: FeedName,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            help="The start of the oldest window that is kept, in UTC; or how long windows are kept, such as 90d.",
+            show_default=False,
+        ),
+    ],
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the ledger.", show_default=False)
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; else only show what would be done.")] = False,
+) -> None:
+    """Retire the rows of old windows, and remove their files.
+
+    A dry run without --apply. All partitions together, whole windows only, nothing of which anything is owed. The
+    account still closes: what was landed is retired, and says by whom and why. Rows that are gone cannot be read again
+    unless Kafka still has them. Results of reports stay.
+
+    $ sluice expire orders --before 2026-08-01
+    $ sluice expire orders --before 90d --reason "kept for 90 days" --apply
+    """
+    found = session.feed(feed)
+    if apply and not (reason or "").strip():
+        raise UsageError("--apply without --reason", remedy='say why: --reason "kept for 90 days"')
+    with session.open_edges(found) as edges:
+        from sluice.pipelines.ledger import Ledger
+
+        ledger = Ledger.offline(edges.lake, feed, edges.clock, f"{getpass.getuser()} on {socket.gethostname()}")
+        at = _time(found, before, edges.clock())
+        if apply:
+            with session.terminal.working("retiring"):
+                _applied(session, found, ledger, edges.lake, at, reason or "")
+        else:
+            _looked(session, found, ledger, at)
+
+
+def _time(feed: Feed, text: str, now: int) -> int:
+    """The start of a window (ms), as it is written, or so long ago."""
+    from sluice.pipelines.units import parse_duration
+
+    try:
+        return feed.window.start_of(max(now - parse_duration(text), 0))
+    except ValueError:
+        return parse.window(text)
+
+
+def _looked(session: Session, feed: Feed, ledger: Ledger, before: int) -> None:
+    from sluice.pipelines.expiry import look
+
+    found = look(ledger, feed.name, before, feed.window)
+    last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
+    session.terminal.show(*view(feed, found), *([last] if found.receipts else []))
+    session.terminal.document({"applied": False, **document(feed, found)})
+
+
+def _applied(session: Session, feed: Feed, ledger: Ledger, lake: Lake, before: int, reason: str) -> None:
+    from sluice.pipelines.expiry import expire
+
+    done = expire(ledger, lake, feed.name, before, feed.window, reason)
+    session.terminal.show(*view(feed, done.expiry), *_done(done))
+    removed = {"entry": done.number, "removed_files": len(done.removed.parts)}
+    session.terminal.document({"applied": True, **document(feed, done.expiry), **removed})
+
+
+# -- for people
+
+
+def view(feed: Feed, found: Expiry) -> Iterator[RenderableType]:
+    yield heading(f"Expiry of {feed.name}", f"before {show_window(found.before)}")
+    if not found.receipts:
+        yield good("nothing landed before that is kept")
+    else:
+        rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, found)]
+        names = ("window", "files", "rows", "bytes")
+        yield table(names, [*shortened(rows, len(names)), ["in all", *_row(found.receipts)]], right="files rows bytes")
+    if found.across:
+        yield warn(f"{many(len(found.across), 'slice')} outside windows lies across that time, and stays")
+
+
+def _row(receipts: Sequence[Receipt]) -> list[str]:
+    files, rows, held = _amounts(receipts)
+    return [count(files), count(rows), size(held)]
+
+
+def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
+    parts = [p for r in receipts for p in r.parts]
+    return len(parts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
+
+
+def _windows(feed: Feed, found: Expiry) -> Iterator[tuple[int | None, list[Receipt]]]:
+    from sluice.pipelines.expiry import windows_of
+
+    return windows_of(found, feed.window)
+
+
+def _done(done: Retired) -> Iterator[Text]:
+    if done.number is not None:
+        yield good(f"retired, by ledger entry {done.number}: {many(len(done.removed.parts), 'file')} removed")
+    elif done.removed.parts:
+        yield good(f"{many(len(done.removed.parts), 'file')} removed that were retired before")
+
+
+# -- for programs
+
+
+def document(feed: Feed, found: Expiry) -> dict[str, Any]:
+    return {
+        "feed": feed.name,
+        "before": show_window(found.before),
+        **_numbers(found.receipts),
+        "windows": [
+            {"window": None if w is None else show_window(w), **_numbers(receipts)}
+            for w, receipts in _windows(feed, found)
+        ],
+        "across": [str(r.slice) for r in found.across],
+    }
+
+
+def _numbers(receipts: Sequence[Receipt]) -> dict[str, int]:
+    return dict(zip(("files", "rows", "bytes"), _amounts(receipts), strict=True))

@@ -1,0 +1,189 @@
+"""A feed with two partitions and two closed hours in a lake in memory, landed by hand in whatever pieces."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines import layout, reading
+from sluice.pipelines.audit import audit
+from sluice.pipelines.batch import Edges
+from sluice.pipelines.compaction import Compacted, compact
+from sluice.pipelines.feed import load_feed
+from sluice.pipelines.formats import HEADERS, RawFormat
+from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.manifest import write_manifests
+from sluice.pipelines.publish import publish, roll_forward
+from sluice.pipelines.typed.landed import QUARANTINED
+from sluice.pipelines.values import (
+    Counts,
+    Isolation,
+    Key,
+    Part,
+    PartKind,
+    Plan,
+    Receipt,
+    Request,
+    RequestKind,
+    Slice,
+    Task,
+)
+from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner
+
+HOUR = 3_600_000
+START = 400_000 * HOUR
+FEED = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\n"
+A, B = Key("orders", 0, "id-1"), Key("orders", 1, "id-1")
+
+
+class World:
+    """Two partitions, two closed hours of 100 offsets each, landed by hand in whatever pieces."""
+
+    def __init__(self, root: Path, more: str = "", by_time: bool = False) -> None:
+        (root / "feeds").mkdir(parents=True, exist_ok=True)
+        (root / "feeds" / "orders.yaml").write_text(FEED + more)
+        self.feed = load_feed(root / "feeds" / "orders.yaml", {})
+        self.lake, self.liveness, self.now = MemoryLake(), FakeLiveness(), START + 9 * HOUR
+        self.by_time = HOUR if by_time else 0
+        self.ledger = self.fresh_ledger()
+        items = tuple(OriginItem(key=k, offset=0, committed=None, why="test", opens=START) for k in (A, B))
+        self.ledger.append(lambda s: OriginEntry(items=items))
+        pins = tuple(BoundaryItem(key=k, time=START + n * HOUR, offset=n * 100) for n in (1, 2) for k in (A, B))
+        self.ledger.append(lambda s: BoundaryEntry(items=pins))
+
+    def fresh_ledger(self) -> Ledger:
+        return Ledger(self.lake, "orders", lambda: self.now, "test", "c")
+
+    @property
+    def edges(self) -> Edges:
+        cluster, group = FakeCluster(), FakeGroup()
+        return Edges(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+
+    def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
+        hour = START + start // 100 * HOUR if window is None else None
+        folder = layout.window_folder(hour, HOUR)
+        return Slice(*key, start, end, 3, 0, hour, "" if self.by_time else folder, self.by_time)
+
+    def plan(self, slices: Sequence[Slice], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
+        tasks, asked = (Task(0, 1, tuple(slices)),), Request(kind)
+        plan = Plan("orders", "c", asked, Isolation.READ_COMMITTED, tasks)
+        appended = self.ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner(by)))
+        assert appended is not None
+        return appended.number
+
+    def land(self, *ranges: tuple[Key, int, int], bad: int = 0, gaps: int = 1) -> None:
+        """A batch with a slice for each range: the last `bad` are quarantined, of `gaps` offsets one holds a record."""
+        slices = [self.slice(*r) for r in ranges]
+        batch = self.plan(slices)
+        entry = self.ledger.entry(batch)
+        assert isinstance(entry, PlanEntry)
+        receipts = [self._landed(s, batch, entry.hash, bad, gaps) for s in slices]
+        publish(self.ledger, batch, owner("landing"), receipts, [])
+        roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
+        write_manifests(self.ledger, self.lake, "orders", self.feed.window)  # type: ignore[arg-type]
+
+    def _landed(self, s: Slice, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+        offsets = np.arange(s.start, s.end, gaps)
+        good, refused = offsets[: len(offsets) - bad], offsets[len(offsets) - bad :]
+        parts = self._write(s, batch, plan_hash, PartKind.LANDED, _rows(s, good))
+        parts += self._write(s, batch, plan_hash, PartKind.QUARANTINED, _refused(s, refused))
+        counts = Counts(landed=len(good), quarantined=len(refused), compacted=s.span - len(offsets))
+        return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span)
+
+    def _write(self, s: Slice, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+        target = Target("orders", batch, plan_hash, "a", s, kind)
+        writer = PartWriter(self.lake, target, rows.schema, self.feed.landing, 1 << 20)  # type: ignore[arg-type]
+        writer.write(rows)
+        return writer.close()
+
+    def compact(self, asked: Sequence[int] | None = None, by: str = "merging") -> Compacted:
+        try:
+            return compact(self.feed, self.edges, asked, owner(by, "compact"), lambda progress: None)
+        finally:
+            self.liveness.dead.add(by)
+
+    def state(self) -> State:
+        return self.fresh_ledger().read()
+
+    def rows(self, kind: PartKind = PartKind.LANDED, windows: Sequence[int] = (START, START + HOUR)) -> pa.Table:
+        """What readers get of the hours, by the ledger."""
+        found = reading.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        tables = [pq.read_table(self.lake.open(f.path)) for f in found]
+        return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
+
+    def visible(self) -> list[str]:
+        return [p for root in ("data", "quarantine") for p in self.lake.list(f"{root}/orders")]
+
+    def check(self) -> None:
+        found = audit(self.fresh_ledger(), self.lake, "orders", hashes=True)  # type: ignore[arg-type]
+        assert found.problems == ()
+
+
+def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+    columns = {
+        "key": pa.array([None if o % 3 else b"k%d" % o for o in offsets.tolist()], pa.binary()),
+        "value": pa.array([b"v%d" % o * (o % 7) for o in offsets.tolist()], pa.binary()),
+        "offset": pa.array(offsets, pa.int64()),
+        "timestamp": pa.array(START + offsets * 7919 % 5 * HOUR, pa.int64()).cast(pa.timestamp("ms", "UTC")),
+        "timestampType": pa.array(np.zeros(len(offsets), np.int32)),
+        "headers": pa.array([[{"key": "h", "value": b"%d" % o}] if o % 2 else None for o in offsets.tolist()], HEADERS),
+    }
+    return next(RawFormat().convert(s, pa.RecordBatch.from_pydict(columns))).landed
+
+
+def _refused(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+    raw = _rows(s, offsets)
+    said = {"reason": ["not_json"], "field": [None], "detail": ["no"], "byte": [3]}
+    more = [pa.array(v * len(offsets)).cast(QUARANTINED.field(n).type) for n, v in said.items()]
+    return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=QUARANTINED)
+
+
+def pieces(key: Key, step: int, start: int = 0, end: int = 200) -> list[tuple[Key, int, int]]:
+    return [(key, at, min(at + step, end)) for at in range(start, end, step)]
+
+
+class Died(BaseException):
+    """The machine is gone: nothing runs any more, not even what tidies up."""
+
+
+@contextlib.contextmanager
+def dying(lake: MemoryLake, after: int) -> Iterator[None]:
+    """After so many changes the lake takes none any more."""
+    left = [after]
+    names = ("put_if_absent", "put", "show", "remove")
+    real = {n: getattr(lake, n) for n in (*names, "create")}
+
+    def spend() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise Died
+
+    def counted(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            spend()
+            return real[name](*args)
+
+        return call
+
+    @contextlib.contextmanager
+    def create(path: str) -> Iterator[Any]:
+        spend()
+        with real["create"](path) as sink:
+            yield sink
+
+    for name in names:
+        setattr(lake, name, counted(name))
+    lake.create = create
+    try:
+        yield
+    finally:
+        for name, do in real.items():
+            setattr(lake, name, do)
