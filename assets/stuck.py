@@ -151,11 +151,7 @@ def _by_lock(project: Project, run: str) -> Verdict | None:
     held = is_held(project.dagster_home, run)
     if held is None:
         return None
-    return (
-        Verdict(False, "its process holds its lock")
-        if held
-        else Verdict(True, "its process is gone: it let go of its lock")
-    )
+    return Verdict(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
 
 
 def _judged(instance: dg.DagsterInstance, record: RunRecord, seen: Verdict | None) -> UnderWay:

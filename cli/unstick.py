@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -202,10 +202,4 @@ def _run(each: UnderWay) -> dict[str, Any]:
 
 
 def _batch(left: Left) -> dict[str, Any]:
-    return {
-        "feed": left.feed,
-        "batch": left.batch,
-        "request": left.request,
-        "kept": left.kept,
-        "remedy": list(left.ways),
-    }
+    return asdict(left)

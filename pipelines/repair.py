@@ -99,6 +99,9 @@ Verdicts = Mapping[str, Verdict]
 # -- plans
 
 
+WAYS = 5
+"""Commands that one finding names at most."""
+
 _NEW = Verdict(False, "it has just begun")
 
 
@@ -231,7 +234,7 @@ def _strangers(place: Place) -> Iterator[Found]:
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
         ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))
-        yield Found(Kind.MISSING, text, remedy=("restore them from a backup, or", *ways), items=missing)
+        yield Found(Kind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing)
 
 
 def _anew(place: Place, r: Receipt) -> str:
@@ -266,7 +269,7 @@ def _orphans(place: Place) -> Iterator[Found]:
         if batch >= state.number:
             text += f"which is newer than the ledger ({many(state.number, 'entry', 'entries')})"
             remedy = (
-                "was this lake restored from a backup? Then its newest entries are lost: restore those; else remove it"
+                "if this lake was restored from a backup, the newest entries are lost: restore those; else remove it"
             )
             yield Found(Kind.NEWER, text, remedy=(remedy,), items=tuple(staged[batch]))
             continue
