@@ -384,11 +384,10 @@ def _told(desk: _Desk, s: _Stand) -> str | Text:
 
 def _ways_out(desk: _Desk, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
-    ways = [("put the frontier back", f"sluice offsets reset {feed} --to-frontier --apply --reason …")]
+    ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
-        ways.append(("pass over those records", f"sluice run {feed} --skip-to TIME --reason …"))
-    else:
-        ways.append(("let them be", f"sluice offsets reset {feed} --shift 0 --apply --reason …"))
+        ways.append(("skip what they passed over", f"sluice accept {feed} moved --adopt --reason …"))
+    ways.append(("put the frontier back by hand", f"sluice offsets reset {feed} --to-frontier --apply --reason …"))
     told = "Landing goes on, by the ledger, but the next commit will be refused. To end that:"
     return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
 

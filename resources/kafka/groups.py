@@ -1,11 +1,13 @@
 """The Groups port: every group of a cluster, and committing in nobody's name for one that has no members.
 
-Promises: looking disturbs nobody, no group is joined or made by it; a list is whole or an error; every wait has an end.
+Promises: looking disturbs nobody, no group is joined or made by it; every wait has an end. A list waits while groups are
+without a coordinator; one that took its groups over a moment ago may leave them out, as it does for Kafka's own tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,16 @@ _HAS_MEMBERS = (
     kafka_errors.RebalanceInProgressError,
 )
 _PLAIN = "classic"
+_KEPT_IN = "__consumer_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one broker lists, of all `known` partitions that groups are kept in those that it has `led` before."""
+
+    groups: list[ListedGroup]
+    led: frozenset[TopicPartition]
+    known: frozenset[TopicPartition]
 
 
 class KafkaGroups:
@@ -63,22 +75,27 @@ class KafkaGroups:
     # -- on the background thread
 
     async def _listed(self) -> tuple[ListedGroup, ...]:
-        """All brokers are asked anew when one does not answer: its groups may have moved to another."""
+        """All brokers are asked anew until they lead, by their own word, all partitions that groups are kept in."""
         patience = Patience(self._wire, self._patience)
         while True:
             try:
                 layout = await self._wire.layout(())
-                found = await self._wire.gather(self._listed_by(broker) for broker in layout.brokers)
+                parts = await self._wire.gather(self._listed_by(broker) for broker in layout.brokers)
+                if not set().union(*(p.known for p in parts)) <= set().union(*(p.led for p in parts)):
+                    raise kafka_errors.LeaderNotAvailableError("some groups have no coordinator at this moment")
             except KafkaError as error:
                 await patience.trouble(error)
             else:
-                return tuple(sorted((g for groups in found for g in groups), key=lambda g: g.name))
+                found = {group.name: group for part in parts for group in part.groups}
+                return tuple(found[name] for name in sorted(found))
 
-    async def _listed_by(self, broker: int) -> list[ListedGroup]:
+    async def _listed_by(self, broker: int) -> _Part:
+        places = (await self._wire.layout([_KEPT_IN], broker)).places.values()
         response = await self._wire.send(broker, group_messages.ask_groups())
         for error in top_error(response):
             raise error()
-        return groups_messages.read_listed(response, broker)
+        led = frozenset(p.tp for p in places if p.leader == broker)
+        return _Part(groups_messages.read_listed(response, broker), led, frozenset(p.tp for p in places))
 
     async def _view(self, group: str) -> GroupView:
         """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""

@@ -160,9 +160,10 @@ def test_show_exits_as_the_commit_would_and_names_the_ways_out(landed: World, te
     assert by_partition(told.document, "stands") == {0: "at the frontier", 1: "moved by somebody"}
     assert by_partition(told.document, "expected") == {0: 100, 1: 100}
     assert "sluice offsets reset orders --to-frontier --apply" in told.text
-    assert "sluice offsets reset orders --shift 0 --apply" in told.text
+    assert "sluice accept orders moved --reason" in told.text
+    assert "--adopt" not in told.text
     landed.group.offsets[P1] = CommittedOffset(140)
-    assert "sluice run orders --skip-to TIME" in tell(offsets.show, "orders").text
+    assert "sluice accept orders moved --adopt" in tell(offsets.show, "orders").text
 
 
 def test_show_before_the_first_plan(world: World, tell: Tell) -> None:
