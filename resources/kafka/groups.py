@@ -1,7 +1,7 @@
 """The Groups port: every group of a cluster, and committing in nobody's name for one that has no members.
 
-Promises: looking disturbs nobody, no group is joined or made by it; every wait has an end. A list waits while groups are
-without a coordinator; one that took its groups over a moment ago may leave them out, as it does for Kafka's own tools.
+Promises: looking disturbs nobody, no group is joined or made by it; every wait has an end. A list waits while groups
+are without a coordinator; one that took groups over a moment ago may leave them out, as it does for Kafka's own tools.
 """
 
 from __future__ import annotations
