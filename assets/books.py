@@ -6,7 +6,7 @@ Nothing here knows Dagster. Publish entries are read once, however many windows 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -83,6 +83,11 @@ class Books:
     def windows_of(self, batch: Batch) -> set[int | None]:
         """The windows that a batch published in; None: outside windows."""
         return {r.slice.window for r in self.entry(batch).receipts}
+
+    def complete_of(self, batches: Iterable[Batch]) -> set[int]:
+        """The complete windows that these published batches landed in."""
+        start = self.feed.window.start_of
+        return {start(w) for b in batches for w in self.windows_of(b) if w is not None} & self.complete
 
     def batch_version(self, batch: Batch) -> str:
         return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"

@@ -107,7 +107,8 @@ def roll_forward(instance: dg.DagsterInstance, books: Books) -> list[int]:
     batches = untold_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here"
-    for event in told(books, batches, untold_windows(instance, books, landed_key(books.feed.name)), why):
+    windows = untold_windows(instance, books, landed_key(books.feed.name)) | books.complete_of(batches)
+    for event in told(books, batches, windows, why):
         instance.report_runless_asset_event(event)
     return [b.id for b in batches]
 

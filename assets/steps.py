@@ -126,7 +126,8 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None) 
     """The events of what was published and completed, whatever else failed: it is true, and stays so."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
     key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
-    tell = ({*landed.windows} & books.complete) | evidence.untold_windows(context.instance, books, key) | mine
+    tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
+    tell |= evidence.untold_windows(context.instance, books, key)
     for event in evidence.told(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event

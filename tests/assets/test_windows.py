@@ -14,6 +14,7 @@ from sluice.assets.instance import open_instance
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.values import Request, RequestKind
 from sluice.pipelines.windows import LISTED
 from tests.assets.world import (
     CATCH_UP,
@@ -237,3 +238,15 @@ def test_a_record_from_1970_tells_of_its_window_and_not_of_fifty_years(
     assert {f"{DAY}{h:02}:00" for h in range(5)} <= set(said)
     assert len(said) < LISTED + 10
     assert set(windows(instance, COMMITTED)) == set(said)
+
+
+def test_a_window_that_is_landed_anew_is_told_again_with_another_version(world: World) -> None:
+    """So that reports run over it again; by the job that lands anything, since the request is more than the window."""
+    world.run(in_hour(1))
+    with open_instance(world.project) as instance:
+        before = versions(instance, LANDED, "2024-05-01T01:00")
+    world.run(Request(RequestKind.WINDOW, window=hour(1), replace=True))
+    with open_instance(world.project) as instance:
+        after = versions(instance, LANDED, "2024-05-01T01:00")
+    assert len(before) == 1
+    assert len(set(after)) == 2
