@@ -19,6 +19,7 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from pydantic import Field
 
 from sluice.assets import metadata, steps
+from sluice.assets.compaction import compact_job
 from sluice.assets.evidence import committed_key, landed_key, outputs, quarantined_key
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, Session, pool
@@ -129,7 +130,7 @@ def feed_definitions(
     observed = [_observed(feed.name, readers)] if readers else []
     return dg.Definitions(
         assets=[*observed, landed, committed],
-        jobs=[_land(feed, [landed, committed], session), _catch_up(feed)],
+        jobs=[_land(feed, [landed, committed], session), _catch_up(feed), compact_job(feed.name)],
         schedules=[schedule_of(feed, land_job(feed.name), windows)],
     )
 

@@ -104,13 +104,13 @@ Servers = Mapping[str, _Server]
 
 
 def _start(project: Project, address: str) -> Servers:
+    from sluice.assets import compaction, reports
     from sluice.assets.instance import limit_pools, open_instance, prepare_home
-    from sluice.assets.reports import POOL
     from sluice.assets.session import pool
 
     home = prepare_home(project)
     with open_instance(project) as instance:
-        limit_pools(instance, [POOL, *map(pool, project.feeds())])
+        limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     code = ["-m", "sluice.assets.definitions", "-d", str(project.root)]
     port = address.rpartition(":")[2]

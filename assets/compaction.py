@@ -1,0 +1,98 @@
+"""The job `compact_<feed>`: small files of complete windows merged into few. No asset changes by it, no row does.
+
+It waits for no run of the feed and holds none up: the ledger's reservation is the guard. One compaction at a time, of
+whatever feed, since each takes the memory that its feed allows.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotation of `config` as it stands.
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from sluice.assets.session import FEED_TAG, Session
+from sluice.pipelines.compaction import Compacted, compact
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.feed import WindowSettings
+from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.windows import check_aligned
+from sluice.resources.liveness import new_owner
+
+POOL = "sluice_compaction"
+
+
+class CompactConfig(dg.Config):
+    """Which windows; with nothing given, all that are complete, and rows outside windows."""
+
+    since: str = Field(default="", description="From this window on, such as 2026-11-20T14:00.")
+    until: str = Field(default="", description="Up to, not including, this one.")
+
+    def windows(self, settings: WindowSettings) -> list[int] | None:
+        """The windows' starts (ms); None: all. Raises UsageError."""
+        if not (self.since or self.until):
+            return None
+        first, last = _window(self.since, "since", settings), _window(self.until, "until", settings)
+        return list(range(first, last, settings.length))
+
+
+def _window(text: str, name: str, settings: WindowSettings) -> int:
+    try:
+        start = parse_window(text)
+    except ValueError as error:
+        raise UsageError(f"{name}: {text!r} {error}", remedy="name both, or neither") from None
+    check_aligned(start, settings)
+    return start
+
+
+_CONFIG = CompactConfig.to_config_schema().as_field()
+"""Made once: Dagster would infer it anew for each op that is annotated with it."""
+
+
+def compact_job(feed: str) -> dg.JobDefinition:
+    """Merges the feed's small files when somebody runs it, or a schedule of theirs does."""
+
+    @dg.op(
+        name=f"{feed}__compact",
+        config_schema=_CONFIG,
+        pool=POOL,
+        required_resource_keys={"session"},
+        out=dg.Out(dg.Nothing),
+    )
+    def merge(context: dg.OpExecutionContext) -> Iterator[Any]:
+        yield from compact_step(context, feed)
+
+    @dg.job(
+        name=f"compact_{feed}",
+        description=f"Merge the small files of {feed}'s complete windows. Rows stay as they are; Kafka is not asked.",
+        tags={FEED_TAG: feed},
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        merge()
+
+    return job
+
+
+def compact_step(context: dg.OpExecutionContext, name: str) -> Iterator[Any]:
+    """Merge, and say how much that was. Raises dagster.Failure, or an interrupt."""
+    session: Session = context.resources.session
+    with session.step(context):
+        feed = session.feed(name)
+        asked = CompactConfig(**context.op_config).windows(feed.window)
+        with session.open_edges(feed) as edges:
+            done = compact(feed, edges, asked, new_owner(context.run.run_id), session.reporter(context.log))
+    yield dg.Output(None, metadata=_said(done))
+
+
+def _said(done: Compacted) -> dict[str, Any]:
+    made = [r for _, r in done.merged if r is not None]
+    return {
+        "files_before": sum(len(m.parts) for m, _ in done.merged),
+        "files_after": sum(len(r.parts) for r in made),
+        "bytes_before": sum(m.bytes for m, _ in done.merged),
+        "bytes_after": sum(p.bytes for r in made for p in r.parts),
+        "batches": ", ".join(map(str, done.batches)) or "none",
+        "left_alone": ", ".join(show_window(w) for w in done.incomplete) or "none",
+    }

@@ -1,0 +1,99 @@
+"""The job `compact_<feed>`: files become few; no asset's version changes, no report runs again, and nothing is owed an
+event for it. And what Dagster makes of a window that was retired.
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from sluice.assets.definitions import build
+from sluice.assets.evidence import landed_key
+from sluice.assets.reports import report_key
+from sluice.assets.session import Session
+from sluice.pipelines.audit import audit
+from sluice.pipelines.expiry import expire
+from sluice.pipelines.values import AskedRange, Request, RequestKind
+from tests.assets.world import P0, P1, World, hour, in_hour, stored, versions, windows
+
+LANDED, COMMITTED = landed_key("orders"), dg.AssetKey(["orders", "committed"])
+H0 = "2024-05-01T00:00"
+
+
+def land_in_pieces(world: World) -> None:
+    """The first two hours, five offsets at a time."""
+    for start in range(0, 50, 5):
+        ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
+        world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
+
+
+def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.ExecuteInProcessResult:
+    job = build(world.project, Session(world.project, world.open_edges)).resolve_job_def("compact_orders")
+    run_config = {"ops": {"orders__compact": {"config": config}}} if config else None
+    return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
+
+
+def said(result: dg.ExecuteInProcessResult) -> dict[str, object]:
+    """The metadata of the op's output."""
+    (output,) = (e for e in result.all_node_events if e.is_successful_output)
+    return {k: v.value for k, v in output.step_output_data.metadata.items()}
+
+
+@pytest.fixture
+def landed(world: World) -> World:
+    land_in_pieces(world)
+    assert world.run(in_hour(1)).error is None, "it tells what is untold of the others"
+    return world
+
+
+def test_the_job_merges_and_tells_how_much(landed: World, instance: dg.DagsterInstance) -> None:
+    result = compact(landed, instance)
+    assert result.success
+    told = said(result)
+    assert (told["files_before"], told["files_after"], told["left_alone"]) == (20, 4, "none")
+    assert audit(landed.ledger(), landed.lake, "orders", hashes=True).closes  # type: ignore[arg-type]
+    again = said(compact(landed, instance))
+    assert (again["files_before"], again["batches"]) == (0, "none")
+
+
+def test_windows_that_are_asked_for(landed: World, instance: dg.DagsterInstance) -> None:
+    told = said(compact(landed, instance, since=H0, until="2024-05-01T01"))
+    assert (told["files_before"], told["files_after"]) == (10, 2)
+    for wrong in ({"since": H0}, {"since": H0, "until": "2024-05-01T01:30"}, {"since": "dawn", "until": H0}):
+        assert not compact(landed, instance, **wrong).success
+
+
+def test_no_version_changes_and_nothing_is_told_again(landed: World, instance: dg.DagsterInstance) -> None:
+    before = {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)}
+    told, version = len(stored(instance, LANDED)), landed.books().window_version(hour(0))
+    assert compact(landed, instance).success
+    assert landed.books().window_version(hour(0)) == version
+    assert landed.run(in_hour(2)).error is None, "the commit demands no event of a batch that only merged"
+    assert {k: versions(instance, k, H0) for k in (LANDED, COMMITTED)} == before
+    assert len(stored(instance, LANDED)) == told
+    assert len(landed.books().receipts_in(hour(0))) == 2
+
+
+def test_a_window_told_after_it_was_compacted_names_who_landed_it(world: World, instance: dg.DagsterInstance) -> None:
+    land_in_pieces(world)
+    assert compact(world, instance).success
+    assert world.run(in_hour(1)).error is None
+    (event,) = (w for k, w in windows(instance, LANDED).items() if k == H0)
+    assert (event["files"], event["rows"], event["request"]) == (2, 50, "offsets orders:0:20-25, orders:1:20-25")
+
+
+def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.DagsterInstance) -> None:
+    folder = landed.project.root / "reports"
+    folder.mkdir()
+    (folder / "rows.sql").write_text("-- Rows.\n-- feed: orders\nSELECT count(*) FROM orders\n")
+    expire(landed.ledger(), landed.lake, "orders", hour(1), landed.session().feed("orders").window, "old")  # type: ignore[arg-type]
+    job = build(landed.project, landed.session()).resolve_implicit_job_def_def_for_assets([report_key("rows")])
+    assert job is not None
+    result = job.execute_in_process(
+        instance=instance, asset_selection=[report_key("rows")], partition_key=H0, raise_on_error=False
+    )
+    assert not result.success
+    (failed,) = (e for e in result.all_node_events if e.is_step_failure)
+    assert "was retired on" in str(failed.step_failure_data.error)
+    assert landed.run(in_hour(0)).error is None
+    assert versions(instance, LANDED, H0)[-1] == landed.books().window_version(hour(0))
