@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal import bad, count, many, warn
+from sluice.cli.terminal import bad, many, warn
 from sluice.pipelines.forecast import DAY, AtRisk
 from sluice.pipelines.units import show_about, show_instant
 
@@ -25,12 +25,12 @@ _TOLD = 5
 def alarms(feed: str, outlook: Outlook, losses: Sequence[SluiceError], told: int = _TOLD) -> Iterator[Text]:
     """What is lost, and what will be unless it lands soon, each with the command to run."""
     for error in losses[:told]:
-        yield bad(error.message)
+        yield _coloured(bad(error.message), "red")
     if losses:
         yield from _more(len(losses) - told, "lost something too")
         yield _remedy(losses[0].remedy)
     for risk in outlook.at_risk[:told]:
-        yield warn(risk.describe(outlook.now))
+        yield _coloured(warn(risk.describe(outlook.now)), "yellow")
     if outlook.at_risk:
         yield from _more(len(outlook.at_risk) - told, "are at risk too")
         yield _remedy(f"{_in_time(outlook)}: sluice run {feed}")
@@ -42,6 +42,11 @@ def _in_time(outlook: Outlook) -> str:
     if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(left, 0)):
         return "land it now, and give it more machines: it takes longer than is left"
     return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
+
+
+def _coloured(line: Text, colour: str) -> Text:
+    line.stylize(colour)
+    return line
 
 
 def _more(number: int, do: str) -> Iterator[Text]:
@@ -97,10 +102,6 @@ def short(age: int | None) -> str:
     return "–" if age is None else show_about(age) if age else ""
 
 
-def offsets(lag: int | None) -> str:
-    return count(lag)
-
-
 # -- for programs
 
 
@@ -121,7 +122,7 @@ def _at_risk(r: AtRisk, now: int) -> dict[str, Any]:
     return {
         "topic": r.key.topic,
         "partition": r.key.partition,
-        "range": list(r.range),
+        "ranges": [list(x) for x in r.ranges],
         "deleted_from": show_instant(r.at),
         "seconds_left": max(0, r.at - now) // 1000,
         "setting": r.why,

@@ -162,7 +162,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         length=feed.window.length,
         windows=_windows(feed, edges, ledger, found, last),
         outlook=found.outlook,
-        losses=_losses(found.outlook),
+        losses=_losses(feed, found.outlook),
         beats=beats,
     )
 
@@ -177,12 +177,12 @@ def _windows(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int)
     return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, found.holders, gone))
 
 
-def _losses(outlook: Outlook | None) -> tuple[SluiceError, ...]:
+def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     """What is owed and gone, as a run would refuse it."""
     from sluice.pipelines.positions import out_of_range
 
     lost = outlook.lost if outlook else ()
-    return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition)))
+    return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
 def _partition(found: _Found, key: Key) -> PartitionStatus:
@@ -267,8 +267,8 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "behind", "")
     outlook = status.outlook
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, outlook.age if outlook else None))]
-    if outlook:
-        out += [*outlooks.alarms(status.feed, outlook, status.losses)]
+    if outlook and (told := [*outlooks.alarms(status.feed, outlook, status.losses)]):
+        out += [*told, Text()]
     out += [
         table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
         facts(

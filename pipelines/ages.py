@@ -6,7 +6,7 @@ feed stands that lands whole windows, is found by the first question; the others
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -39,9 +39,10 @@ def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: in
 
 @dataclass(slots=True)
 class _Search:
-    """The record at `position` is stamped between `low` and `high` (ms)."""
+    """The record at `position` is stamped between `low` and `high` (ms), and most likely at `hint` or soon after."""
 
     position: int
+    hint: int
     low: int
     high: int
     asked: bool = False
@@ -49,29 +50,30 @@ class _Search:
 
     @property
     def question(self) -> int:
-        """First where its window begins; then the middle."""
-        return (self.low + self.high) // 2 if self.asked else self.low
+        """The hint, then the log's first record where nothing is known before the position, then the middle."""
+        return (self.low and (self.low + self.high) // 2) if self.asked else self.hint
 
     def done(self, now: int) -> bool:
         return self.exact or (self.asked and self.high - self.low <= max(1000, (now - self.low) // _FINENESS))
 
     def hear(self, hit: OffsetAtTime | None) -> None:
         time, first, self.asked = self.question, not self.asked, True
-        if hit is None:
-            self.high = time
-        elif hit.offset == self.position or (first and hit.offset > self.position):
+        if hit is None or hit.offset > self.position:  # the record is older than that, or there is none
+            self.high, self.exact = time, time == 0
+            self.low = hit.timestamp if hit and self.exact else self.low
+        elif hit.offset == self.position:
             self.low, self.exact = hit.timestamp, True
-        elif hit.offset > self.position:
-            self.high = time
+        elif hit.timestamp >= self.high:  # a record before the position, stamped after all of this, hides the rest
+            self.low, self.exact = (time if first else self.low), True
         else:
-            # A record before the position that is stamped after all of this tells nothing more.
-            self.low, self.exact = (self.low, True) if hit.timestamp >= self.high else (hit.timestamp, False)
+            self.low = max(hit.timestamp, 1)
 
 
 def _search(state: State, key: Key, position: int, now: int) -> _Search:
-    """Between the boundaries around the position."""
+    """Between the boundaries around the position. Where one is just there, a late record may be older than it."""
     pins = state.boundaries.get(key, NO_PINS)
-    at = bisect_right(pins.offsets, position)
-    low = pins.times[at - 1] if at else 0
+    before, at = bisect_left(pins.offsets, position), bisect_right(pins.offsets, position)
+    low = pins.times[before - 1] if before else 0
+    hint = pins.times[at - 1] if at else 0
     high = pins.times[at] if at < len(pins) else now
-    return _Search(position, low, max(low, high))
+    return _Search(position, hint, low, max(hint, high))

@@ -98,17 +98,18 @@ def eta(lag: int, landed: float | None, produced: float | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """A range that Kafka will delete soon, unless it lands before: its first record from `at` (ms) on, by `why`."""
+    """Owed ranges that Kafka will soon delete: the first of their records from `at` (ms) on, by the setting `why`."""
 
     key: Key
-    range: Range
+    ranges: tuple[Range, ...]
     at: int
     why: str
 
     def describe(self, now: int) -> str:
         """`orders:0 [120, 900) will begin to be deleted in about 3 h (retention.ms 7d)`."""
         when = f"will begin to be deleted in about {show_about(self.at - now)}" if self.at > now else _ANY_MOMENT
-        return f"{self.key} {self.range} {when} ({self.why})"
+        more = f" and {len(self.ranges) - 1} more" if len(self.ranges) > 1 else ""
+        return f"{self.key} {self.ranges[0]}{more} {when} ({self.why})"
 
 
 _ANY_MOMENT = "may be deleted at any moment"
@@ -128,9 +129,10 @@ class Deletion:
 
     def at_risk(self, end: int | None) -> AtRisk:
         """`end`: the first offset stamped later than `stamped` (None: there is none, or nobody asked)."""
-        first, last = self.owed.held[0].start, self.owed.partition.stable_end
+        held = self.owed.held
+        first, last = held[0].start, held[-1].end
         bound = self.below if self.stamped is None else last if end is None else end
-        return AtRisk(self.owed.key, Range(first, min(max(bound, first + 1), last)), self.at, self.why)
+        return AtRisk(self.owed.key, intersect(held, Range(first, max(bound, first + 1))), self.at, self.why)
 
 
 def deletions(

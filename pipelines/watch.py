@@ -81,18 +81,18 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
     if not state.origins:
         return Watched(())
     try:
-        pos.check_cluster(state, seen.cluster_id)
+        pos.check_cluster(state, seen.cluster_id, feed.name)
     except SluiceError as error:
         return Watched((Finding("cluster", error.message, error.remedy, severe=True),))
     topics, gone = _matched(feed, seen.topics)
     partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
-    changed = {r.tp: r.error for p in partitions if (r := pos.changed(state, p, {}))}
+    changed = {r.tp: r.error for p in partitions if (r := pos.changed(state, p, {}, feed.name))}
     sound = {pos.key_of(state, p): p for p in partitions if p.tp not in changed}
     outlook = look_ahead(feed, ledger, state, cluster, sound, now)
     found = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in gone),
         *_changed(changed),
-        *_lost(outlook),
+        *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_late(feed, outlook),
         *_held(feed, seen, sound, cluster, now),
@@ -119,23 +119,23 @@ def _under(feed: Feed, p: PartitionState) -> PartitionState:
 
 def _changed(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
     for topic, errors in _by(changed.values(), lambda e: e.topic or "").items():
-        more = f"; {len(errors) - 1} more partitions" if len(errors) > 1 else ""
-        yield Finding(f"changed {topic}", errors[0].message + more, errors[0].remedy, severe=True)
+        text = errors[0].message + _more("; ", errors)
+        yield Finding(f"changed {topic}", text, errors[0].remedy, severe=True)
 
 
-def _lost(outlook: Outlook) -> Iterator[Finding]:
+def _lost(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     for topic, lost in _by(outlook.lost, lambda o: o.key.topic).items():
-        first = pos.out_of_range(lost[0].lost[0].start, lost[0].key, lost[0].partition)
-        more = f"; {len(lost) - 1} more partitions lost something too" if len(lost) > 1 else ""
+        start = lost[0].lost[0].start
+        first = pos.out_of_range(start, lost[0].key, lost[0].partition, feed.name)
         if first is not None:
-            yield Finding(f"lost {topic}", first.message + more, first.remedy, severe=True)
+            text = first.message + _more("; so it is in ", lost)
+            yield Finding(f"lost {topic}", text, first.remedy, severe=True)
 
 
 def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     for topic, risks in _by(outlook.at_risk, lambda r: r.key.topic).items():
-        more = f"; {len(risks) - 1} more partitions after it" if len(risks) > 1 else ""
-        said = f"{risks[0].describe(outlook.now)}{more}"
-        yield Finding(f"retention {topic}", said, f"land it before: sluice run {feed.name}", severe=True)
+        text = risks[0].describe(outlook.now) + _more("; then ranges of ", risks)
+        yield Finding(f"retention {topic}", text, f"land it before: sluice run {feed.name}", severe=True)
 
 
 # -- it is late
@@ -165,8 +165,10 @@ def _held(feed: Feed, seen: View, sound: Mapping[Key, PartitionState], cluster: 
     }
     limit = cluster.configs(()).broker if hanging else BrokerConfig()
     for producer, tps in _by(hanging, lambda tp: str(hanging[tp].producer_id)).items():
-        held, more = hanging[tps[0]], f" and {len(tps) - 1} more partitions" if len(tps) > 1 else ""
-        text = f"{held} holds {tps[0]}{more} at offset {held.start}: no window that reaches beyond it can land"
+        held = hanging[tps[0]]
+        text = (
+            f"{held} holds {tps[0]} at offset {held.start}{_more(' and ', tps)}: no window that reaches beyond can land"
+        )
         abort = (
             f"kafka-transactions.sh --bootstrap-server {feed.kafka.bootstrap} abort "
             f"--topic {tps[0].topic} --partition {tps[0].partition} --start-offset {held.start}"
@@ -198,9 +200,8 @@ def _partial(
     found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
     partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)][:WINDOWS]
     for s in partial[:1]:
-        name, more = show_window(s.window), f"; {len(partial) - 1} more windows" if len(partial) > 1 else ""
-        since = show_about(now - s.window - feed.window.length)
-        text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{more}"
+        name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
+        text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{_more('; ', partial, 'window')}"
         remedy = f"sluice status {feed.name} says why; then sluice run {feed.name} --window {name}"
         yield Finding("partial", text, remedy)
 
@@ -208,7 +209,7 @@ def _partial(
 def _owing(s: WindowStanding) -> str:
     first = s.owes[0]
     ranges = "its end is not resolved" if not first.ranges else f"owes {first.ranges[0]}"
-    return f"{first.key} {ranges}" + (f", and {len(s.owes) - 1} more partitions" if len(s.owes) > 1 else "")
+    return f"{first.key} {ranges}" + _more(", and ", s.owes)
 
 
 # -- there is more to read
@@ -223,8 +224,17 @@ def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iter
             numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
             yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
         else:
-            text = f"{topic} is new and matches `{feed.topics}` ({len(found)} partitions)"
+            text = f"{topic} is new and matches `{feed.topics}` ({_many(len(found), 'partition')})"
             yield Finding(f"topic {topic}", text, f"{run}; then reload definitions to see the topic in the graph")
+
+
+def _more(before: str, items: Sequence[object], what: str = "partition") -> str:
+    """`; 2 more partitions`, where there are others than the first."""
+    return f"{before}{_many(len(items) - 1, f'more {what}')}" if len(items) > 1 else ""
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def _by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:

@@ -92,8 +92,18 @@ def test_an_age_is_never_younger_than_it_is_and_costs_few_questions(
 def test_a_record_from_the_future_before_the_position_does_not_make_it_young() -> None:
     stamps = (990 * HOUR, NOW + 14 * 365 * DAY, *(990 * HOUR + n * MINUTE for n in range(2, 100)))
     known = state({990 * HOUR: 0, 991 * HOUR: 60, 992 * HOUR: 100}, done=70)
-    found = age_of(Stamped(stamps=stamps), known, 70)
-    assert found == 991 * HOUR, "the start of its window is what is known"
+    for position in (60, 70):
+        found = age_of(Stamped(stamps=stamps), known, position)
+        assert found == 991 * HOUR, "the start of its window is what is known"
+
+
+def test_records_that_came_late_are_as_old_as_their_stamps() -> None:
+    """Quiet hours are pinned; then come records of before."""
+    stamps = (980 * HOUR, *(981 * HOUR + n * 10 * MINUTE for n in range(30)))
+    known = state({980 * HOUR: 0} | {h * HOUR: 1 for h in range(981, 1000)}, done=1)
+    found = age_of(Stamped(stamps=stamps), known, 1)
+    assert found is not None
+    assert 980 * HOUR <= found <= 981 * HOUR
 
 
 def test_nothing_at_all_there_is_no_age() -> None:
@@ -158,9 +168,9 @@ def test_retention_by_time_is_warned_of_before() -> None:
     assert found.at == NOW + 3 * HOUR
     assert found.stamped == NOW + DAY - keeps.retention_ms, "what will be old enough within the notice"
     said = found.at_risk(700)
-    assert said.range == Range(120, 700)
+    assert said.ranges == (Range(120, 700),)
     assert said.describe(NOW) == "orders:0 [120, 700) will begin to be deleted in about 3 h (retention.ms 99h)"
-    assert found.at_risk(None).range == Range(120, 900)
+    assert found.at_risk(None).ranges == (Range(120, 900),)
     assert deletion(keeps, notice=2 * HOUR) is None
     assert deletion(keeps, notice=2 * HOUR, needed=5 * HOUR) is not None, "landing takes longer than is left"
     late = deletion(TopicConfig(retention_ms=DAY))
@@ -196,7 +206,7 @@ def test_retention_by_size_counts_the_room_that_is_left() -> None:
     found = deletion(keeps, rate=0.01, log_bytes=8_000)
     assert found is not None
     assert found.at == NOW + 10_000_000
-    assert found.at_risk(None).range == Range(120, 884), "864 offsets come in a day"
+    assert found.at_risk(None).ranges == (Range(120, 884),), "864 offsets come in a day"
     assert deletion(keeps, rate=0.001, log_bytes=8_000) is None
     assert deletion(keeps, log_bytes=8_000) is None, "how fast it grows is not known, and there is room"
     assert deletion(keeps, rate=0.01) is None, "nor how large it is"
@@ -227,8 +237,15 @@ def test_what_is_at_risk_lies_in_what_is_held(
     if found is None:
         assert since + retention > NOW + min(notice, retention // 2)
         return
-    r = found.at_risk(end).range
+    (r,) = found.at_risk(end).ranges
     assert 120 == r.start < r.end <= 900
+
+
+def test_what_has_landed_is_not_at_risk() -> None:
+    owed = Owed(KEY, partition(stable_end=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
+    (found,) = forecast.deletions([owed], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
+    assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
+    assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)
 
 
 # -- what Kafka forgets
