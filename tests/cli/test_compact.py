@@ -1,0 +1,133 @@
+"""`sluice compact` and `sluice expire`: what they print, their documents and exit codes, and what readers get after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sluice.cli import audit, compact, expire, explain, files, wait
+from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowRetired
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import AskedRange, Request, RequestKind
+from tests.assets.world import P0, P1, World, hour
+from tests.cli.conftest import Tell
+
+DAY = "2024-05-01"
+
+
+@pytest.fixture
+def landed(world: World) -> World:
+    """The first two hours, five offsets at a time."""
+    for start in range(0, 50, 5):
+        ranges = tuple(AskedRange(tp.topic, tp.partition, start, start + 5) for tp in (P0, P1))
+        world.land_unrecorded(Request(RequestKind.OFFSETS, ranges))
+    return world
+
+
+# -- compact
+
+
+def test_a_dry_run_says_what_it_would_merge_and_touches_nothing(landed: World, tell: Tell) -> None:
+    before = dict(landed.lake.files)
+    told = tell(compact.compact, "orders", dry_run=True)
+    assert landed.lake.files == before
+    assert told.code == 0
+    assert (told.document["files"], told.document["files_after"], told.document["bytes_after"]) == (20, 4, None)
+    assert [w["window"] for w in told.document["windows"]] == [f"{DAY}T00:00", f"{DAY}T01:00"]
+    assert "A dry run: nothing was changed. 20 files would become 4." in told.text
+
+
+def test_compaction_says_how_much_was_merged(landed: World, tell: Tell) -> None:
+    told = tell(compact.compact, "orders", window=[f"{DAY}T01"], text=False)
+    (batch,) = told.document["batches"]
+    assert (told.document["files"], told.document["files_after"]) == (10, 2)
+    assert 0 < told.document["bytes_after"] < told.document["bytes"]
+    assert [w["window"] for w in told.document["windows"]] == [f"{DAY}T01:00"]
+    rest = tell(compact.compact, "orders", start=f"{DAY}T00", end=f"{DAY}T02", text=False)
+    assert (rest.document["files"], rest.document["batches"] > [batch]) == (10, True)
+    again = tell(compact.compact, "orders")
+    assert (again.code, again.document["batches"]) == (0, [])
+    assert "nothing to merge" in again.text
+    listed = tell(files.files, "orders", window=[f"{DAY}T01"], text=False).document
+    assert (len(listed["files"]), listed["rows"]) == (2, 50)
+    assert tell(audit.audit, "orders", hashes=True).code == 0
+
+
+def test_what_was_merged_for_people(landed: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    from sluice.cli.terminal import Terminal
+    from tests.cli.conftest import Over
+
+    compact.compact(Over(Terminal(), landed.project.root, False, landed), "orders")
+    out = capfd.readouterr().out
+    assert "20 files became 4" in out
+    assert f"{DAY}T00:00" in out
+
+
+def test_what_is_left_alone_is_named(landed: World, tell: Tell) -> None:
+    landed.engine.failing.add(P1)
+    for start in (50, 55):
+        landed.land_unrecorded(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, start + 5),)))
+    told = tell(compact.compact, "orders", dry_run=True)
+    assert told.document["incomplete"] == [f"{DAY}T02:00"]
+    assert f"since they are not complete: {DAY}T02:00" in told.text
+
+
+@pytest.mark.parametrize("options", [{"window": [f"{DAY}T01:30"]}, {"window": [f"{DAY}T06"]}, {"end": f"{DAY}T02"}])
+def test_windows_that_are_none_are_refused(options: dict[str, Any], landed: World, tell: Tell) -> None:
+    with pytest.raises(UsageError):
+        tell(compact.compact, "orders", **options)
+
+
+# -- expire
+
+
+def test_expiry_is_a_dry_run_unless_it_is_applied_with_a_reason(landed: World, tell: Tell) -> None:
+    before = dict(landed.lake.files)
+    told = tell(expire.expire, "orders", before=f"{DAY}T01")
+    assert landed.lake.files == before
+    assert (told.document["applied"], told.document["files"], told.document["rows"]) == (False, 10, 50)
+    assert [w["window"] for w in told.document["windows"]] == [f"{DAY}T00:00"]
+    assert "Add --apply and --reason to do it" in told.text
+    with pytest.raises(UsageError, match="--reason"):
+        tell(expire.expire, "orders", before=f"{DAY}T01", apply=True)
+    assert landed.lake.files == before
+
+
+def test_what_is_expired_is_gone_and_everybody_says_so(landed: World, tell: Tell) -> None:
+    told = tell(expire.expire, "orders", before=f"{DAY}T01", reason="kept for an hour", apply=True)
+    assert (told.document["applied"], told.document["removed_files"]) == (True, 10)
+    assert "nothing landed before that is kept" in told.text, "the second time"
+    for body, window in ((files.files, [f"{DAY}T00"]), (wait.wait, f"{DAY}T00")):
+        with pytest.raises(WindowRetired, match=f"window {DAY}T00:00 .* was retired on .* by .*: kept for an hour"):
+            tell(body, "orders", window=window)
+    assert tell(files.files, "orders", window=[f"{DAY}T00"], partial=True, text=False).document["files"] == []
+    assert len(tell(files.files, "orders", window=[f"{DAY}T01"], text=False).document["files"]) == 10
+    account = tell(audit.audit, "orders")
+    assert account.code == 0
+    assert [p["retired"] for p in account.document["partitions"]] == [25, 25]
+    assert "retired" in account.text
+    assert tell(explain.explain, "orders", "orders:0:3").document["class"] == "retired"
+
+
+def test_how_long_windows_are_kept(landed: World, tell: Tell) -> None:
+    told = tell(expire.expire, "orders", before="5h", text=False)
+    assert told.document["before"] == show_window(hour(1))
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "says"),
+    [
+        (f"{DAY}T01:30", UsageError, "begins at"),
+        (f"{DAY}T06", UsageError, f"the nearest end of a window before it is {DAY}T05:00"),
+        ("last week", UsageError, "is not a window"),
+        (f"{DAY}T03", WindowIncomplete, f"sluice run orders --window {DAY}T02:00"),
+    ],
+)
+def test_what_cannot_be_retired_is_refused(
+    before: str, error: type[Exception], says: str, landed: World, tell: Tell
+) -> None:
+    with pytest.raises(error) as refused:
+        tell(expire.expire, "orders", before=before, reason="test", apply=True)
+    assert says in str(refused.value)
+    assert landed.state().retired == {}
