@@ -84,7 +84,7 @@ class Mark:
         try:
             raw = json.loads(metadata)
             return cls(str(raw["sluice"]), int(raw["n"]), str(raw["i"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
 
 

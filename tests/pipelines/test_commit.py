@@ -211,7 +211,16 @@ def test_a_mark_above_the_ledger_proves_lost_entries() -> None:
 
 
 def test_hostile_metadata_is_no_mark() -> None:
-    for text in ("", "{}", "[]", "null", '{"sluice":1}', "[" * 100_000, '{"sluice":"a","n":"x","i":""}'):
+    for text in (
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"sluice":1}',
+        "[" * 100_000,
+        '{"sluice":"a","n":1e999,"i":""}',
+        '{"sluice":"a","n":"x","i":""}',
+    ):
         assert Mark.parse(text) is None
 
 
