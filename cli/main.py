@@ -18,7 +18,6 @@ from typing import NoReturn
 import typer
 
 from sluice.bench import cli as bench
-from sluice.cli import audit as audit_command
 from sluice.cli import (
     accept,
     compact,
@@ -40,6 +39,7 @@ from sluice.cli import (
     unstick,
     wait,
 )
+from sluice.cli import audit as audit_command
 from sluice.cli.terminal import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 
