@@ -74,6 +74,9 @@ def _run(given: list[str], terminal: Terminal) -> int:
         if code == INTERRUPTED:  # by Ctrl-C, which typer makes an exit code of
             terminal.note("interrupted")
         return code
+    except KeyboardInterrupt:  # before typer had come far enough to make an exit code of it
+        terminal.note("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough: nothing more to say, at exit neither.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
