@@ -17,6 +17,7 @@ from typing import BinaryIO
 from sluice.pipelines import layout
 from sluice.pipelines.audit import live_receipts
 from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines.expiry import remove_retired
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.manifest import write_manifests
@@ -200,14 +201,14 @@ def _rolled_forward(place: Place) -> Iterator[Found]:
 
 
 def _replaced(place: Place) -> Iterator[Found]:
-    """What was replaced, merged or retired, whose staging is gone."""
-    visible = _visible(place)
-    gone = tuple(p for p in visible if p in place.ledger.read().replaced and place.lake.size(p) is not None)
-    for path in gone:
-        place.lake.remove(path)
-    if gone:
-        text = f"{many(len(gone), 'visible file')} that do not count any more"
-        yield Found(Kind.HIDDEN, text, "removed", items=gone)
+    """What was replaced, merged or retired, whose staging is gone; and manifests of windows that lost rows so."""
+    gone = remove_retired(place.ledger, place.lake, place.feed)
+    if gone.parts:
+        text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
+        yield Found(Kind.HIDDEN, text, "removed", items=gone.parts)
+    if gone.manifests:
+        text = f"the manifest of {many(len(gone.manifests), 'window')} whose rows were retired"
+        yield Found(Kind.MANIFEST, text, "removed", items=gone.manifests)
 
 
 def _manifests(place: Place) -> Iterator[Found]:

@@ -1,0 +1,343 @@
+"""Backfills on a real Kafka, as an operator meets them: killed and brought home, from two machines at once, and mended.
+
+The command line runs in processes of its own, with a Dagster instance each; tasks run in those processes (`Inline`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.structs import TopicPartition as KafkaTopicPartition
+
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.instance import open_instance
+from sluice.cli.main import main
+from sluice.pipelines import layout
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.units import show_window
+from sluice.pipelines.values import Receipt
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.project import Project
+from tests.integration.support import Place, commit_feed, consumed, rows, run
+
+MINUTE = 60_000
+WINDOWS = 24
+EACH = 20
+"""Records in each window, over two partitions."""
+
+
+@dataclass
+class Machine(Place):
+    """A project with a Dagster instance of its own; several may have one lake and one group."""
+
+    def feed(self, name: str = "orders", **settings: Any) -> Feed:
+        return super().feed(name, window="{length: 1m, settle: 0s}", lake=str(self.lake), **settings)
+
+    @property
+    def named(self) -> tuple[str, str]:
+        return "--project", str(self.root)
+
+    @property
+    def lake(self) -> Path:
+        return self.root.parent / "lake"
+
+    def start(self, *arguments: str, **told: str) -> subprocess.Popen[str]:
+        """`sluice` in a process of its own. `told` are words to `RUN`."""
+        env = {k: v for k, v in os.environ.items() if k not in ("DAGSTER_HOME", "SLUICE_PROJECT")}
+        return subprocess.Popen(
+            [sys.executable, "-c", RUN, *arguments, *self.named, "--json"],
+            cwd=Path(__file__).parents[2],
+            env=env | {"PYTHONPATH": "."} | told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def sluice(self, *arguments: str, **told: str) -> Ran:
+        return ended(self.start(*arguments, **told))
+
+    def state(self) -> State:
+        return self.ledger().read()
+
+    def ledger(self) -> Ledger:
+        return Ledger(LocalLake(self.lake), "orders", lambda: 0)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    document: Mapping[str, Any]
+    err: str
+
+
+def ended(process: subprocess.Popen[str]) -> Ran:
+    out, err = process.communicate(timeout=240)
+    return Ran(process.returncode, json.loads(out) if out else {}, err)
+
+
+RUN = """
+import os, signal, sys, time
+from unittest.mock import patch
+import sluice.resources.edges as real
+from sluice.pipelines.task import PartWriter
+from tests.integration import support
+
+left, write, run = int(os.environ.get("DIE_AT", 0)), PartWriter.write, support.Inline.run
+
+def counted(self, rows):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, rows)
+
+def held(self, job, tasks):
+    while (gate := os.environ.get("GATE")) and not os.path.exists(gate):
+        time.sleep(0.01)
+    return run(self, job, tasks)
+
+with patch.object(PartWriter, "write", counted), patch.object(support.Inline, "run", held):
+    real.open_edges = support.edges
+    from sluice.cli.main import main
+    sys.exit(main())
+"""
+
+
+@pytest.fixture
+def begin() -> int:
+    """The first window's start: the last of them closed a little while ago."""
+    return (int(time.time()) * 1000 // MINUTE - WINDOWS - 2) * MINUTE
+
+
+@pytest.fixture
+def machine(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], begin: int) -> Machine:
+    topic = fresh_topic(partitions=2)
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5)
+    for i in range(WINDOWS * EACH):
+        stamp = begin + i // EACH * MINUTE + i % EACH
+        producer.send(topic, f"value {i}".encode(), partition=i % 2, timestamp_ms=stamp)
+    producer.close()
+    return placed(tmp_path / "one", kafka, topic)
+
+
+def placed(root: Path, kafka: LocalKafka, topic: str) -> Machine:
+    root.mkdir()
+    machine = Machine(root, kafka, topic)
+    machine.feed(group=f"g-{topic}")
+    return machine
+
+
+def between(begin: int, first: int = 0, last: int = WINDOWS) -> tuple[str, ...]:
+    return "--from", show_window(begin + first * MINUTE), "--to", show_window(begin + last * MINUTE)
+
+
+def receipts(machine: Machine) -> dict[str, Receipt]:
+    """What counts, by slice."""
+    published = (e for _, e in machine.ledger().entries() if isinstance(e, PublishEntry))
+    return {str(r.slice): r for e in published for r in e.receipts}
+
+
+def staged_receipts(machine: Machine) -> dict[str, str]:
+    """What a batch that is not published has finished: slice and attempt."""
+    found = machine.lake.glob("_sluice/orders/staging/*/*/*.receipt.json")
+    said = [json.loads(p.read_text()) for p in found]
+    return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in said}
+
+
+def committed(machine: Machine) -> list[int | None]:
+    consumer = KafkaConsumer(bootstrap_servers=machine.kafka.bootstrap, group_id=f"g-{machine.topic}")
+    try:
+        return [consumer.committed(KafkaTopicPartition(machine.topic, p)) for p in range(2)]
+    finally:
+        consumer.close()
+
+
+def check_whole(machine: Machine, told: Tell) -> None:
+    """All of it landed, once, and the account closes against Kafka itself."""
+    code, report = told("audit", "orders", "--rescan", *machine.named)
+    assert code == 0, report["problems"]
+    assert report["compared"] == WINDOWS * EACH
+    assert rows(machine.feed(group=f"g-{machine.topic}")) == consumed(machine.kafka, machine.topic)
+    assert committed(machine) == [WINDOWS * EACH // 2] * 2
+
+
+def windows(begin: int) -> set[str]:
+    return {show_window(begin + n * MINUTE) for n in range(WINDOWS)}
+
+
+def shown(machine: Machine, key: dg.AssetKey) -> set[str]:
+    """The partitions that are green in the machine's Dagster."""
+    with open_instance(Project(machine.root)) as instance:
+        return set(instance.get_materialized_partitions(key))
+
+
+def runs(machine: Machine) -> dict[str, str]:
+    """Dagster's runs and their states."""
+    with open_instance(Project(machine.root)) as instance:
+        return {r.run_id: r.status.value for r in instance.get_runs()}
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLUICE_PROJECT", "DAGSTER_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+Tell = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def told(capfd: pytest.CaptureFixture[str]) -> Tell:
+    """A command in this process: its exit code and its document."""
+
+    def call(*arguments: str) -> tuple[int, Any]:
+        capfd.readouterr()
+        code = main([*arguments, "--json"])
+        return code, json.loads(capfd.readouterr().out)
+
+    return call
+
+
+# -- killed in the middle
+
+
+def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
+    machine: Machine, begin: int, told: Tell
+) -> None:
+    asked = "run", "orders", *between(begin), "--windows-per-run", "4"
+    victim = machine.sluice(*asked, DIE_AT="28")
+    assert victim.code == -signal.SIGKILL, victim.err
+
+    finished = {name: r.attempt for name, r in receipts(machine).items()}
+    half = staged_receipts(machine)
+    (left,) = machine.state().live()
+    assert (len(finished), len(half)) == (24, 3), "twelve windows are published, of the next four some is finished"
+    (dead,) = (run for run, status in runs(machine).items() if status == "STARTED")
+
+    code, unstuck = told("unstick", *machine.named)
+    (ended_run,) = unstuck["ended"]
+    assert (code, ended_run["run"], ended_run["pools"]) == (0, dead, ["sluice_orders"])
+    (batch,) = ended_run["batches"]
+    assert (batch["batch"], batch["kept"]) == (left.id, "3 of 8 slices are finished")
+    first, last = (show_window(begin + n * MINUTE) for n in (12, 16))
+    assert batch["ways"][0].startswith(f"sluice run orders --from {first} --to {last}")
+    assert runs(machine)[dead] == "FAILURE"
+
+    home = machine.sluice(*asked)
+    assert home.code == 0, home.err
+    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home.document["runs"]]
+    assert batches[:4] == [[], [], [], [(left.id, 3)]], "what landed is not planned again, what was finished stays"
+    assert [[adopted for _, adopted in each] for each in batches[4:]] == [[0], [0]]
+    whole = receipts(machine)
+    assert {name: whole[name].attempt for name in finished | half} == finished | half
+    assert machine.state().live() == ()
+    check_whole(machine, told)
+    for key in (landed_key("orders"), committed_key("orders")):
+        assert windows(begin) <= shown(machine, key)
+
+
+# -- two machines
+
+
+def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
+    other, gate = placed(machine.root.parent / "two", machine.kafka, machine.topic), machine.root / "gate"
+    first = machine.start("run", "orders", *between(begin, 0, 2), GATE=str(gate))
+    while not machine.state().live():
+        assert first.poll() is None, first.stderr and first.stderr.read()
+        time.sleep(0.01)
+    (held,) = machine.state().live()
+
+    second = other.sluice("run", "orders", *between(begin, 0, 3))
+    assert second.code == 3
+    refused, *landed = second.document["runs"]
+    assert refused["error"] == "PlanBusy"
+    assert f"batch {held.id}" in refused["message"]
+    assert [len(run["batches"]) for run in landed] == [1, 1], "another's window keeps nobody from the rest"
+
+    gate.touch()
+    assert ended(first).code == 0
+    at_once = [m.start("run", "orders", *between(begin), "--windows-per-run", "8") for m in (machine, other)]
+    assert {ended(p).code for p in at_once} <= {0, 1, 3}, "one waits for the other or is fenced; nothing lands twice"
+    assert machine.sluice("run", "orders").code == 0
+    slices = sorted((r.slice.partition, r.slice.start, r.slice.end) for r in receipts(machine).values())
+    assert all(a[0] != b[0] or a[2] == b[1] for a, b in pairwise(slices))
+    assert {b.status for b in machine.state().batches.values()} == {BatchStatus.PUBLISHED}
+    check_whole(machine, told)
+    assert told("repair", *other.named)[0] == 0
+    for each in (machine, other):
+        assert windows(begin) <= shown(each, landed_key("orders")), "each instance was told of all of it"
+
+
+# -- debris
+
+
+def test_repair_mends_what_is_broken_and_only_that(machine: Machine, begin: int, told: Tell) -> None:
+    feed, folder = machine.feed(group=f"g-{machine.topic}"), machine.lake / "_sluice/orders"
+    run(feed)
+    commit_feed(feed)
+    debris(machine, begin, folder)
+    before = sorted(p for p in machine.lake.rglob("*"))
+
+    code, dry = told("repair", "orders", "--dry-run", *machine.named)
+    assert code == 0
+    assert sorted(p for p in machine.lake.rglob("*")) == before
+    code, said = told("repair", *machine.named)
+    assert code == 0
+    assert [f["found"] for f in said["feeds"]] == [f["found"] for f in dry["feeds"]]
+    found = said["feeds"][0]["found"]
+    assert [f["what"] for f in found] == [
+        "shown", "staging", "manifest", "staging", "unfinished", "beat", "untold",
+    ]  # fmt: skip
+    assert told("repair", *machine.named) == (
+        0,
+        {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []},
+    )
+    assert not list(folder.glob("staging/*"))
+    assert not list(folder.glob("owners/*"))
+    check_whole(machine, told)
+
+
+def debris(machine: Machine, begin: int, folder: Path) -> None:
+    """A published part back in staging only, a manifest gone, staging of no batch, a write that never ended, the beat
+    of a process that is gone; and a Dagster instance that knows nothing.
+    """
+    part = next(p for r in receipts(machine).values() for p in r.parts)
+    staged = machine.lake / part.staged
+    staged.parent.mkdir(parents=True)
+    (machine.lake / part.path).rename(staged)
+    (machine.lake / layout.window_path("orders", begin, MINUTE)).unlink()
+    orphan = folder / "staging/0/a"
+    orphan.mkdir(parents=True)
+    (orphan / "x.receipt.json").write_text("{}")
+    begun = folder / "log/.tmp-0123456789abcdef"
+    begun.write_bytes(b"half an ent")
+    os.utime(begun, (0, 0))
+    with subprocess.Popen([sys.executable, "-c", BEAT, str(machine.lake)], cwd=Path(__file__).parents[2]) as gone:
+        assert gone.wait() == -signal.SIGKILL
+
+
+BEAT = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, ".")
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.liveness import LakeLiveness, new_owner
+with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: time.time_ns() // 1_000_000).beat(new_owner("gone")):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
