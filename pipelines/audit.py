@@ -151,7 +151,7 @@ def _commits(state: State) -> Iterator[Problem]:
 def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[Problem]:
     for path in (p for root in layout.visible_roots(feed) for p in lake.list(root)):
         if path in state.replaced:
-            yield Problem(10, f"{path} was replaced and is still visible; the next run hides it")
+            yield Problem(10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it")
         elif path not in live:
             yield Problem(10, f"{path} is in no publish entry of the ledger")
 

@@ -31,7 +31,7 @@ ROW_GROUP_BYTES = 24 << 20
 """Rows in memory that become a row group: the most that landing takes."""
 READ_BYTES = 2 << 20
 """Rows that are decoded at once, of one file."""
-MERGE_BYTES = 160 << 20
+MERGE_BYTES = 128 << 20
 """What one merge takes, at most, of rows that are not huge."""
 Rows = Iterator[pa.RecordBatch]
 

@@ -134,7 +134,7 @@ def test_a_bounded_batch_is_put_in_place_before_the_next_one_begins(world: World
 
 
 def test_memory_says_how_many_are_merged_at_once(world: World) -> None:
-    assert [compaction.threads(CompactionSettings(memory=m << 20), 8) for m in (1, 160, 330, 1 << 20)] == [1, 1, 2, 8]
+    assert [compaction.threads(CompactionSettings(memory=m << 20), 8) for m in (1, 128, 300, 1 << 20)] == [1, 1, 2, 8]
 
 
 # -- which windows
