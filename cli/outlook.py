@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal import bad, many, warn
+from sluice.cli.terminal import bad, count, many, warn
 from sluice.pipelines.forecast import DAY, AtRisk
 from sluice.pipelines.units import show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.outlook import Outlook
+    from sluice.pipelines.watch import Finding
 
 _TOLD = 5
 """Partitions that are named; of the rest it is said how many they are."""
@@ -22,8 +23,10 @@ _TOLD = 5
 # -- for people
 
 
-def alarms(feed: str, outlook: Outlook, losses: Sequence[SluiceError], told: int = _TOLD) -> Iterator[Text]:
-    """What is lost, and what will be unless it lands soon, each with the command to run."""
+def alarms(
+    feed: str, outlook: Outlook, losses: Sequence[SluiceError], hanging: Sequence[Finding] = (), told: int = _TOLD
+) -> Iterator[Text]:
+    """What is lost, what will be unless it lands soon, and what cannot land, each with the command to run."""
     for error in losses[:told]:
         yield _coloured(bad(error.message), "red")
     if losses:
@@ -34,6 +37,9 @@ def alarms(feed: str, outlook: Outlook, losses: Sequence[SluiceError], told: int
     if outlook.at_risk:
         yield from _more(len(outlook.at_risk) - told, "are at risk too")
         yield _remedy(f"{_in_time(outlook)}: sluice run {feed}")
+    for finding in hanging[:told]:
+        yield _coloured(warn(finding.text), "yellow")
+        yield _remedy(finding.remedy)
 
 
 def _in_time(outlook: Outlook) -> str:
@@ -58,13 +64,13 @@ def _remedy(text: str) -> Text:
     return Text.assemble(("  → ", "bold"), text)
 
 
-def behind(lag: int | None, age: int | None) -> str:
-    """`780 offsets behind, the oldest 2 h 10 min old`."""
+def behind(lag: int | None, age: int | None, unstable: int) -> str:
+    """`780 offsets behind, the oldest 2 h 10 min old; 20 more are not stable`."""
     if lag is None:
         return "lag not known"
-    if lag == 0:
-        return "caught up"
-    return f"{many(lag, 'offset')} behind" + ("" if age is None else f", the oldest {show_about(age)} old")
+    oldest = "" if age is None or not lag else f", the oldest {show_about(age)} old"
+    held = f"; {count(unstable)} more are not stable" if unstable else ""
+    return (f"{many(lag, 'offset')} behind" if lag else "caught up") + oldest + held
 
 
 def pace(outlook: Outlook) -> Iterator[tuple[str, str]]:

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.outlook import Outlook
     from sluice.pipelines.standing import WindowStanding
+    from sluice.pipelines.watch import Finding
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
     """One partition: `frontier` None before its first plan, `end` None when Kafka did not answer.
 
-    `age` (ms): how old the oldest record is that it owes, None where that is not known.
+    `age` (ms): how old the oldest record is that it owes, None where that is not known. `unstable`: offsets above the
+    stable end, which open transactions hold.
     """
 
     key: Key
@@ -43,6 +45,7 @@ class PartitionStatus:
     end: int | None
     holes: tuple[tuple[int, int], ...]
     age: int | None = None
+    unstable: int = 0
 
     @property
     def lag(self) -> int | None:
@@ -54,8 +57,9 @@ class PartitionStatus:
 class FeedStatus:
     """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
 
-    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `beats`: by live
-    batch, how long ago (ms) its owner was heard of.
+    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `holders`: what
+    transactions hold records back, `hanging`: what is to be said of those that hang; `beats`: by live batch, how long
+    ago (ms) its owner was heard of.
     """
 
     feed: str
@@ -67,6 +71,8 @@ class FeedStatus:
     windows: tuple[WindowStanding, ...]
     outlook: Outlook | None = None
     losses: tuple[SluiceError, ...] = ()
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    hanging: tuple[Finding, ...] = ()
     beats: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -163,6 +169,8 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         windows=_windows(feed, edges, ledger, found, last),
         outlook=found.outlook,
         losses=_losses(feed, found.outlook),
+        holders=found.holders,
+        hanging=_hanging(feed, found),
         beats=beats,
     )
 
@@ -185,15 +193,24 @@ def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
+def _hanging(feed: Feed, found: _Found) -> tuple[Finding, ...]:
+    from sluice.pipelines.watch import hanging
+
+    if found.outlook is None:
+        return ()
+    return tuple(hanging(feed, found.partitions.values(), found.holders, found.outlook.broker, found.outlook.now))
+
+
 def _partition(found: _Found, key: Key) -> PartitionStatus:
     state, p, committed = found.state, found.partitions.get(key), found.committed.get(key)
     end = p.stable_end if p else None
+    unstable = p.high_watermark - p.stable_end if p else 0
     if key not in state.origins:
-        return PartitionStatus(key, None, None, committed, end, ())
+        return PartitionStatus(key, None, None, committed, end, (), unstable=unstable)
     frontier = state.frontier(key)
     above = tuple((r.start, r.end) for r in state.accounted(key) if r.start > frontier)
     age = found.outlook.ages().get(key) if found.outlook else None
-    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age)
+    return PartitionStatus(key, state.origins[key].offset, frontier, committed, end, above, age, unstable)
 
 
 # -- for people
@@ -227,7 +244,7 @@ def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
 
 def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
     """What is lost or about to be, of whichever feed."""
-    lines = [line for f in found if f.outlook for line in outlooks.alarms(f.feed, f.outlook, f.losses, told=1)]
+    lines = [line for f in found if f.outlook for line in outlooks.alarms(f.feed, f.outlook, f.losses, f.hanging, 1)]
     yield from (*lines, Text()) if lines else ()
 
 
@@ -237,6 +254,8 @@ def _state(status: FeedStatus) -> Text:
         return warn(status.error.message.splitlines()[0])
     if outlook and (status.losses or outlook.at_risk):
         return bad("lost records") if status.losses else warn("at risk")
+    if status.hanging:
+        return warn("held back")
     if status.live:
         return Text(f"{many(len(status.live), 'batch', 'batches')} at work", style="cyan")
     if status.last is None:
@@ -260,14 +279,15 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
         (
             *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
             outlooks.short(p.age) if p.lag else "",
-            _above(p.holes),
+            "; ".join(filter(None, (_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
         )
         for p in status.partitions
     ]
     names = ("partition", "origin", "frontier", "committed", "stable end", "lag", "behind", "")
     outlook = status.outlook
-    out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, outlook.age if outlook else None))]
-    if outlook and (told := [*outlooks.alarms(status.feed, outlook, status.losses)]):
+    age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
+    out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
+    if outlook and (told := [*outlooks.alarms(status.feed, outlook, status.losses, status.hanging)]):
         out += [*told, Text()]
     out += [
         table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
@@ -275,6 +295,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
             *(("live batch", _at_work(b, status.beats.get(b.id))) for b in status.live),
+            *(_waiting(status) if any(p.unstable for p in status.partitions) else ()),
             *(outlooks.forgotten(outlook) if outlook else ()),
         ),
     ]
@@ -283,6 +304,15 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
+
+
+def _waiting(status: FeedStatus) -> Iterator[tuple[str, str]]:
+    """What open transactions hold back."""
+    held = [p for p in status.partitions if p.unstable]
+    where = many(len(held), "partition")
+    who = sorted({str(t) for t in status.holders.values()}) or ["an open transaction"]
+    more = f" and {len(who) - 1} more" if len(who) > 1 else ""
+    yield "held back", f"{many(sum(p.unstable for p in held), 'offset')} in {where} by {who[0]}{more}"
 
 
 def _at_work(b: Batch, beat: int | None) -> str:
@@ -330,6 +360,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
                 "stable_end": p.end,
                 "lag": p.lag,
                 "lag_seconds": _age(p),
+                "unstable": p.unstable,
                 "landed_above_frontier": ranges(p.holes),
             }
             for p in status.partitions
@@ -337,6 +368,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "window": show_duration(status.length),
         "windows": [windows.document(w) for w in status.windows],
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
+        "hanging_transactions": [{"message": f.text, "remedy": f.remedy} for f in status.hanging],
         "live_batches": [_batch_document(b) | {"beat_seconds": _beat(status, b)} for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,

@@ -8,9 +8,10 @@ Touches nothing. What the cluster may not be asked is unknown, never an error; K
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sluice.pipelines import ages, forecast
+from sluice.pipelines.configs import BrokerConfig
 from sluice.pipelines.feed import CommitMode, Feed
 from sluice.pipelines.forecast import AtRisk, Deletion, Expiry, Owed, Work
 from sluice.pipelines.ledger import Ledger, State
@@ -36,6 +37,7 @@ class Outlook:
     eta: int | None = None
     at_risk: tuple[AtRisk, ...] = ()
     expiries: tuple[Expiry, ...] = ()
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
 
@@ -93,6 +95,7 @@ def look_ahead(
         eta=eta,
         at_risk=_bounded(cluster, due),
         expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
+        broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
     )
 

@@ -26,8 +26,8 @@ from sluice.pipelines.values import Isolation, Key, OpenTransaction, PartitionSt
 
 T = TypeVar("T")
 
-WINDOWS = 20
-"""Windows that stay partial of which one is told; the oldest ones."""
+WINDOWS = 100
+"""Owed windows, the oldest, that are looked at for those that stay partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_late(feed, outlook),
-        *_held(feed, seen, sound, cluster, now),
+        *hanging(feed, sound.values(), seen.holders, outlook.broker, now),
         *_partial(feed, ledger, state, sound, now),
         *_new(feed, state, partitions),
     ]
@@ -156,24 +156,26 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     )
 
 
-def _held(feed: Feed, seen: View, sound: Mapping[Key, PartitionState], cluster: Cluster, now: int) -> Iterator[Finding]:
+def hanging(
+    feed: Feed,
+    partitions: Iterable[PartitionState],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    broker: BrokerConfig,
+    now: int,
+) -> Iterator[Finding]:
     """Transactions that keep records from being stable, and that nobody has written to for long."""
-    hanging = {
-        p.tp: held
-        for p in sound.values()
-        if p.stable_end < p.high_watermark and (held := seen.holders.get(p.tp)) and _is_old(feed, held, now)
-    }
-    limit = cluster.configs(()).broker if hanging else BrokerConfig()
-    for producer, tps in _by(hanging, lambda tp: str(hanging[tp].producer_id)).items():
-        held = hanging[tps[0]]
-        text = (
-            f"{held} holds {tps[0]} at offset {held.start}{_more(' and ', tps)}: no window that reaches beyond can land"
-        )
+    held = (p.tp for p in partitions if p.stable_end < p.high_watermark and p.tp in holders)
+    old = [tp for tp in held if _is_old(feed, holders[tp], now)]
+    for producer, tps in _by(old, lambda tp: str(holders[tp].producer_id)).items():
+        found = holders[tps[0]]
+        more = _more(", and ", tps) + "," if len(tps) > 1 else ""
+        text = f"{tps[0]} is held at offset {found.start}{more} by {found}: nothing beyond can land"
         abort = (
             f"kafka-transactions.sh --bootstrap-server {feed.kafka.bootstrap} abort "
-            f"--topic {tps[0].topic} --partition {tps[0].partition} --start-offset {held.start}"
+            f"--topic {tps[0].topic} --partition {tps[0].partition} --start-offset {found.start}"
         )
-        yield Finding(f"transaction {producer} {tps[0]}", text, f"{_waits(held, limit, now)}: {abort}")
+        each = ", in each partition" if len(tps) > 1 else ""
+        yield Finding(f"transaction {producer} {tps[0]}", text, f"{_waits(found, broker, now)}{each}: {abort}")
 
 
 def _is_old(feed: Feed, held: OpenTransaction, now: int) -> bool:
@@ -183,10 +185,10 @@ def _is_old(feed: Feed, held: OpenTransaction, now: int) -> bool:
 def _waits(held: OpenTransaction, broker: BrokerConfig, now: int) -> str:
     limit = broker.transaction_max_timeout
     if limit is None:
-        return "end its producer; where nobody ends the transaction, abort it"
+        return "have its producer end it. Where nobody does, abort it"
     if now - held.last_written > limit:
-        return f"it hangs: no transaction may last longer than {show_duration(limit)} here. Abort it"
-    return f"its coordinator ends it within {show_about(limit)} of its begin; not to wait for that"
+        return f"it hangs: none may last longer than {show_duration(limit)} here (transaction.max.timeout.ms). Abort it"
+    return f"its coordinator ends it {show_about(limit)} after it began at the latest. Not to wait, abort it"
 
 
 def _partial(
@@ -194,11 +196,11 @@ def _partial(
 ) -> Iterator[Finding]:
     """The oldest windows that closed long ago and of which only a part has landed."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
-    late = [w for w in windows.owed(state, feed.window, now) if w <= closed]
+    late = [w for w in windows.owed(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
     known = strip.seen(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
-    partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)][:WINDOWS]
+    partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:
         name, since = show_window(s.window), show_about(now - s.window - feed.window.length)
         text = f"window {name} ended {since} ago and is {s.standing}: {_owing(s)}{_more('; ', partial, 'window')}"

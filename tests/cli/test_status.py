@@ -1,0 +1,128 @@
+"""What `sluice status` tells of what is about to happen, for people and for programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sluice.cli import status
+from sluice.pipelines.batch import open_ledger
+from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
+from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.values import Isolation, OpenTransaction, Plan, Slice, Task
+from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
+from tests.cli.conftest import Tell
+from tests.fakes import owner
+
+DAY = 24 * HOUR
+
+
+def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    told = tell(status.status, "orders")
+    (feed,) = told.document["feeds"]
+    outlook = feed["outlook"]
+    assert feed["lag"] == 150
+    assert outlook["lag_seconds"] == pytest.approx(5 * 3600, abs=120)
+    assert [p["lag_seconds"] for p in feed["partitions"]] == [outlook["lag_seconds"]] * 2
+    assert outlook["offsets_per_second"]["landing"] > 0
+    assert outlook["catch_up_seconds"] > 0
+    assert (outlook["at_risk"], outlook["lost"], outlook["falls_behind"]) == ([], [], False)
+    assert "150 offsets behind, the oldest 5 h old" in told.text
+    assert "of landing" in told.text
+    assert "5 h" in tell(status.status).text
+
+
+def test_what_is_at_risk_comes_first_with_the_command(world: World, tell: Tell) -> None:
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    world.land_unrecorded(in_hour(0))
+    told = tell(status.status, "orders")
+    first, second = told.document["feeds"][0]["outlook"]["at_risk"]
+    assert (first["partition"], first["ranges"], first["setting"]) == (0, [[25, 38]], "retention.ms 9h")
+    assert first["deleted_from"] == "2024-05-01T10:00:00Z"
+    assert second["partition"] == 1
+    assert "! orders:0 [25, 38) will begin to be deleted in about 3 h 5" in told.text
+    assert "land it now, which takes about " in told.text
+    assert told.text.index("will begin to be deleted") < told.text.index("partition  origin")
+    overview = tell(status.status).text
+    assert "sluice run orders" in overview
+    assert "1 partition more are at risk too" in overview
+    assert overview.index("will begin to be deleted") < overview.index("uncommitted")
+
+
+def test_what_is_lost_is_told_with_its_way_out(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
+    told = tell(status.status, "orders")
+    (lost,) = told.document["feeds"][0]["outlook"]["lost"]
+    assert (lost["error"], lost["start"], lost["end"]) == ("OffsetsLost", 25, 60)
+    assert "✗ orders:1: offsets [25, 60) are gone from Kafka" in told.text
+    assert "sluice accept orders lost" in told.text
+    assert "lost records" in tell(status.status).text
+
+
+def test_more_produced_than_lands_is_said(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    for tp in (P0, P1):
+        world.cluster.write(tp, [hour(5)] * 4_000_000)
+    told = tell(status.status, "orders")
+    assert told.document["feeds"][0]["outlook"]["falls_behind"]
+    assert "never, at these rates" in told.text
+
+
+def test_a_transaction_holds_records_back(world: World, tell: Tell) -> None:
+    world.land_unrecorded()
+    world.grow(1, 130)
+    world.cluster.hold(P1, 100)
+    world.cluster.open[P1] = OpenTransaction(100, 77, 3, last_written=hour(6), name="billing-7")
+    told = tell(status.status, "orders")
+    assert "caught up; 30 more are not stable" in told.text
+    assert "30 offsets in 1 partition by transaction 'billing-7' of producer 77" in told.text
+    assert told.document["feeds"][0]["partitions"][1]["unstable"] == 30
+    assert told.document["feeds"][0]["hanging_transactions"] == []
+    world.at(8)
+    hangs = tell(status.status, "orders")
+    (said,) = hangs.document["feeds"][0]["hanging_transactions"]
+    assert "kafka-transactions.sh" in said["remedy"]
+    assert "held at offset 100 by transaction 'billing-7'" in hangs.text
+    assert "held back" in tell(status.status).text
+
+
+def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    who = replace(owner(run="run-123456789"), pid=77)
+    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
+    with world.open_edges(world.session().feed("orders")) as edges:
+        open_ledger(world.session().feed("orders"), edges).append(
+            lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
+        )
+        world.liveness.beats[who.token] = edges.clock() - 7_000
+    told = tell(status.status, "orders")
+    (live,) = told.document["feeds"][0]["live_batches"]
+    assert 7 <= live["beat_seconds"] < 60
+    assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
+    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), last beat" in told.text
+    world.liveness.beats.clear()
+    assert "no sign of life" in tell(status.status, "orders").text
+
+
+def _slice() -> Slice:
+    return Slice("orders", 0, "id-1", 30, 40)
+
+
+def test_what_kafka_will_soon_forget_is_said_and_that_nothing_is_to_be_done(world: World, tell: Tell) -> None:
+    broker = BrokerConfig(offsets_retention=12 * HOUR, transactional_id_expiration=7 * DAY)
+    world.cluster.settings = Configs({"orders": TopicConfig(compacts=True)}, broker)
+    world.run()
+    told = tell(status.status, "orders")
+    outlook = told.document["feeds"][0]["outlook"]
+    assert [e["setting"] for e in outlook["expires"]] == [
+        "offsets.retention.minutes 12h",
+        "transactional.id.expiration.ms 7d",
+    ]
+    assert outlook["compacted"] == ["orders"]
+    assert "committed offsets of group sluice-orders: kept for about 11 h more" in told.text
+    assert "Nothing to do" in told.text
+    assert "transactional id" not in told.text, "that is far away"
+    assert "compacted" in told.text
