@@ -245,7 +245,10 @@ def view(ran: Ran) -> list[RenderableType]:
         out += batch_view(batch)
     if landed is not None:
         out += _beside(ran, landed)
-        out.append(facts(*_summary(ran)) if ran.batches else good("nothing is owed"))
+        if ran.batches:
+            out.append(facts(*_summary(ran)))
+        elif not landed.refusals:
+            out.append(good("nothing is owed"))
     return out
 
 
