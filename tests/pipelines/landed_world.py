@@ -85,20 +85,20 @@ class World:
         batch = self.plan(slices)
         entry = self.ledger.entry(batch)
         assert isinstance(entry, PlanEntry)
-        receipts = [self._landed(s, batch, entry.hash, bad, gaps) for s in slices]
+        receipts = [self.landed(s, batch, entry.hash, bad, gaps) for s in slices]
         publish(self.ledger, batch, owner("landing"), receipts, [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
         write_manifests(self.ledger, self.lake, "orders", self.feed.window)  # type: ignore[arg-type]
 
-    def _landed(self, s: Slice, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
+    def landed(self, s: Slice, batch: int, plan_hash: str, bad: int, gaps: int) -> Receipt:
         offsets = np.arange(s.start, s.end, gaps)
         good, refused = offsets[: len(offsets) - bad], offsets[len(offsets) - bad :]
-        parts = self._write(s, batch, plan_hash, PartKind.LANDED, _rows(s, good))
-        parts += self._write(s, batch, plan_hash, PartKind.QUARANTINED, _refused(s, refused))
+        parts = self.write(s, batch, plan_hash, PartKind.LANDED, _rows(s, good))
+        parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, _refused(s, refused))
         counts = Counts(landed=len(good), quarantined=len(refused), compacted=s.span - len(offsets))
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span)
 
-    def _write(self, s: Slice, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
+    def write(self, s: Slice, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
         target = Target("orders", batch, plan_hash, "a", s, kind)
         writer = PartWriter(self.lake, target, rows.schema, self.feed.landing, 1 << 20)  # type: ignore[arg-type]
         writer.write(rows)
@@ -113,10 +113,15 @@ class World:
     def state(self) -> State:
         return self.fresh_ledger().read()
 
-    def rows(self, kind: PartKind = PartKind.LANDED, windows: Sequence[int] = (START, START + HOUR)) -> pa.Table:
+    def rows(
+        self,
+        kind: PartKind = PartKind.LANDED,
+        windows: Sequence[int] = (START, START + HOUR),
+        partitions: Sequence[int] = (0, 1),
+    ) -> pa.Table:
         """What readers get of the hours, by the ledger."""
         found = reading.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
-        tables = [pq.read_table(self.lake.open(f.path)) for f in found]
+        tables = [pq.read_table(self.lake.open(f.path)) for f in found if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 
     def visible(self) -> list[str]:
@@ -127,7 +132,8 @@ class World:
         assert found.problems == ()
 
 
-def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+def decoded(offsets: np.ndarray) -> pa.RecordBatch:
+    """Records as the decoder makes them."""
     columns = {
         "key": pa.array([None if o % 3 else b"k%d" % o for o in offsets.tolist()], pa.binary()),
         "value": pa.array([b"v%d" % o * (o % 7) for o in offsets.tolist()], pa.binary()),
@@ -136,7 +142,11 @@ def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
         "timestampType": pa.array(np.zeros(len(offsets), np.int32)),
         "headers": pa.array([[{"key": "h", "value": b"%d" % o}] if o % 2 else None for o in offsets.tolist()], HEADERS),
     }
-    return next(RawFormat().convert(s, pa.RecordBatch.from_pydict(columns))).landed
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
+    return next(RawFormat().convert(s, decoded(offsets))).landed
 
 
 def _refused(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:

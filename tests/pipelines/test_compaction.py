@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from sluice.pipelines import compaction, layout, merging, reading
 from sluice.pipelines.compaction import Compacted, compact, find, foreseen
 from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
+from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
 from sluice.pipelines.ledger import Ledger
@@ -28,7 +31,7 @@ from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, PlanEnt
 from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.values import Counts, PartKind, Plan, Receipt, RequestKind
 from tests.fakes import MemoryLake, owner
-from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
+from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
 
 
 @pytest.fixture
@@ -50,6 +53,8 @@ def test_small_parts_of_a_window_become_one_and_every_row_stays(world: World) ->
     world.check()
     assert world.compact() == Compacted()
     assert world.state().frontiers() == {A: 200, B: 200}
+    found = explain(world.ledger, world.lake, A.tp, 44)  # type: ignore[arg-type]
+    assert (found.found, found.row) == (Class.LANDED, 14)
 
 
 def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
@@ -161,7 +166,7 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
     batch = world.plan(slices)
     entry = world.ledger.entry(batch)
     assert isinstance(entry, PlanEntry)
-    publish(world.ledger, batch, owner("landing"), [world._landed(s, batch, entry.hash, 0, 1) for s in slices], [])
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, entry.hash, 0, 1) for s in slices], [])
     pin = BoundaryItem(key=A, time=START + 3 * HOUR, offset=320)
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
     assert [str(m.slice) for m, _ in world.compact().merged] == ["orders:0:300-320"]
@@ -360,3 +365,61 @@ def test_duckdb_sees_the_same_rows_over_the_files(world: World, tmp_path: Path) 
     assert world.compact().merged
     assert asked() == before
     assert len(before) == 20 * 3 + 8 * 8
+
+
+ALL_TYPES = {
+    "id": "int64 not null",
+    "small": "int8",
+    "ratio": "float64",
+    "yes": "bool",
+    "day": "date",
+    "at": "timestamp",
+    "amount": "decimal(12,2)",
+    "large": "decimal(30,4)",
+    "name": "string",
+    "lines": "list<struct<sku:string, tags:map<string, list<int16>>>>",
+}
+
+
+def _document(i: int) -> bytes:
+    lines = [{"sku": f"s{k}", "tags": {"a": [k, None], "b": []}} if k % 3 else None for k in range(i % 4)]
+    said = {"id": i, "small": i % 100, "ratio": i / 7, "yes": i % 2 == 0, "day": "2026-11-20", "amount": 1.5}
+    said |= {"at": "2026-11-20T14:00:00Z", "large": 12345678901234567890, "name": "x" * (i % 5), "lines": lines}
+    return json.dumps({k: v for k, v in said.items() if (i + len(k)) % 6 or k == "id"} | {"unknown": i}).encode()
+
+
+def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
+    from sluice.pipelines.typed.format import JsonFormat  # late: it loads compiled loops
+    from sluice.pipelines.typed.schema import parse_schema
+
+    world, typed = World(tmp_path), JsonFormat(parse_schema(ALL_TYPES))
+    world.land(*pieces(B, 100))
+    slices = [world.slice(A, at, at + 50) for at in range(0, 200, 50)]
+    batch = world.plan(slices)
+    entry = world.ledger.entry(batch)
+    assert isinstance(entry, PlanEntry)
+    receipts = []
+    for s in slices:
+        rows = decoded(np.arange(s.start, s.end))
+        values = [b"no" if o % 10 == 3 else _document(o) for o in range(s.start, s.end)]
+        rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
+        (made,) = typed.convert(s, rows)
+        assert made.quarantined is not None
+        parts = world.write(s, batch, entry.hash, PartKind.LANDED, made.landed)
+        parts += world.write(s, batch, entry.hash, PartKind.QUARANTINED, made.quarantined)
+        counts = Counts(landed=made.landed.num_rows, quarantined=made.quarantined.num_rows)
+        receipts.append(Receipt(s, s.end, counts, parts, "a", format=typed.name))
+    publish(world.ledger, batch, owner("landing"), receipts, [])
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+
+    def now() -> tuple[list[pa.Table], set[str]]:
+        schemas = {str(pq.ParquetFile(world.lake.open(p)).schema) for p in world.visible() if "/orders-0-" in p}
+        return [world.rows(kind, partitions=(0,)) for kind in PartKind], {s.partition("\n")[2] for s in schemas}
+
+    before = now()
+    assert [t.num_rows for t in before[0]] == [180, 20]
+    assert [len(m.parts) for m, _ in world.compact().merged] == [4, 4]
+    after = now()
+    assert all(a.equals(b) for a, b in zip(after[0], before[0], strict=True))
+    assert after[1] == before[1]
+    world.check()

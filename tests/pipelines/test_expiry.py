@@ -150,7 +150,7 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
     entry = world.ledger.entry(batch)
     assert isinstance(entry, PlanEntry)
 
-    publish(world.ledger, batch, owner("landing"), [world._landed(s, batch, entry.hash, 0, 1)], [])
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, entry.hash, 0, 1)], [])
     found = look(world.ledger, "orders", START + 2 * HOUR, world.feed.window)
     assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
 
@@ -240,7 +240,7 @@ def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     batch = world.plan(slices)
     entry = world.ledger.entry(batch)
     assert isinstance(entry, PlanEntry)
-    receipt = world._landed(slices[0], batch, entry.hash, 0, 1)
+    receipt = world.landed(slices[0], batch, entry.hash, 0, 1)
     show, woken = world.lake.show, []
 
     def sleep_then_show(source: str, target: str) -> None:
