@@ -125,8 +125,8 @@ def view(ran: Ran) -> list[RenderableType]:
     done = ran.done
     out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
     if done.merged:
-        rows = [[name(w), *_row(t)] for w, t in _by_window(done).items()]
-        names = ("window", "files", "after", "bytes", "after ")
+        names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
+        rows = [[name(w), *_row(t)][: len(names)] for w, t in _by_window(done).items()]
         out.append(table(names, shortened(rows, len(names)), right="files after bytes"))
     return [*out, *_verdict(ran), *_left_out(done)]
 
@@ -142,11 +142,11 @@ def _verdict(ran: Ran) -> Iterator[Text]:
     elif ran.dry_run:
         yield Text(f"  A dry run: nothing was changed. {many(t.files, 'file')} would become {count(t.files_after)}.")
     else:
-        took = f"{seconds(ran.seconds)}, {rate(t.bytes / 1e6, ran.seconds, 'MB')}"
+        records = sum(r.counts.landed + r.counts.quarantined for _, r in ran.done.merged if r is not None)
         after = size(t.bytes_after or 0)
         batches = f"{'batch' if len(ran.done.batches) == 1 else 'batches'} {', '.join(map(str, ran.done.batches))}"
         yield good(f"{many(t.files, 'file')} became {count(t.files_after)}, {size(t.bytes)} became {after}: {batches}")
-        yield Text(f"  {took}", style="dim")
+        yield Text(f"  {seconds(ran.seconds)}, {rate(records, ran.seconds)}", style="dim")
 
 
 def _left_out(done: Compacted) -> Iterator[Text]:

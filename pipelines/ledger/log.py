@@ -45,7 +45,9 @@ class Ledger:
     @classmethod
     def offline(cls, lake: Lake, feed: str, clock: Clock, run: str) -> Ledger:
         """For what is decided without asking Kafka: what it writes names the cluster that the ledger knows."""
-        return cls(lake, feed, clock, run, cls(lake, feed, clock).read().cluster)
+        ledger = cls(lake, feed, clock, run)
+        ledger._cluster = ledger.read().cluster
+        return ledger
 
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt.

@@ -67,6 +67,7 @@ def test_a_merged_file_is_as_landing_would_have_made_it(world: World) -> None:
     said = {k.decode(): v.decode() for k, v in file.metadata.metadata.items()}
     assert (said["sluice.range"], said["sluice.topic_id"]) == ("orders:0:0-100", "id-1")
     assert said["sluice.batch"] == str(max(world.state().batches))
+    assert world.ledger.entry(max(world.state().batches)).cluster == "c", "the cluster that the ledger knows"
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     assert receipt.parts[0].path == f"data/orders/{merge.slice.folder}/orders-0-0-100-b{said['sluice.batch']}.parquet"
     assert (receipt.counts, receipt.position, receipt.input_bytes) == (Counts(landed=100), 100, 100)
