@@ -157,7 +157,7 @@ class _Found:
 def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> FeedStatus:
     state = found.state
     keys = sorted({*found.partitions, *state.known()})
-    batches = sorted(state.batches.values(), key=lambda b: b.id)
+    batches = sorted((b for b in state.batches.values() if not b.merges), key=lambda b: b.id)
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
     return FeedStatus(
         feed=feed.name,

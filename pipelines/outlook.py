@@ -115,8 +115,8 @@ def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
 
 
 def _work(ledger: Ledger, state: State) -> list[Work]:
-    """The newest published batches, from plan to publish."""
-    recent = [b for b in state.batches.values() if b.published is not None][-RECENT:]
+    """The newest batches that landed something, from plan to publish."""
+    recent = [b for b in state.batches.values() if b.published is not None and not b.merges][-RECENT:]
     entries = ((b, ledger.entry(b.published)) for b in recent if b.published is not None)
     return [
         Work(sum(r.slice.span for r in e.receipts if not r.adopted), max(e.at - b.planned_at, 1))
