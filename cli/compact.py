@@ -68,10 +68,10 @@ class Ran:
 
 
 def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:
-    from sluice.pipelines import compaction
+    from sluice.pipelines.compaction import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
-        return compaction.foreseen(feed, compaction.open_ledger(feed, edges), asked)
+        return foreseen(feed, edges, asked)
 
 
 def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:

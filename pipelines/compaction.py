@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -122,20 +122,25 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].slice.end == s.start and not bounded
 
 
-def foreseen(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Compacted:
-    """What `compact` would merge now. Writes nothing."""
+def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
+    """What `compact` would merge now; what a dead run was merging, too. Writes nothing, and waits for no evidence."""
+    ledger = open_ledger(feed, edges)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
-    free = [m for m in found.merges if _is_free(ledger.read(), m, found.number, busy)]
+    state = ledger.read()
+    dead = {b.id for b in _merging(state) if edges.liveness.looks_dead(b.owner)}
+    free = [m for m in found.merges if _is_free(state, m, found.number, busy, dead)]
     return Compacted(tuple((m, None) for m in free), busy=busy, incomplete=found.incomplete)
 
 
-def _is_free(state: State, m: Merge, since: int, busy: dict[int | None, int]) -> bool:
+def _is_free(
+    state: State, m: Merge, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+) -> bool:
     """Whether its receipts still count, as they did below entry `since`, and no live batch reserves any of it."""
     s = m.slice
     if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
         return False
     for batch, other in state.live_slices():
-        if other.key == s.key and other.range.meets(s.range):
+        if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:
             busy[s.window] = batch.id
             return False
     return state.current.get(s.tp) == s.key

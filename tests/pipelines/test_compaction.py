@@ -26,7 +26,6 @@ from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, Plan
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
-from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, PlanEntry
 from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.values import Counts, PartKind, Plan, Receipt, RequestKind
@@ -176,7 +175,8 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
 
 def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
     assert world.compact() == Compacted()
-    assert foreseen(world.feed, Ledger(MemoryLake(), "orders", lambda: 0)) == Compacted()  # type: ignore[arg-type]
+    world.lake = MemoryLake()
+    assert foreseen(world.feed, world.edges) == world.compact() == Compacted()
 
 
 # -- rivals
@@ -185,7 +185,7 @@ def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     at_work = world.plan([world.slice(A, 20, 30)], by="replacing")
-    for done in (foreseen(world.feed, world.ledger), world.compact()):
+    for done in (foreseen(world.feed, world.edges), world.compact()):
         assert done.busy == {START: at_work}
         assert [str(m.slice) for m, _ in done.merged] == ["orders:1:0-100", "orders:0:100-200", "orders:1:100-200"]
 
@@ -195,7 +195,9 @@ def test_one_compaction_at_a_time(world: World) -> None:
     rival = world.plan([world.slice(B, 0, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival}"):
         world.compact()
+    assert foreseen(world.feed, world.edges).busy == {START: rival}
     world.liveness.dead.add("rival")
+    assert len(foreseen(world.feed, world.edges).merged) == 4
     assert len(world.compact().merged) == 4
     assert world.state().live() == ()
 
