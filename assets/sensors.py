@@ -203,7 +203,8 @@ class Tick:
         standing = {n: len(about) for n, (_, about) in sorted(self.cursor.told.items()) if about}
         feeds = ", ".join(f"{n} ({count})" for n, count in [*standing.items()][:SHOWN])
         rest = f" and {len(standing) - SHOWN} more" if len(standing) > SHOWN else ""
-        head = f"{self.looked} feeds looked at; " + (f"findings in {feeds}{rest}" if standing else "no findings")
+        looked = f"{self.looked} feed{'' if self.looked == 1 else 's'} looked at"
+        head = f"{looked}; findings in {feeds}{rest}" if standing else f"{looked}; no findings"
         more = [f"… {len(self.news) - SHOWN} more in the log"] if len(self.news) > SHOWN else []
         return "\n".join([head, *self.news[:SHOWN], *more])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -23,23 +24,38 @@ _TOLD = 5
 # -- for people
 
 
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What is lost, will be unless it lands soon, or cannot land, case by case, and the command to run."""
+
+    sign: Callable[[str], Text]
+    colour: str
+    texts: Sequence[str]
+    more: str
+    remedy: str
+
+    def lines(self, told: int = _TOLD, where: str = "") -> Iterator[Text]:
+        """The first few cases, how many more there are, and the way out."""
+        for text in self.texts[:told]:
+            line = self.sign(f"{where}{text}")
+            line.stylize(self.colour)
+            yield line
+        if len(self.texts) > told:
+            yield Text(f"  {many(len(self.texts) - told, 'partition')} more {self.more}", style="dim")
+        yield Text.assemble(("  → ", "bold"), self.remedy)
+
+
 def alarms(
-    feed: str, outlook: Outlook, losses: Sequence[SluiceError], hanging: Sequence[Finding] = (), told: int = _TOLD
-) -> Iterator[Text]:
-    """What is lost, what will be unless it lands soon, and what cannot land, each with the command to run."""
-    for error in losses[:told]:
-        yield _coloured(bad(error.message), "red")
+    feed: str, outlook: Outlook, losses: Sequence[SluiceError], hanging: Sequence[Finding] = ()
+) -> Iterator[Alarm]:
+    """The worst first."""
     if losses:
-        yield from _more(len(losses) - told, "lost something too")
-        yield _remedy(losses[0].remedy)
-    for risk in outlook.at_risk[:told]:
-        yield _coloured(warn(risk.describe(outlook.now)), "yellow")
+        yield Alarm(bad, "red", [e.message for e in losses], "lost something too", losses[0].remedy)
     if outlook.at_risk:
-        yield from _more(len(outlook.at_risk) - told, "are at risk too")
-        yield _remedy(f"{_in_time(outlook)}: sluice run {feed}")
-    for finding in hanging[:told]:
-        yield _coloured(warn(finding.text), "yellow")
-        yield _remedy(finding.remedy)
+        risks = [r.describe(outlook.now) for r in outlook.at_risk]
+        yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
+    for finding in hanging[:_TOLD]:
+        yield Alarm(warn, "yellow", [finding.text], "", finding.remedy)
 
 
 def _in_time(outlook: Outlook) -> str:
@@ -48,20 +64,6 @@ def _in_time(outlook: Outlook) -> str:
     if outlook.falls_behind or (outlook.eta is not None and outlook.eta > max(left, 0)):
         return "land it now, and give it more machines: it takes longer than is left"
     return "land it now" + ("" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}")
-
-
-def _coloured(line: Text, colour: str) -> Text:
-    line.stylize(colour)
-    return line
-
-
-def _more(number: int, do: str) -> Iterator[Text]:
-    if number > 0:
-        yield Text(f"  {many(number, 'partition')} more {do}", style="dim")
-
-
-def _remedy(text: str) -> Text:
-    return Text.assemble(("  → ", "bold"), text)
 
 
 def behind(lag: int | None, age: int | None, unstable: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,8 +108,8 @@ def status(
     $ sluice status orders --json
     """
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
-    with session.terminal.working("reading ledgers, asking Kafka"):
-        found = [look(session, f, last) for f in feeds.values()]
+    with session.terminal.working("reading ledgers, asking Kafka"), ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(lambda f: look(session, f, last), feeds.values()))
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
@@ -116,6 +117,10 @@ def status(
     )
     session.terminal.document({"feeds": [document(f) for f in found], "broken": [e.fields() for e in broken.values()]})
     return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
+
+
+_AT_ONCE = 8
+"""Feeds that are looked at at the same time."""
 
 
 def look(session: Session, feed: Feed, last: int) -> FeedStatus:
@@ -243,9 +248,22 @@ def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
 
 
 def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
-    """What is lost or about to be, of whichever feed."""
-    lines = [line for f in found if f.outlook for line in outlooks.alarms(f.feed, f.outlook, f.losses, f.hanging, 1)]
-    yield from (*lines, Text()) if lines else ()
+    """What is worst of each feed that is in trouble; of how many more, it is only said."""
+    troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f))]
+    troubled.sort(key=lambda t: t[1][0].colour != "red")
+    for feed, alarms in troubled[:_TROUBLED]:
+        yield from alarms[0].lines(1, f"{feed}: ")
+    if len(troubled) > _TROUBLED:
+        yield Text(f"  {many(len(troubled) - _TROUBLED, 'feed')} more in trouble", style="dim")
+    yield from [Text()] if troubled else []
+
+
+_TROUBLED = 8
+"""Feeds that the overview spends lines on."""
+
+
+def _worst_first(f: FeedStatus) -> list[outlooks.Alarm]:
+    return [*outlooks.alarms(f.feed, f.outlook, f.losses, f.hanging)] if f.outlook else []
 
 
 def _state(status: FeedStatus) -> Text:
@@ -257,9 +275,12 @@ def _state(status: FeedStatus) -> Text:
     if status.hanging:
         return warn("held back")
     if status.live:
-        return Text(f"{many(len(status.live), 'batch', 'batches')} at work", style="cyan")
+        alive = len(status.beats)
+        return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan") if alive else warn("left by a dead run")
     if status.last is None:
         return Text("never run", style="dim")
+    if outlook and outlook.falls_behind:
+        return warn("falls behind")
     if outlook and outlook.lag and outlook.eta is not None:
         return Text(f"{show_about(outlook.eta)} to land")
     return good("caught up") if status.lag == 0 else Text("")
@@ -287,8 +308,8 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
-    if outlook and (told := [*outlooks.alarms(status.feed, outlook, status.losses, status.hanging)]):
-        out += [*told, Text()]
+    if alarms := _worst_first(status):
+        out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
     out += [
         table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
         facts(
@@ -316,7 +337,7 @@ def _waiting(status: FeedStatus) -> Iterator[tuple[str, str]]:
 
 
 def _at_work(b: Batch, beat: int | None) -> str:
-    heard = "no sign of life" if beat is None else f"last beat {show_about(beat)} ago"
+    heard = "no sign of life: the next run takes it over" if beat is None else f"last beat {show_about(beat)} ago"
     return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {heard}"
 
 

@@ -75,12 +75,12 @@ def numbers(found: dg.AssetCheckEvaluation) -> Mapping[str, Any]:
 
 def test_a_feed_that_never_ran_and_one_that_is_well_have_no_findings(world: World, sensor: Sensor) -> None:
     summary, checks = sensor.tick()
-    assert (summary, checks["orders"].passed) == ("1 feeds looked at; no findings", True)
+    assert (summary, checks["orders"].passed) == ("1 feed looked at; no findings", True)
     world.run()
     found = sensor.finding()
     assert (found.passed, found.description) == (True, "nothing to look at")
     assert numbers(found)["lag_offsets"] == 0
-    assert sensor.tick() == ("1 feeds looked at; no findings", {}), "nothing new: nothing to store"
+    assert sensor.tick() == ("1 feed looked at; no findings", {}), "nothing new: nothing to store"
 
 
 def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor: Sensor) -> None:
@@ -94,10 +94,10 @@ def test_lag_is_told_once_and_once_more_when_it_has_passed(world: World, sensor:
     ((text, remedy),) = texts(found)
     assert "of orders:1, is 3 h 29 min old (alerts.lag 130m); 30 offsets are behind" in text
     assert remedy.startswith("catch up: sluice run orders")
-    assert summary == f"1 feeds looked at; findings in orders (1)\norders: {text} → {remedy}"
+    assert summary == f"1 feed looked at; findings in orders (1)\norders: {text} → {remedy}"
     assert numbers(found)["lag_seconds"] > 3 * 3600
 
-    assert sensor.tick() == ("1 feeds looked at; findings in orders (1)", {})
+    assert sensor.tick() == ("1 feed looked at; findings in orders (1)", {})
     world.land_unrecorded()
     summary, checks = sensor.tick()
     assert checks["orders"].passed

@@ -46,6 +46,7 @@ def test_what_is_at_risk_comes_first_with_the_command(world: World, tell: Tell) 
     assert "land it now, which takes about " in told.text
     assert told.text.index("will begin to be deleted") < told.text.index("partition  origin")
     overview = tell(status.status).text
+    assert "! orders: orders:0 [25, 38)" in overview
     assert "sluice run orders" in overview
     assert "1 partition more are at risk too" in overview
     assert overview.index("will begin to be deleted") < overview.index("uncommitted")
