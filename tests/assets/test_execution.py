@@ -14,10 +14,11 @@ from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.steps import ACCOUNT, topic_key
 from sluice.pipelines.commit import CommitStatus
+from sluice.pipelines.configs import Configs, TopicConfig
 from sluice.pipelines.errors import BatchIncomplete, Failed, GroupHeld, KafkaUnavailable, UsageError
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
-from tests.assets.world import FEED, P0, P1, SECRET, World, cells, checks, stored, windows
+from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 
@@ -284,6 +285,20 @@ def test_observing_shows_ends_and_lag_of_every_reader(root: Path) -> None:
     assert cells(said["log"])[0] == {
         "partition": 0, "leader": 1, "start": 0, "end": 120, "lag of audit": 120, "lag of orders": 20,
     }  # fmt: skip
+
+
+def test_observing_shows_lag_in_time_and_what_is_at_risk(world: World) -> None:
+    world.land_unrecorded(in_hour(0))
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    said = _observe(world, topic_key("orders"))
+    assert 5 * 3600 <= said["lag_seconds_orders"] <= 5 * 3600 + 120
+    first, second = said["at_risk_orders"].splitlines()
+    assert first.startswith("orders:0 [25, 38) will begin to be deleted in about 3 h 5")
+    assert second.startswith("orders:1 ")
+    world.land_unrecorded()
+    well = _observe(world, topic_key("orders"))
+    assert well["lag_seconds_orders"] == 0
+    assert "at_risk_orders" not in well
 
 
 def test_observing_names_the_topics_that_are_not_there(root: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import KafkaProtocolError
+from kafka.protocol.admin import DescribeConfigsResponse
 from kafka.protocol.consumer import FetchResponse
 
+from sluice.pipelines.configs import BrokerConfig, TopicConfig
 from sluice.pipelines.values import TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.messages import FetchPart
@@ -115,3 +117,29 @@ def _encoded(answer, version: int, throttled: int) -> bytes:
 def test_partitions_grouped_by_topic_in_their_order():
     wanted = {TopicPartition("b", 1): 1, TopicPartition("a", 0): 2, TopicPartition("b", 0): 3}
     assert messages.by_topic(wanted) == [("b", [(1, 1), (0, 3)]), ("a", [(0, 2)])]
+
+
+def test_settings_that_may_not_be_read_are_unknown() -> None:
+    def said(kind: int, name: str, error: int = 0, **configs: str) -> DescribeConfigsResponse.DescribeConfigsResult:
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        one = result.DescribeConfigsResourceResult
+        values = [one(name=k.replace("_", "."), value=v) for k, v in configs.items()]
+        return result(error_code=error, resource_type=kind, resource_name=name, configs=values)
+
+    found = messages.read_configs(
+        DescribeConfigsResponse(
+            results=[
+                said(2, "orders", cleanup_policy="compact, delete", retention_ms="-1", retention_bytes="100"),
+                said(2, "changelog", cleanup_policy="compact", retention_ms="604800000", retention_bytes="-1"),
+                said(2, "odd", cleanup_policy="", retention_ms="², soon", retention_bytes=""),
+                said(2, "secret", error=29),
+                said(4, "1", error=31, offsets_retention_minutes="10080"),
+            ]
+        )
+    )
+    assert found.topics == {
+        "orders": TopicConfig(retention_bytes=100, compacts=True),
+        "changelog": TopicConfig(retention_ms=604_800_000, deletes=False, compacts=True),
+        "odd": TopicConfig(deletes=False),
+    }
+    assert found.broker == BrokerConfig()
