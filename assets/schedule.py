@@ -90,7 +90,7 @@ def _failed(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Coun
         key = run.tags[_PARTITION]
         if run.status is dg.DagsterRunStatus.SUCCESS:
             succeeded.add(key)
-        elif run.is_finished and key not in succeeded and AGAIN_TAG not in run.tags:
+        elif run.is_finished and key not in succeeded and not run.tags.get(AGAIN_TAG):
             failed[key] += 1
     return failed
 

@@ -102,8 +102,7 @@ class Session:
                 yield
         except SluiceError as error:
             self.witness.error = error
-            if isinstance(error, _AGAIN):
-                context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: type(error).__name__})
+            self._tag(context, type(error).__name__ if isinstance(error, _AGAIN) else "")
             raise as_failure(error) from error
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             self.witness.interrupted = True
@@ -111,7 +110,13 @@ class Session:
             raise
         except Exception as error:
             self.witness.error = error
+            self._tag(context, "")
             raise
+
+    def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, again: str) -> None:
+        """Say whether the failure passes by itself. A run that was executed again has its parent's word until then."""
+        if again or context.run.tags.get(AGAIN_TAG):
+            context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: again})
 
 
 def as_failure(error: SluiceError) -> dg.Failure:

@@ -75,7 +75,7 @@ def test_a_window_that_failed_thrice_waits_for_somebody(world: World, instance: 
     world.land_unrecorded(in_hour(4))
     failed, succeeded = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
     for _ in range(3):
-        left_behind(world, instance, failed, "00:00")
+        left_behind(world, instance, failed, "00:00", tags={AGAIN_TAG: ""})
         left_behind(world, instance, failed, "01:00")
         left_behind(world, instance, failed, "02:00", tags={AGAIN_TAG: "KafkaUnavailable"})
     left_behind(world, instance, succeeded, "01:00")
