@@ -113,8 +113,8 @@ def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> N
         if batch.status is BatchStatus.PLANNED and not seen.dead:
             raise PlanBusy(
                 f"{_at_work(batch, seen).text}: {seen.why}",
-                remedy="wait for that run, or end it: `sluice unstick --run "
-                f"{batch.owner.run[:8]} --force` once nothing of it is to land any more",
+                remedy=f"wait for it, or cancel it on {batch.owner.host or 'its machine'}; if it only looks alive there: "
+                f"sluice unstick --run {batch.owner.run[:8]} --force",
             )
 
 
@@ -288,7 +288,7 @@ def _unfinished(place: Place) -> Iterator[Found]:
     for name in done:
         place.lake.discard(name)
     if done:
-        text = f"{many(len(done), 'write')} that a killed process never ended: {ends(done)}"
+        text = f"{many(len(done), 'write')} that killed processes never ended"
         yield Found(Kind.UNFINISHED, text, "removed", items=done)
 
 
