@@ -28,6 +28,7 @@ from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed_errors import problems_of, raise_problems
 from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.s3_settings import S3Settings, s3_address
 from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.topics import TopicFilter
 from sluice.pipelines.typed.schema import Schema, parse_schema
@@ -51,6 +52,7 @@ __all__ = [
     "Policies",
     "PublishPolicy",
     "QuarantineLimit",
+    "S3Settings",
     "SparkSettings",
     "Start",
     "StartKind",
@@ -268,7 +270,7 @@ def _conf_value(value: object) -> object:
 
 def _lake(text: str, info: ValidationInfo) -> str:
     if text.startswith("s3://"):
-        raise ValueError("is on S3, which this version cannot write yet; name a folder")
+        return s3_address(text)
     if "://" in text:
         raise ValueError("is neither a folder nor s3://bucket/prefix")
     return below_root(text, info)
@@ -322,6 +324,7 @@ class Feed(Settings):
     format: Format = Format.RAW
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
+    s3: S3Settings = S3Settings()
     window: WindowSettings = WindowSettings()
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
     commit: CommitMode = CommitMode.TRANSACTIONAL

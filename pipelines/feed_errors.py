@@ -19,6 +19,8 @@ _REMEDIES = {
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
     "kafka": "see docs/feeds.md for the settings of each way to log in",
     "kafka.bootstrap": "write host:port, several with commas between",
+    "lake": "name a folder, or s3://bucket/prefix",
+    "s3": 'see docs/feeds.md, "A lake on S3"',
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
     "policies.on_recreated": "only refuse; the new topic is accepted by an operator's command, not by a feed",
     "policies.on_truncated": "only refuse; the new log is accepted by an operator's command, not by a feed",

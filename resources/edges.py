@@ -6,14 +6,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.feed import Feed
 from sluice.resources.executor import Wiring
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
 from sluice.resources.spark import SparkEngine
 
@@ -26,7 +25,7 @@ def now() -> int:
 @contextmanager
 def open_edges(feed: Feed) -> Iterator[Edges]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
-    lake = LocalLake(Path(feed.lake))
+    lake = open_lake(feed)
     with closing(KafkaCluster(feed.kafka)) as cluster, closing(_group(feed)) as group:
         yield Edges(
             cluster=cluster,

@@ -2,7 +2,8 @@
 
 The driver ships one `Work` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
 edges from the wiring, and sends back one row of JSON for each slice: receipts, never data. Everything here pickles
-by its module's name. Secrets travel inside `KafkaSettings`, which masks them in every repr.
+by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every repr; what
+boto3 finds by itself is found again on each executor, and does not travel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 
 from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings, OnUndecodable
 from sluice.pipelines.formats import Format, RawFormat, text_array
-from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.ports import FetchLimits, Job, Lake
 from sluice.pipelines.values import Isolation, Outcome, Receipt, SliceFailure, Task, to_json
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lakes import memory_of, open_lake
 
 if TYPE_CHECKING:
     from sluice.pipelines.task import Tools
@@ -59,7 +59,7 @@ class Wiring:
     """
 
     kafka: KafkaSettings
-    lake: str
+    lake: Lake
     columns: Schema | None
     dropping: bool
     landing: LandingSettings
@@ -71,8 +71,8 @@ class Wiring:
     def of(cls, feed: Feed) -> Wiring:
         limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
         dropping = feed.policies.on_undecodable is OnUndecodable.DROP
-        memory = feed.limits.task_memory
-        return cls(feed.kafka, feed.lake, feed.columns, dropping, feed.landing, limits, rack, memory)
+        memory = feed.limits.task_memory - memory_of(feed)
+        return cls(feed.kafka, open_lake(feed), feed.columns, dropping, feed.landing, limits, rack, memory)
 
     @contextmanager
     def open(self, isolation: Isolation) -> Iterator[Tools]:
@@ -81,7 +81,7 @@ class Wiring:
         from sluice.resources.kafka.fetch import KafkaFetcher
 
         with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
-            yield Tools(fetcher, LocalLake(Path(self.lake)), self._format())
+            yield Tools(fetcher, self.lake, self._format())
 
     def _format(self) -> Format:
         if self.columns is None:

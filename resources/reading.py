@@ -26,12 +26,13 @@ from sluice.pipelines.reading import File
 from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import PartKind
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lakes import arrow_files, open_lake
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow.dataset
+    from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
 
 When = str | int | datetime
@@ -63,7 +64,7 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
             f"no whole windows lie between {show_window(start)} and {show_window(end)}",
             remedy=f"windows of this feed last {units.show_duration(length)}; `to` is the first one left out",
         )
-    lake = LocalLake(Path(feed.lake))
+    lake = open_lake(feed)
     ledger = Ledger(lake, feed.name, lambda: 0)
     starts, wanted = tuple(range(start, end, length)), kind_of(kind)
     return Windows(feed, starts, wanted, reading.files(ledger, lake, feed.name, starts, feed.window, wanted))
@@ -113,13 +114,22 @@ class Windows:
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
-        return [pq.read_metadata(path) for path in self.paths]
+        return [pq.read_metadata(path, filesystem=self._filesystem) for path in self._arrow_paths]
+
+    @cached_property
+    def _filesystem(self) -> FileSystem | None:
+        return arrow_files(self.feed)
+
+    @property
+    def _arrow_paths(self) -> list[str]:
+        return [path.removeprefix("s3://") for path in self.paths]
 
     def dataset(self) -> pyarrow.dataset.Dataset:
         """For what does not fit into memory, or needs a few columns only: scanned as it is asked for."""
         import pyarrow.dataset
 
-        return pyarrow.dataset.dataset(self.paths, schema=self.schema, format="parquet")
+        files, schema = self._arrow_paths, self.schema
+        return pyarrow.dataset.dataset(files, schema=schema, format="parquet", filesystem=self._filesystem)
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in memory, by window and in log order in each partition; or these columns of them."""
@@ -130,26 +140,29 @@ class Windows:
         import duckdb
 
         where: Any = connection or duckdb
-        paths = [_literal(p) for p in self.paths]
-        found: duckdb.DuckDBPyRelation = (
-            where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
-            if paths
-            else where.from_arrow(self.schema.empty_table())
-        )
+        found: duckdb.DuckDBPyRelation
+        if not self.paths:
+            found = where.from_arrow(self.schema.empty_table())
+        elif self._filesystem:
+            found = where.from_arrow(self.dataset())  # DuckDB's own way to S3 is an extension that it fetches
+        else:
+            paths = [_literal(p) for p in self.paths]
+            found = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
         return found
 
     def spark(self, session: SparkSession | None = None) -> DataFrame:
         """A DataFrame, of the active session or of one by the feed's settings.
 
-        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, by
-        Arrow: there a time that Spark does not have is null.
+        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, and from
+        S3, by Arrow in Spark's tasks: there a time that Spark does not have is null.
         """
         from sluice.resources import spark, spark_parts, spark_types
 
         session, schema = session or spark.session(self.feed.spark), spark_types.spark_schema(self.schema)
-        if all(spark_types.spark_reads(footer) for footer in self._footers) and self.paths:
+        if not self._filesystem and all(spark_types.spark_reads(footer) for footer in self._footers) and self.paths:
             return session.read.schema(schema).parquet(*map(_escaped, self.paths))
-        lake, shares = self.feed.lake, tuple(spark_parts.shares(self.feed.lake, self.files))
+        lake = open_lake(self.feed)
+        shares = tuple(spark_parts.shares(lake, self.files))
         if not shares:
             return session.createDataFrame([], schema)
         numbers = session.range(0, len(shares), 1, len(shares))

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.resources.lake_local import LocalLake
+from sluice.pipelines.ports import Lake
 from sluice.resources.spark_types import arrow_schema, conformed
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Share:
     parts: tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
-def shares(lake: str, files: Sequence[File]) -> list[Share]:
+def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
     """The files in order, in shares of about `TASK_BYTES`."""
     out: list[Share] = []
     group: list[tuple[str, tuple[int, ...] | None]] = []
@@ -50,9 +49,9 @@ def shares(lake: str, files: Sequence[File]) -> list[Share]:
     return [*out, Share(tuple(group))] if group else out
 
 
-def _row_groups(lake: str, path: str) -> Iterator[tuple[int, ...]]:
+def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
     """The row groups of a large file, in runs of about a task's size."""
-    with LocalLake(Path(lake)).open(path) as file:
+    with lake.open(path) as file:
         metadata = pq.ParquetFile(file).metadata
     run: tuple[int, ...] = ()
     held = 0
@@ -66,11 +65,11 @@ def _row_groups(lake: str, path: str) -> Iterator[tuple[int, ...]]:
     yield run
 
 
-def rows(lake: str, share: Share, schema: StructType) -> Iterator[pa.RecordBatch]:
+def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatch]:
     """The share's rows, in Spark's types."""
     target = arrow_schema(schema)
     for path, groups in share.parts:
-        with LocalLake(Path(lake)).open(path) as file:
+        with lake.open(path) as file:
             for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, groups):
                 yield conformed(batch, target)
 
@@ -79,7 +78,7 @@ def rows(lake: str, share: Share, schema: StructType) -> Iterator[pa.RecordBatch
 class ReadShares:
     """What Spark calls in a Python worker (`mapInArrow`): places in `shares` in, their rows out."""
 
-    lake: str
+    lake: Lake
     shares: tuple[Share, ...]
     schema: StructType
 

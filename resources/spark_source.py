@@ -126,7 +126,9 @@ class _LandedReader(DataSourceReader):
     """Rows of the windows' files, in Spark's types."""
 
     def __init__(self, windows: Windows, schema: StructType) -> None:
-        self._lake, self._files, self._schema = windows.feed.lake, windows.files, schema
+        from sluice.resources.lakes import open_lake
+
+        self._lake, self._files, self._schema = open_lake(windows.feed), windows.files, schema
 
     def partitions(self) -> Sequence[InputPartition]:
         from sluice.resources.spark_parts import shares

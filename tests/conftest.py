@@ -15,6 +15,7 @@ import pytest
 from kafka import KafkaAdminClient
 
 from sluice.resources.local_kafka import LocalKafka
+from tests.stores import Store, store
 
 # A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -50,6 +51,13 @@ def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
     """Three brokers for the whole session; a test that kills one starts it again."""
     with LocalKafka(tmp_path_factory.mktemp("kafka3"), brokers=3, keep=False) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def s3_store() -> Iterator[Store]:
+    """A bucket for the whole session; each lake in it has a prefix of its own."""
+    with store() as found:
+        yield found
 
 
 @pytest.fixture

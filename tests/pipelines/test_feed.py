@@ -232,7 +232,17 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"format": "json", "schema": {"a.b": "json"}}, "schema.a.b: has a name that cannot be a column's"),
         ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is no type"),
         ({"commit": "maybe"}, "commit: should be 'transactional', 'plain' or 'none'"),
-        ({"lake": "s3://bucket/prefix"}, "lake: is on S3, which this version cannot write yet"),
+        ({"lake": "s3://"}, "lake: is no s3://bucket/prefix\n  → name a folder, or s3://bucket/prefix"),
+        ({"lake": "s3://bucket/a/../b"}, "lake: is no s3://bucket/prefix"),
+        ({"lake": "s3://bucket//b"}, "lake: is no s3://bucket/prefix"),
+        ({"s3": {"endpoint": "minio:9000"}}, "s3.endpoint: is no address such as https://"),
+        ({"s3": {"access_key_id": SECRET}}, "s3: has only one of access_key_id and secret_access_key"),
+        ({"s3": {"session_token": SECRET}}, "s3: has a session_token without the keys"),
+        ({"s3": {"profile": "p", "access_key_id": SECRET, "secret_access_key": SECRET}}, "s3: has a profile and keys"),
+        ({"s3": {"sse": "AES256", "kms_key": "k"}}, "s3: has a kms_key without `sse: aws:kms`"),
+        ({"s3": {"tags": dict.fromkeys("abcdefghijk", "x")}}, "s3.tags: has more than 10 tags"),
+        ({"s3": {"part_bytes": "1MiB"}}, "s3.part_bytes: should be greater than or equal to 5242880"),
+        ({"s3": {"acces_key_id": "x"}}, "s3.acces_key_id: is unknown\n  → did you mean `access_key_id`?"),
         ({"lake": "gs://bucket"}, "lake: is neither a folder nor s3://"),
         ({"lake": "~nobody-of-this-name/x"}, "lake: starts with ~"),
         ({"group": "a\nb"}, "group: has characters that cannot be printed"),
@@ -351,7 +361,8 @@ def test_keys_are_not_filled_in(write: Write) -> None:
 def test_secrets_show_nowhere(write: Write) -> None:
     kafka = {**SASL, "ssl_password": SECRET, "proxy_url": f"socks5://u:{SECRET}@p:1"}
     conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.shown": "plain"}
-    feed = load_feed(write(kafka=kafka, spark={"conf": conf}), {})
+    s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
+    feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3), {})
     shown = [
         repr(feed),
         str(feed),
@@ -384,6 +395,7 @@ FULL: dict[str, Any] = {
     "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
     "policies": {"on_loss": None, "on_recreated": None, "quarantine_limit": {"share": None}},
     "fetch": dict.fromkeys(["request_bytes", "rack"]),
+    "s3": dict.fromkeys(["endpoint", "region", "profile", "access_key_id", "secret_access_key", "tags", "part_bytes"]),
     "spark": {"master": None, "conf": {"a": None}},
 }
 
@@ -527,6 +539,13 @@ def keys_of(model: type[BaseModel]) -> set[str]:
     return found
 
 
+def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
+    for written, meant in (("s3://bucket", "s3://bucket"), ("s3://bucket/a/b/", "s3://bucket/a/b")):
+        assert load_feed(write(lake=written), {}).lake == meant
+    feed = load_feed(write(s3={"tags": {"cost": 7}, "endpoint": "http://127.0.0.1:9000/"}), {})
+    assert (feed.s3.tags, feed.s3.endpoint) == ({"cost": "7"}, "http://127.0.0.1:9000")
+
+
 def test_the_docs_name_every_key() -> None:
     assert [key for key in sorted(keys_of(Feed)) if not re.search(rf"\b{key}\b", DOCS)] == []
 
@@ -536,4 +555,4 @@ def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(
         load_feed(write(text), {"KAFKA_PASSWORD": "x"}) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == least
-    assert len(others) == 4
+    assert len(others) == 5

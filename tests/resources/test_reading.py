@@ -15,6 +15,7 @@ from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
 from sluice.pipelines.reading import File
 from sluice.pipelines.values import PartKind
 from sluice.resources import reading, spark_parts, spark_types
+from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark_source import SluiceSource
 
 HOUR = 3_600_000
@@ -119,7 +120,7 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
     pq.write_table(pa.table({"v": [b"%0900d" % i for i in range(12)]}), tmp_path / "large", row_group_size=2,
                    compression="none", use_dictionary=False, write_statistics=False)  # fmt: skip
     files = [_file("a", 2000), _file("b", 2900), _file("c", 200), _file("large", 12_000), _file("d", 1)]
-    shares = [share.parts for share in spark_parts.shares(str(tmp_path), files)]
+    shares = [share.parts for share in spark_parts.shares(LocalLake(tmp_path), files)]
     assert shares == [
         (("a", None), ("b", None)),
         (("c", None),),
@@ -128,7 +129,7 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
         (("large", (4, 5)),),
         (("d", None),),
     ]
-    assert spark_parts.shares(str(tmp_path), []) == []
+    assert spark_parts.shares(LocalLake(tmp_path), []) == []
 
 
 def _file(path: str, size: int) -> File:

@@ -1,0 +1,39 @@
+"""The lake of a feed, by its address: a folder, or a bucket on S3. What the stages see as a port is chosen here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ports import Lake
+from sluice.resources.lake_local import LocalLake
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+CLIENT_BYTES = 48 << 20
+"""What boto3 and its connections take of a process."""
+
+
+def open_lake(feed: Feed) -> Lake:
+    """The feed's lake. Picklable; nothing is opened before it is asked for something."""
+    if not feed.lake.startswith("s3://"):
+        return LocalLake(Path(feed.lake))
+    from sluice.resources.lake_s3 import S3Lake  # late: a local lake does without boto3
+
+    return S3Lake(feed.lake, feed.s3)
+
+
+def memory_of(feed: Feed) -> int:
+    """Bytes of a task's memory that its lake takes: on S3 the client, and what waits to be uploaded."""
+    return CLIENT_BYTES + feed.s3.buffer_bytes if feed.lake.startswith("s3://") else 0
+
+
+def arrow_files(feed: Feed) -> FileSystem | None:
+    """The file system by which Arrow reads addresses in the feed's lake; None where they are paths."""
+    if not feed.lake.startswith("s3://"):
+        return None
+    from sluice.resources.s3_arrow import filesystem
+
+    return filesystem(feed.lake, feed.s3)

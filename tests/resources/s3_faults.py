@@ -1,0 +1,132 @@
+"""A proxy before a store that speaks S3, which does to requests what networks and stores do on a bad day.
+
+Rules are looked through in order for each request; the first that fits and is not used up is carried out, all else is
+passed on as it is. Every request is noted.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate, parsedate_to_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+
+@dataclass
+class Rule:
+    """What to do to requests whose `METHOD /path?query` matches, so many times (-1: always).
+
+    `how`: `refuse` (the store never sees it), `lose` (it is done, and nobody answers), `reset` (cut while the body is
+    on its way), `cut` (the answer's body breaks off), `ignore` (conditions are taken out), `skew` (another time).
+    """
+
+    match: str
+    how: str
+    times: int = 1
+    status: int = 503
+    code: str = "SlowDown"
+    seconds: int = 0
+
+    def fits(self, line: str) -> bool:
+        return self.times != 0 and re.search(self.match, line) is not None
+
+
+@dataclass
+class Proxy:
+    endpoint: str
+    rules: list[Rule] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def take(self, line: str) -> Rule | None:
+        with self.lock:
+            self.seen.append(line)
+            for rule in self.rules:
+                if rule.fits(line):
+                    rule.times -= 1
+                    return rule
+        return None
+
+
+@contextmanager
+def proxy(upstream: str) -> Iterator[Proxy]:
+    """A proxy on loopback before the endpoint, while the block lasts."""
+    handler = type("Handler", (_Handler,), {"upstream": upstream.removeprefix("http://")})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    handler.proxy = found = Proxy(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    upstream = ""
+    proxy: Proxy
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def _any(self) -> None:
+        rule = self.proxy.take(f"{self.command} {self.path}")
+        length = int(self.headers.get("Content-Length") or 0)
+        if rule and rule.how == "reset":
+            self.rfile.read(length // 2)
+            return self._cut_off()
+        body = self.rfile.read(length)
+        if rule and rule.how == "refuse":
+            text = f"<Error><Code>{rule.code}</Code><Message>as asked for</Message></Error>".encode()
+            return self._answer(rule.status, {"Content-Type": "application/xml"}, text)
+        if rule and rule.how == "ignore":
+            del self.headers["If-None-Match"]
+        status, headers, data = self._upstream(body)
+        if rule and rule.how == "lose":
+            return self._cut_off()
+        if rule and rule.how == "skew":
+            then = parsedate_to_datetime(headers["Date"]).timestamp() + rule.seconds
+            headers["Date"] = formatdate(then, usegmt=True)
+        self._answer(status, headers, data, cut=bool(rule and rule.how == "cut"))
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any
+
+    def _upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self.upstream, timeout=30)
+        passed = {k: v for k, v in self.headers.items() if k.lower() not in ("expect", "connection")}
+        connection.request(self.command, self.path, body, passed)
+        answer = connection.getresponse()
+        data = answer.read()
+        headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("connection", "transfer-encoding")}
+        connection.close()
+        return answer.status, headers, data
+
+    def _answer(self, status: int, headers: dict[str, str], data: bytes, cut: bool = False) -> None:
+        if self.command != "HEAD":
+            headers = {k: v for k, v in headers.items() if k.lower() != "content-length"}
+            headers["Content-Length"] = str(len(data))
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """A reset, not an orderly end."""
+        self.wfile.flush()
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True

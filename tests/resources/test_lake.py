@@ -1,0 +1,205 @@
+"""What every lake promises, on each of them: atomic writes, one creator, whole listings, no path that leads out."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.errors import ProofFailed, Terminal
+from sluice.pipelines.ports import Lake
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.lake_s3 import S3Lake
+from tests.stores import Store
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["local", "s3"])
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Lake]]:
+    """Makes an empty lake of the one kind or the other."""
+    if request.param == "local":
+        yield lambda: LocalLake(tmp_path / f"lake-{next(_numbers)}" / "of" / "ours")
+        return
+    store: Store = request.getfixturevalue("s3_store")
+    yield lambda: S3Lake(store.lake(), store.settings)
+
+
+@pytest.fixture
+def lake(fresh: Callable[[], Lake]) -> Lake:
+    return fresh()
+
+
+def files(lake: Lake) -> list[str]:
+    return [p for p in lake.list("") if not p.startswith("_sluice/.probe")]
+
+
+def test_put_if_absent_creates_once(lake: Lake) -> None:
+    assert lake.put_if_absent("_sluice/f/log/1.json", b"one")
+    assert not lake.put_if_absent("_sluice/f/log/1.json", b"two")
+    assert not lake.put_if_absent("_sluice/f/log/1.json", b"one"), "equal bytes are not the same write"
+    assert lake.get("_sluice/f/log/1.json") == b"one"
+    assert files(lake) == ["_sluice/f/log/1.json"]
+
+
+def test_put_replaces(lake: Lake) -> None:
+    lake.put("x", b"1")
+    lake.put("x", b"22")
+    assert (lake.get("x"), lake.size("x")) == (b"22", 2)
+    assert files(lake) == ["x"]
+
+
+def test_what_is_not_there(lake: Lake) -> None:
+    lake.put("folder/file", b"")
+    assert (lake.get("folder/file"), lake.size("folder/file")) == (b"", 0)
+    for path in ("nothing", "nothing/below", "folder/file/below"):
+        assert lake.get(path) is None
+        assert lake.size(path) is None
+        with pytest.raises(FileNotFoundError):
+            lake.open(path)
+        lake.remove(path)
+    assert lake.size("folder") is None
+
+
+def test_create_appears_when_the_block_ends(lake: Lake) -> None:
+    with lake.create("data/part.parquet") as file:
+        pq.write_table(pa.table({"x": range(1000)}), file)
+        assert lake.get("data/part.parquet") is None
+        assert files(lake) == []
+    with lake.open("data/part.parquet") as file:
+        assert pq.read_table(file).num_rows == 1000
+    assert files(lake) == ["data/part.parquet"]
+    with lake.create("empty") as file:
+        pass
+    assert lake.get("empty") == b""
+
+
+@pytest.mark.parametrize("stop", [RuntimeError, KeyboardInterrupt])
+def test_create_leaves_nothing_when_the_block_raises(lake: Lake, stop: type[BaseException]) -> None:
+    lake.put("x", b"before")
+    for written in (b"half", bytes(12 << 20)):  # on S3 the second one has begun its upload
+        with pytest.raises(stop), lake.create("x") as file:  # noqa: PT012 - what the block does is the test
+            file.write(written)
+            raise stop
+    assert files(lake) == ["x"]
+    assert lake.get("x") == b"before"
+    lake.put("_sluice/f/x", b"")
+    assert list(lake.unfinished("_sluice/f")) == []
+
+
+def test_a_file_is_read_from_any_place(lake: Lake) -> None:
+    data = b"".join(i.to_bytes(4, "big") for i in range(500_000))
+    lake.put("x", data)
+    with lake.open("x") as file:
+        assert file.read() == data
+        assert file.read(1) == b""
+        for at, size in ((0, 10), (1_999_990, 100), (700_001, 600_000), (1_300_001, 5), (3, 0), (2_000_100, 1)):
+            assert file.seek(at) == at
+            assert file.read(size) == data[at : at + size]
+        assert file.seek(-4, 2) == 1_999_996
+        assert file.read() == data[-4:]
+        file.seek(0)
+        assert b"".join(iter(lambda: file.read(70_001), b"")) == data
+
+
+def test_list_is_in_order_of_whole_paths_and_begins_after(lake: Lake) -> None:
+    paths = ["a", "a-b/x", "a.b", "d/1", "d/2/y", "d/2/z", "d/3", "d2", "d/10"]
+    for path in paths:
+        lake.put(path, b"")
+    assert list(lake.list("")) == sorted(paths)
+    assert list(lake.list("d")) == list(lake.list("d/")) == ["d/1", "d/10", "d/2/y", "d/2/z", "d/3"]
+    assert list(lake.list("d", after="d/10")) == ["d/2/y", "d/2/z", "d/3"]
+    assert list(lake.list("d", after="d/2/y")) == ["d/2/z", "d/3"]
+    assert list(lake.list("nothing")) == list(lake.list("a")) == []
+
+
+NAMES = st.text("ab-./", min_size=1, max_size=5).filter(
+    lambda p: all(part not in ("", ".", "..") for part in p.split("/"))
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(st.sets(NAMES, max_size=6), NAMES)
+def test_list_agrees_with_sorting(fresh: Callable[[], Lake], names: set[str], after: str) -> None:
+    lake = fresh()
+    there: set[str] = set()
+    for name in names:
+        if not any(name.startswith(f"{o}/") or o.startswith(f"{name}/") for o in there):
+            lake.put(name, b"")
+            there.add(name)
+    assert list(lake.list("", after)) == sorted(n for n in there if n > after)
+
+
+def test_show_is_idempotent_and_needs_its_source(lake: Lake) -> None:
+    lake.put("staging/p", b"rows")
+    lake.show("staging/p", "data/date=2026-11-20/p")
+    lake.show("staging/p", "data/date=2026-11-20/p")
+    assert lake.get("data/date=2026-11-20/p") == b"rows"
+    lake.remove("staging/p")
+    assert files(lake) == ["data/date=2026-11-20/p"]
+    with pytest.raises(FileNotFoundError):
+        lake.show("staging/p", "data/date=2026-11-20/p")
+
+
+def test_show_does_not_replace_what_somebody_else_put_there(lake: Lake) -> None:
+    lake.put("staging/p", b"rows")
+    lake.put("data/p", b"other rows")
+    with pytest.raises(ProofFailed):
+        lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == b"other rows"
+
+
+def test_remove_is_idempotent(lake: Lake) -> None:
+    lake.put("staging/7/a/p", b"")
+    lake.put("staging/8/q", b"")
+    lake.remove("staging/7/a/p")
+    lake.remove("staging/7/a/p")
+    assert list(lake.list("staging")) == ["staging/8/q"]
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/./b", "a//b", "a/", "nul\0", "\ud800"]
+)
+def test_a_path_that_leaves_the_lake_is_refused_by_every_call(lake: Lake, path: str) -> None:
+    lake.put("a/b", b"")
+    calls: list[Callable[[], object]] = [
+        lambda: lake.put(path, b""),
+        lambda: lake.put_if_absent(path, b""),
+        lambda: lake.get(path),
+        lambda: lake.size(path),
+        lambda: lake.open(path),
+        lambda: lake.remove(path),
+        lambda: lake.locate(path),
+        lambda: lake.show(path, "b"),
+        lambda: lake.show("a/b", path),
+        lambda: lake.create(path).__enter__(),
+    ]
+    for call in calls:
+        with pytest.raises(Terminal, match="no path inside the lake"):
+            call()
+
+
+def test_a_name_too_long(lake: Lake) -> None:
+    with pytest.raises(Terminal, match="x" * 200):
+        lake.put("x" * 1100, b"")
+    assert files(lake) == []
+
+
+def test_no_write_is_discarded_that_unfinished_never_named(lake: Lake) -> None:
+    lake.put("d/x", b"whole")
+    with pytest.raises(Terminal):
+        lake.discard("d/x")
+    assert files(lake) == ["d/x"]
+
+
+def test_it_travels_to_other_processes(lake: Lake) -> None:
+    lake.put("p", b"here")
+    other = pickle.loads(pickle.dumps(lake))
+    assert (other.get("p"), other.locate("p"), other.uri) == (b"here", lake.locate("p"), lake.uri)

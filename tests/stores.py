@@ -1,0 +1,52 @@
+"""Where tests find a store that speaks S3: moto's server, or whatever SLUICE_TEST_S3_… name.
+
+`SLUICE_TEST_S3_ENDPOINT`, `_BUCKET`, `_REGION`, `_PREFIX`; credentials are boto3's own to find. Every lake lies below a
+prefix of its own, and stays there: what the bucket keeps is for its owner's lifecycle rules.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sluice.pipelines.s3_settings import S3Settings
+from sluice.resources.local_s3 import LocalS3
+
+
+@dataclass(frozen=True)
+class Store:
+    """A bucket and how to reach it. `local`: it is moto's, and takes any keys."""
+
+    bucket: str
+    settings: S3Settings
+    local: bool
+
+    def lake(self) -> str:
+        """The address of a lake that nobody else has."""
+        return f"s3://{self.bucket}/{os.environ.get('SLUICE_TEST_S3_PREFIX', 'sluice-test')}/{secrets.token_hex(6)}"
+
+    def lines(self) -> dict[str, str]:
+        """What a feed says to reach it: the values of `lake` and `s3`, as YAML."""
+        s = self.settings
+        said = {"endpoint": s.endpoint, "region": s.region}
+        if s.access_key_id and s.secret_access_key:
+            said |= {
+                "access_key_id": s.access_key_id.get_secret_value(),
+                "secret_access_key": s.secret_access_key.get_secret_value(),
+            }
+        inside = ", ".join(f"{k}: '{v}'" for k, v in said.items() if v)
+        return {"lake": self.lake(), "s3": f"{{{inside}, retries: {s.retries}}}"}
+
+
+@contextmanager
+def store() -> Iterator[Store]:
+    given = {name: os.environ.get(f"SLUICE_TEST_S3_{name}") for name in ("ENDPOINT", "BUCKET", "REGION")}
+    if bucket := given["BUCKET"]:
+        settings = {k.lower(): v for k, v in given.items() if v and k != "BUCKET"}
+        yield Store(bucket, S3Settings.model_validate(settings), local=False)
+        return
+    with LocalS3() as server:
+        yield Store(server.lake.removeprefix("s3://"), server.settings.model_copy(update={"retries": 3}), local=True)
