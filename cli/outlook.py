@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from sluice.cli.terminal import bad, count, many, warn
-from sluice.pipelines.forecast import DAY, AtRisk
-from sluice.pipelines.units import show_about, show_instant
+from sluice.pipelines.units import DAY, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
+    from sluice.pipelines.forecast import AtRisk
     from sluice.pipelines.outlook import Outlook
     from sluice.pipelines.watch import Finding
 

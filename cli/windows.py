@@ -16,7 +16,7 @@ from sluice.cli import parse
 from sluice.cli.terminal import bad, count, good, many, warn
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
-from sluice.pipelines.units import show_duration, show_window
+from sluice.pipelines.units import DAY, show_duration, show_window
 
 if TYPE_CHECKING:
     from sluice.cli.session import Session
@@ -179,19 +179,18 @@ def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool) -> It
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in found:
         rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
-    if span == _DAY:
+    if span == DAY:
         yield Text(" " * 14 + "".join(_hour(i * length) for i in range(span // length)).rstrip(), style="dim")
     for start, row in rows.items():
         day, _, time = show_window(start).partition("T")
-        label = day if span >= _DAY else f"{day} {time}"
+        label = day if span >= DAY else f"{day} {time}"
         signs = (_sign(row[i].standing, fancy) if i in row else Text(" ") for i in range(max(row) + 1))
         yield Text.assemble((f"  {label}  ", "dim"), Text(" ").join(signs))
     yield legend(found, fancy=fancy)
 
 
 _HOUR = 3_600_000
-_DAY = 24 * _HOUR
-_SPANS = (*(d * _DAY for d in (28, 14, 7, 1)), *(h * _HOUR for h in (12, 8, 6, 4, 3, 2, 1)), _HOUR // 2)
+_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * _HOUR for h in (12, 8, 6, 4, 3, 2, 1)), _HOUR // 2)
 _COLUMNS = 30
 """Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
 

@@ -14,11 +14,8 @@ from sluice.pipelines.configs import BrokerConfig, TopicConfig
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ranges import Range, intersect, subtract
-from sluice.pipelines.units import show_about, show_duration
+from sluice.pipelines.units import DAY, show_about, show_duration
 from sluice.pipelines.values import Key, PartitionState
-
-DAY = 86_400_000
-
 
 # -- what is owed
 

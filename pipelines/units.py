@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY = 86_400_000
 _SIZES = {"B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
     for power, prefix in enumerate("KMGT")
