@@ -105,7 +105,7 @@ Servers = Mapping[str, _Server]
 
 def _start(project: Project, address: str) -> Servers:
     from sluice.assets import compaction, reports
-    from sluice.assets.instance import limit_pools, open_instance, prepare_home
+    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
     from sluice.assets.session import pool
 
     home = prepare_home(project)

@@ -113,7 +113,7 @@ def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> N
         if batch.status is BatchStatus.PLANNED and not seen.dead:
             raise PlanBusy(
                 f"{_at_work(batch, seen).text}: {seen.why}",
-                remedy=f"wait for it, or cancel it on {batch.owner.host or 'its machine'}; if it only looks alive there: "
+                remedy=f"wait for it, or cancel it where it runs ({batch.owner.host}); if Dagster only thinks so: "
                 f"sluice unstick --run {batch.owner.run[:8]} --force",
             )
 
