@@ -111,6 +111,7 @@ def _start(project: Project, address: str) -> Servers:
     home = prepare_home(project)
     with open_instance(project) as instance:
         limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
+        bury_dead_runs(instance, home)  # or those that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     code = ["-m", "sluice.assets.definitions", "-d", str(project.root)]
     port = address.rpartition(":")[2]
