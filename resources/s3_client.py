@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar
 from urllib.parse import urlencode
 
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 from pydantic import SecretStr
 
 from sluice.pipelines.errors import (
@@ -110,7 +111,7 @@ class Bucket:
             return self._again(lambda: self._ask(operation, place | given), _in_the_way)
         except boto.ClientError as error:
             self._raise(error, key)
-        except boto.BotoCoreError as error:
+        except (boto.BotoCoreError, ResponseParserError) as error:
             raise self._meaning(error, key) from error
 
     def _ask(self, operation: str, given: dict[str, Any]) -> Any:
@@ -137,7 +138,7 @@ class Bucket:
                 page = next(pages, None)
             except boto.ClientError as error:
                 self._raise(error, given.get("Prefix", ""))
-            except boto.BotoCoreError as error:
+            except (boto.BotoCoreError, ResponseParserError) as error:
                 raise self._meaning(error, given.get("Prefix", "")) from error
             if page is None:
                 return
@@ -325,7 +326,10 @@ def _refusal(error: boto.ClientError, where: str, said: str) -> SluiceError:
             remedy="grant s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload below the prefix, and "
             "s3:ListBucket, ListBucketMultipartUploads on the bucket",
         )
-    return Terminal(f"the lake refused {where} ({told})", remedy="look the code up in the store's documentation")
+    return Terminal(
+        f"the lake refused {where} ({told})",
+        remedy="check s3.endpoint, and look the code up where the store is documented",
+    )
 
 
 def _no_answer(error: Exception, where: str, said: str) -> SluiceError:
@@ -340,11 +344,13 @@ def _no_answer(error: Exception, where: str, said: str) -> SluiceError:
             return NotAuthorized(f"no token for {where}: {said}", remedy="sign in again (aws sso login)")
         case boto.SSLError():
             return SetupError(f"{where}: no trust in the endpoint: {said}", remedy="name its CA in s3.ca_bundle")
-        case boto.HTTPClientError() | boto.ResponseStreamingError() | boto.IncompleteReadError():
+        case boto.HTTPClientError() | boto.ConnectionError() | boto.IncompleteReadError():
             return LakeUnavailable(
                 f"no answer for {where}: {said}",
                 remedy="run again; if it stays, check s3.endpoint, the network and s3.read_timeout_ms",
             )
+        case ResponseParserError():
+            return SetupError(f"what answers for {where} does not speak S3", remedy="check s3.endpoint in the feed")
         case _:
             return SetupError(f"{where} cannot be asked for: {said}", remedy="check the feed's `s3` section")
 

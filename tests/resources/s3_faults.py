@@ -32,6 +32,7 @@ class Rule:
     times: int = 1
     status: int = 503
     code: str = "SlowDown"
+    said: str = "as asked for"
     seconds: int = 0
 
     def fits(self, line: str) -> bool:
@@ -87,7 +88,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._cut_off()
         body = self.rfile.read(length)
         if rule and rule.how == "refuse":
-            text = f"<Error><Code>{rule.code}</Code><Message>as asked for</Message></Error>".encode()
+            text = (
+                rule.said.encode()
+                if rule.status == 200
+                else f"<Error><Code>{rule.code}</Code><Message>{rule.said}</Message></Error>".encode()
+            )
             return self._answer(rule.status, {"Content-Type": "application/xml"}, text)
         if rule and rule.how == "ignore":
             del self.headers["If-None-Match"]
