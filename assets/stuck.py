@@ -111,7 +111,7 @@ class Left:
     batch: int
     request: str
     kept: str
-    ways: tuple[str, ...]
+    remedy: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def _ended(each: Ended, dry_run: bool) -> list[RenderableType]:
     lines: list[RenderableType] = [beneath(warn(text) if dry_run else good(text), why, ())]
     for left in each.batches:
         begun = f"    it left batch {left.batch} of {left.feed} ({left.request}) unfinished: {left.kept}"
-        lines.append(beneath(Text(safe(begun)), "", left.ways))
+        lines.append(beneath(Text(safe(begun)), "", left.remedy))
     return lines
 
 

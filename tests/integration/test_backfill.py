@@ -236,7 +236,7 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
     (batch,) = ended_run["batches"]
     assert (batch["batch"], batch["kept"]) == (left.id, "3 of 8 slices are finished")
     first, last = (show_window(begin + n * MINUTE) for n in (12, 16))
-    assert batch["ways"][0].startswith(f"sluice run orders --from {first} --to {last}")
+    assert batch["remedy"][0].startswith(f"sluice run orders --from {first} --to {last}")
     assert runs(machine)[dead] == "FAILURE"
 
     home = machine.sluice(*asked)

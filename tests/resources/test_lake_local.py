@@ -324,3 +324,45 @@ def test_a_file_system_without_links_is_refused_for_the_ledger(
     lake.put("staging/p", b"rows")
     lake.show("staging/p", "data/p")
     assert files(lake) == ["data/p", "staging/p"]
+
+
+# -- what killed processes leave
+
+
+def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: LocalLake, tmp_path: Path) -> None:
+    lake.put("log/1.json", b"1")
+    begun = lake.root / "log" / ".tmp-00ff"
+    begun.write_bytes(b"half")
+    alone = lake.root / "staging" / "7" / "a" / ".tmp-1"
+    alone.parent.mkdir(parents=True)
+    alone.touch()
+    os.utime(alone, (0, 0))
+    ((name, age),) = lake.unfinished("log")
+    assert (name, age < 3_600_000) == ("log/.tmp-00ff", True)
+    ((old, older),) = lake.unfinished("staging")
+    assert older > 50 * 365 * 86_400_000
+    for each in (name, old, old):
+        lake.discard(each)
+    assert list(lake.unfinished("log")) == list(lake.unfinished("nowhere")) == []
+    assert not (lake.root / "staging").exists(), "the folders that this leaves empty go too"
+    assert list(lake.list("")) == ["log/1.json"]
+
+
+def test_only_what_is_unfinished_can_be_discarded(lake: LocalLake) -> None:
+    lake.put("log/1.json", b"1")
+    for name in ("log/1.json", "../.tmp-1", "log"):
+        with pytest.raises(Terminal):
+            lake.discard(name)
+    assert lake.get("log/1.json") == b"1"
+
+
+def test_a_write_whose_beginnings_are_discarded_fails_and_says_try_again(lake: LocalLake) -> None:
+    def write() -> None:
+        with lake.create("data/part") as file:
+            file.write(b"half")
+            for name, _ in list(lake.unfinished("data")):
+                lake.discard(name)
+
+    with pytest.raises(LakeUnavailable):
+        write()
+    assert list(lake.list("")) == []

@@ -19,7 +19,7 @@ import pytest
 from sluice.pipelines.errors import LakeUnavailable
 from sluice.pipelines.values import Owner
 from sluice.resources.lake_local import LocalLake
-from sluice.resources.liveness import LakeLiveness, new_owner
+from sluice.resources.liveness import LakeLiveness, new_owner, process_gone
 
 BOUND, BEAT = 60_000, 5_000
 HOUR = 3_600_000
@@ -261,3 +261,48 @@ def test_a_lake_that_takes_no_beat_is_logged_and_stops_nothing(
     assert {r.levelname for r in caplog.records} == {"WARNING"}
     assert "could not write the owner's beat in _sluice/orders/owners: the lake is away" in caplog.text
     assert "could not remove" in caplog.text
+
+
+# -- verdicts
+
+
+def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    beating, silent, ended, fresh, gone = (new_owner(f"run-{i}") for i in range(5))
+    for owner in (beating, silent, ended):
+        elsewhere(lake, owner, clock.now - HOUR)
+    elsewhere(lake, fresh, clock.now - 3000)
+
+    def at_the_second_look() -> None:
+        if len(watcher.pauses) == 2:
+            elsewhere(lake, beating, clock.now - HOUR, number=2)
+            lake.remove(PATH.format(ended.token))
+
+    watcher.meanwhile = at_the_second_look
+    said = watcher.liveness.verdicts([beating, silent, ended, fresh, gone])
+    assert {o.run: (said[o.token].dead, said[o.token].why) for o in (beating, silent, ended, fresh, gone)} == {
+        "run-0": (False, "its beat goes on"),
+        "run-1": (True, "its beat did not change while it was watched for 60 s"),
+        "run-2": (True, "it ended while it was watched"),
+        "run-3": (False, "its last beat is 3 s old"),
+        "run-4": (True, "it has ended: no beat of it is in the lake"),
+    }
+    assert sum(watcher.pauses) * 1000 == BOUND, "for all of them together"
+
+
+def test_everybody_who_beats_is_known_and_what_a_beat_does_not_say_is_empty(lake: LocalLake, watcher: Watcher) -> None:
+    owner = new_owner("run-1")
+    with watcher.liveness.beat(owner):
+        lake.put(PATH.format("odd"), b'{"run": 7, "pid": "x", "host": null}')
+        lake.put("_sluice/orders/owners/readme.txt", b"?")
+        assert watcher.liveness.owners() == tuple(sorted([owner, Owner("odd", "", "", 0, 0)], key=lambda o: o.token))
+
+
+def test_a_process_seen_before_it_began_is_another_one() -> None:
+    now = time.time()
+    assert not process_gone(os.getpid(), now)
+    assert process_gone(os.getpid(), now - 86_400 * 365)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    assert process_gone(ended.pid, now)
