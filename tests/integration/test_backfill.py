@@ -31,10 +31,11 @@ from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Receipt
+from sluice.resources import edges as resources
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.local_kafka import LocalKafka
 from sluice.resources.project import Project
-from tests.integration.support import Place, commit_feed, consumed, rows, run
+from tests.integration.support import Place, commit_feed, consumed, edges, rows, run
 
 MINUTE = 60_000
 WINDOWS = 24
@@ -47,52 +48,72 @@ class Machine(Place):
     """A project with a Dagster instance of its own; several may have one lake and one group."""
 
     def feed(self, name: str = "orders", **settings: Any) -> Feed:
-        return super().feed(name, window="{length: 1m, settle: 0s}", lake=str(self.lake), **settings)
+        return super().feed(name, window="{length: 1m, settle: 0s}", lake=str(self.shared), **settings)
 
     @property
     def named(self) -> tuple[str, str]:
         return "--project", str(self.root)
 
     @property
-    def lake(self) -> Path:
+    def shared(self) -> Path:
         return self.root.parent / "lake"
-
-    def start(self, *arguments: str, **told: str) -> subprocess.Popen[str]:
-        """`sluice` in a process of its own. `told` are words to `RUN`."""
-        env = {k: v for k, v in os.environ.items() if k not in ("DAGSTER_HOME", "SLUICE_PROJECT")}
-        return subprocess.Popen(
-            [sys.executable, "-c", RUN, *arguments, *self.named, "--json"],
-            cwd=Path(__file__).parents[2],
-            env=env | {"PYTHONPATH": "."} | told,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def sluice(self, *arguments: str, **told: str) -> Ran:
-        return ended(self.start(*arguments, **told))
 
     def state(self) -> State:
         return self.ledger().read()
 
     def ledger(self) -> Ledger:
-        return Ledger(LocalLake(self.lake), "orders", lambda: 0)
+        return Ledger(LocalLake(self.shared), "orders", lambda: 0)
 
 
 @dataclass(frozen=True)
 class Ran:
     code: int
     document: Mapping[str, Any]
-    err: str
 
 
-def ended(process: subprocess.Popen[str]) -> Ran:
-    out, err = process.communicate(timeout=240)
-    return Ran(process.returncode, json.loads(out) if out else {}, err)
+class Shell:
+    """A process on the machine that runs one `sluice` command after another. `told` are words to `SHELL`."""
+
+    def __init__(self, machine: Machine, **told: str) -> None:
+        self._machine, self.said = machine, machine.root / "stderr"
+        env = {k: v for k, v in os.environ.items() if k not in ("DAGSTER_HOME", "SLUICE_PROJECT")}
+        with self.said.open("w") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SHELL],
+                cwd=Path(__file__).parents[2],
+                env=env | {"PYTHONPATH": "."} | told,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                text=True,
+            )
+
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def begin(self, *arguments: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps([*arguments, *self._machine.named, "--json"]) + "\n")
+        self._process.stdin.flush()
+
+    def ended(self) -> Ran:
+        """What became of the command; the process's own code when it died of it."""
+        assert self._process.stdout
+        document = self._process.stdout.readline()
+        code = self._process.stdout.readline()
+        return Ran(int(code), json.loads(document)) if code else Ran(self._process.wait(60), {})
+
+    def run(self, *arguments: str) -> Ran:
+        self.begin(*arguments)
+        return self.ended()
 
 
-RUN = """
-import os, signal, sys, time
+SHELL = """
+import json, os, signal, sys, time
 from unittest.mock import patch
 import sluice.resources.edges as real
 from sluice.pipelines.task import PartWriter
@@ -115,7 +136,8 @@ def held(self, job, tasks):
 with patch.object(PartWriter, "write", counted), patch.object(support.Inline, "run", held):
     real.open_edges = support.edges
     from sluice.cli.main import main
-    sys.exit(main())
+    for line in sys.stdin:
+        print(main(json.loads(line)), flush=True)
 """
 
 
@@ -155,7 +177,7 @@ def receipts(machine: Machine) -> dict[str, Receipt]:
 
 def staged_receipts(machine: Machine) -> dict[str, str]:
     """What a batch that is not published has finished: slice and attempt."""
-    found = machine.lake.glob("_sluice/orders/staging/*/*/*.receipt.json")
+    found = machine.shared.glob("_sluice/orders/staging/*/*/*.receipt.json")
     said = [json.loads(p.read_text()) for p in found]
     return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in said}
 
@@ -203,8 +225,9 @@ Tell = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def told(capfd: pytest.CaptureFixture[str]) -> Tell:
+def told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tell:
     """A command in this process: its exit code and its document."""
+    monkeypatch.setattr(resources, "open_edges", edges)
 
     def call(*arguments: str) -> tuple[int, Any]:
         capfd.readouterr()
@@ -221,8 +244,8 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
     machine: Machine, begin: int, told: Tell
 ) -> None:
     asked = "run", "orders", *between(begin), "--windows-per-run", "4"
-    victim = machine.sluice(*asked, DIE_AT="28")
-    assert victim.code == -signal.SIGKILL, victim.err
+    with Shell(machine, DIE_AT="28") as victim:
+        assert victim.run(*asked).code == -signal.SIGKILL, victim.said.read_text()
 
     finished = {name: r.attempt for name, r in receipts(machine).items()}
     half = staged_receipts(machine)
@@ -239,9 +262,9 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
     assert batch["remedy"][0].startswith(f"sluice run orders --from {first} --to {last}")
     assert runs(machine)[dead] == "FAILURE"
 
-    home = machine.sluice(*asked)
-    assert home.code == 0, home.err
-    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home.document["runs"]]
+    code, home = told(*asked, *machine.named)
+    assert code == 0, home
+    batches = [[(b["batch"], b["adopted_slices"]) for b in run["batches"]] for run in home["runs"]]
     assert batches[:4] == [[], [], [], [(left.id, 3)]], "what landed is not planned again, what was finished stays"
     assert [[adopted for _, adopted in each] for each in batches[4:]] == [[0], [0]]
     whole = receipts(machine)
@@ -257,24 +280,22 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 
 def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
     other, gate = placed(machine.root.parent / "two", machine.kafka, machine.topic), machine.root / "gate"
-    first = machine.start("run", "orders", *between(begin, 0, 2), GATE=str(gate))
-    while not machine.state().live():
-        assert first.poll() is None, first.stderr and first.stderr.read()
-        time.sleep(0.01)
-    (held,) = machine.state().live()
+    with Shell(machine, GATE=str(gate)) as here, Shell(other) as there:
+        here.begin("run", "orders", *between(begin, 0, 2))
+        held = first_batch(machine, here)
+        second = there.run("run", "orders", *between(begin, 0, 2))
+        refused, landed = second.document["runs"]
+        assert (second.code, refused["error"]) == (3, "PlanBusy")
+        assert f"batch {held}" in refused["message"]
+        assert len(landed["batches"]) == 1, "another's window keeps nobody from the rest"
 
-    second = other.sluice("run", "orders", *between(begin, 0, 3))
-    assert second.code == 3
-    refused, *landed = second.document["runs"]
-    assert refused["error"] == "PlanBusy"
-    assert f"batch {held.id}" in refused["message"]
-    assert [len(run["batches"]) for run in landed] == [1, 1], "another's window keeps nobody from the rest"
-
-    gate.touch()
-    assert ended(first).code == 0
-    at_once = [m.start("run", "orders", *between(begin), "--windows-per-run", "8") for m in (machine, other)]
-    assert {ended(p).code for p in at_once} <= {0, 1, 3}, "one waits for the other or is fenced; nothing lands twice"
-    assert machine.sluice("run", "orders").code == 0
+        gate.touch()
+        assert here.ended().code == 0
+        for shell in (here, there):
+            shell.begin("run", "orders", *between(begin), "--windows-per-run", "12")
+        codes = {here.ended().code, there.ended().code}
+    assert codes <= {0, 1, 3}, "one waits for the other or is fenced; nothing lands twice"
+    assert told("run", "orders", *machine.named)[0] == 0
     slices = sorted((r.slice.partition, r.slice.start, r.slice.end) for r in receipts(machine).values())
     assert all(a[0] != b[0] or a[2] == b[1] for a, b in pairwise(slices))
     assert {b.status for b in machine.state().batches.values()} == {BatchStatus.PUBLISHED}
@@ -284,19 +305,28 @@ def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, beg
         assert windows(begin) <= shown(each, landed_key("orders")), "each instance was told of all of it"
 
 
+def first_batch(machine: Machine, shell: Shell) -> int:
+    """The batch that the shell's run is at, once it is."""
+    give_up = time.monotonic() + 120
+    while not (live := machine.state().live()):
+        assert time.monotonic() < give_up, shell.said.read_text()
+        time.sleep(0.01)
+    return live[0].id
+
+
 # -- debris
 
 
 def test_repair_mends_what_is_broken_and_only_that(machine: Machine, begin: int, told: Tell) -> None:
-    feed, folder = machine.feed(group=f"g-{machine.topic}"), machine.lake / "_sluice/orders"
+    feed, folder = machine.feed(group=f"g-{machine.topic}"), machine.shared / "_sluice/orders"
     run(feed)
     commit_feed(feed)
     debris(machine, begin, folder)
-    before = sorted(p for p in machine.lake.rglob("*"))
+    before = sorted(p for p in machine.shared.rglob("*"))
 
     code, dry = told("repair", "orders", "--dry-run", *machine.named)
     assert code == 0
-    assert sorted(p for p in machine.lake.rglob("*")) == before
+    assert sorted(p for p in machine.shared.rglob("*")) == before
     code, said = told("repair", *machine.named)
     assert code == 0
     assert [f["found"] for f in said["feeds"]] == [f["found"] for f in dry["feeds"]]
@@ -318,17 +348,17 @@ def debris(machine: Machine, begin: int, folder: Path) -> None:
     of a process that is gone; and a Dagster instance that knows nothing.
     """
     part = next(p for r in receipts(machine).values() for p in r.parts)
-    staged = machine.lake / part.staged
+    staged = machine.shared / part.staged
     staged.parent.mkdir(parents=True)
-    (machine.lake / part.path).rename(staged)
-    (machine.lake / layout.window_path("orders", begin, MINUTE)).unlink()
+    (machine.shared / part.path).rename(staged)
+    (machine.shared / layout.window_path("orders", begin, MINUTE)).unlink()
     orphan = folder / "staging/0/a"
     orphan.mkdir(parents=True)
     (orphan / "x.receipt.json").write_text("{}")
     begun = folder / "log/.tmp-0123456789abcdef"
     begun.write_bytes(b"half an ent")
     os.utime(begun, (0, 0))
-    with subprocess.Popen([sys.executable, "-c", BEAT, str(machine.lake)], cwd=Path(__file__).parents[2]) as gone:
+    with subprocess.Popen([sys.executable, "-c", BEAT, str(machine.shared)], cwd=Path(__file__).parents[2]) as gone:
         assert gone.wait() == -signal.SIGKILL
 
 
@@ -336,6 +366,7 @@ BEAT = """
 import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, ".")
+from sluice.resources import edges as resources
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner
 with LakeLiveness(LocalLake(Path(sys.argv[1])), "orders", lambda: time.time_ns() // 1_000_000).beat(new_owner("gone")):
