@@ -13,7 +13,7 @@ from sluice.cli.terminal import good
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="Benchmarks, such as raw; none: all.", show_default=False),
+    typer.Argument(metavar="[NAME]...", help="raw, typed, or lake by itself; none: raw and typed.", show_default=False),
 ]
 Records = Annotated[
     int | None, typer.Option(min=1, help="Records in the topic; otherwise what the benchmark says (raw: 2,000,000).")
@@ -54,14 +54,21 @@ def bench(
     the topic in turn, checks every row that they landed, and prints medians and ratios. It takes some minutes, and
     means most on a machine that is otherwise quiet.
 
+    `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3.
+
     $ sluice bench
+    $ sluice bench lake
     $ sluice bench raw --records 500000 --peer sluice --peer spark
     """
-    from sluice.bench.command import Asked, run
-    from sluice.bench.render import shown
+    from sluice.bench.command import Asked, run, run_lake
+    from sluice.bench.render import shown, shown_lake
     from sluice.bench.render import write as written
 
     asked = Asked(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
+    if asked.names == ("lake",):
+        on_lakes = run_lake(asked, session.terminal.note)
+        session.terminal.show(*shown_lake(on_lakes))
+        return session.terminal.document(on_lakes.document())
     report = run(asked, sys.argv[1:], session.terminal.note)
     session.terminal.show(*shown(report))
     if write:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import machine, peers, race, suite
+from sluice.bench import lake, machine, peers, race, suite
 from sluice.bench.results import Report
 from sluice.pipelines.errors import UsageError
 
@@ -47,6 +47,12 @@ def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
     with _alone(asked.folder or default_folder()) as folder:
         results = tuple(race.run(r, terms, folder, note) for r in races)
     return Report(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions(), results)
+
+
+def run_lake(asked: Asked, note: Note) -> lake.Report:
+    """The lake on S3 beside a local one. Raises as `run`."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return lake.run(asked.records or lake.RECORDS, folder, note)
 
 
 def default_folder() -> Path:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from operator import or_
 from pathlib import Path
 
 from rich.console import RenderableType
 
+from sluice.bench import lake
 from sluice.bench.results import PeerResult, RaceResult, Report
 from sluice.cli.terminal import facts, heading, size, table
 from sluice.pipelines.errors import UsageError
@@ -65,6 +66,28 @@ def shown(report: Report) -> Iterator[RenderableType]:
         yield table(list(_COLUMNS), _rows(race), right=" ".join(n.split()[0] for n in _COLUMNS if n not in _TEXT))
     yield heading("measured on")
     yield facts(*_provenance(report))
+
+
+def shown_lake(report: lake.Report) -> Iterator[RenderableType]:
+    """The lake on S3 beside a local one, for the terminal."""
+    yield heading("lake", f"{report.speeds[0].records:,} records raw into Parquet; S3 is moto's server on this machine")
+    speeds = [(s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes)) for s in report.speeds]
+    yield table(("lake", "records/s", "seconds", "task's process"), speeds, right="records/s seconds task's")
+    yield heading("requests to S3", "counted by the server; a part is put, read, copied and removed")
+    asked = {
+        "a first read of the ledger": "first_read",
+        "a read that finds nothing new": "next_read",
+        "a batch of one part": "one_part",
+        f"a batch of {lake.MANY_PARTS} parts": "more_parts",
+    }
+    columns = ("", *(f"{c.entries:,} entries" for c in report.counts), "such as, at the last")
+    rows = [(text, *(str(sum(c.of(name).values())) for c in report.counts), _kinds(report.counts[-1].of(name)))
+            for text, name in asked.items()]  # fmt: skip
+    yield table(columns, rows, right=" ".join(f"{c.entries:,}" for c in report.counts))
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {kind}" for kind, n in counts.items())
 
 
 def _subtitle(race: RaceResult) -> str:

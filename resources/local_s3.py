@@ -6,13 +6,16 @@ killed: its standard input closes. Of several conditional writes at once exactly
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any
+from urllib.request import urlopen
 
 from sluice.pipelines.errors import SetupError
 from sluice.pipelines.s3_settings import S3Settings
@@ -50,6 +53,11 @@ class LocalS3:
         said = {"endpoint": self.endpoint, "region": REGION, "access_key_id": "local", "secret_access_key": "local"}
         return S3Settings.model_validate(said)
 
+    def requests(self) -> Counter[str]:
+        """How many requests of each kind it has had."""
+        with urlopen(f"{self.endpoint}{COUNTED}") as answer:
+            return Counter(json.load(answer))
+
     @property
     def lake(self) -> str:
         return f"s3://{BUCKET}"
@@ -67,21 +75,49 @@ class LocalS3:
 
 # -- the process
 
+COUNTED = "/-/requests"
 Respond = Callable[..., Any]
 
 
-class _OneAtATime:
-    """Conditional writes in single file: moto looks and writes in two steps."""
+class _Front:
+    """Before moto: conditional writes in single file, since it looks and writes in two steps; each request counted."""
 
     def __init__(self, application: Respond) -> None:
-        self._application, self._lock = application, Lock()
+        self._application, self._alone, self._counting = application, Lock(), Lock()
+        self._counts: Counter[str] = Counter()
 
     def __call__(self, environ: Mapping[str, Any], start: Respond) -> Iterable[bytes]:
-        conditional = "HTTP_IF_NONE_MATCH" in environ and environ["REQUEST_METHOD"] == "PUT"
-        alone: AbstractContextManager[Any] = self._lock if conditional else nullcontext()
+        if environ["PATH_INFO"] == COUNTED:
+            told = json.dumps(self._counts).encode()
+            start("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(told)))])
+            return [told]
+        name = _named(environ)
+        with self._counting:
+            self._counts[name] += 1
+        alone: AbstractContextManager[Any] = self._alone if name == "PUT if absent" else nullcontext()
         with alone:
             found: Iterable[bytes] = self._application(environ, start)
             return found
+
+
+def _named(environ: Mapping[str, Any]) -> str:
+    """What is asked for, as S3's price list distinguishes it, and finer."""
+    method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
+    match method:
+        case "GET" if "list-type=" in query:
+            return "LIST"
+        case "GET" if "uploads" in query or "uploadId=" in query:
+            return "LIST uploads"
+        case "PUT" if "HTTP_X_AMZ_COPY_SOURCE" in environ:
+            return "COPY"
+        case "PUT" if "partNumber=" in query:
+            return "PUT part"
+        case "PUT" if "HTTP_IF_NONE_MATCH" in environ:
+            return "PUT if absent"
+        case "POST":
+            return "POST complete" if "uploadId=" in query else "POST begin"
+        case _:
+            return str(method)
 
 
 def _serve() -> None:
@@ -89,9 +125,11 @@ def _serve() -> None:
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay
+
         def log(self, *_: Any, **__: Any) -> None: ...
 
-    server = make_server(HOST, 0, _OneAtATime(create_backend_app("s3")), threaded=True, request_handler=Quiet)
+    server = make_server(HOST, 0, _Front(create_backend_app("s3")), threaded=True, request_handler=Quiet)
     Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     sys.stdin.read()

@@ -6,10 +6,11 @@ use the real engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -24,6 +25,7 @@ from sluice.pipelines.ports import Job
 from sluice.pipelines.values import AskedRange, Outcome, Owner, Request, RequestKind
 from sluice.resources import executor
 from sluice.resources.edges import open_edges
+from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
 
@@ -53,12 +55,14 @@ class Place:
     root: Path
     kafka: LocalKafka
     topic: str
+    lake: Mapping[str, str] = field(default_factory=dict)
+    """What its feeds say of their lake."""
 
     def feed(self, name: str = "orders", **settings: Any) -> Feed:
         """The feed, written to a file and read as users' are."""
         path = self.root / "feeds" / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
-        lines = {"topics": self.topic, "start": "earliest", "group": f"g-{self.topic}-{name}"} | settings
+        lines = {"topics": self.topic, "start": "earliest", "group": f"g-{self.topic}-{name}", **self.lake} | settings
         text = f"kafka: {{bootstrap: '{self.kafka.bootstrap}'}}\n"
         path.write_text(text + "".join(f"{k}: {v}\n" for k, v in lines.items()))
         return load_feed(path, {})
@@ -94,13 +98,27 @@ def ledger(feed: Feed, opened: Edges) -> Ledger:
 
 def rows(feed: Feed) -> list[dict[str, Any]]:
     """What landed, read by DuckDB, in log order."""
-    files = sorted(str(p) for p in Path(feed.lake).glob(f"data/{feed.name}/**/*.parquet"))
-    if not files:
-        return []
     query = """select key, value, topic, partition, "offset", epoch_ms("timestamp") as timestamp, "timestampType",
         headers from read_parquet($files, hive_partitioning = false) order by topic, partition, "offset" """
-    found: list[dict[str, Any]] = duckdb.connect().sql(query, params={"files": files}).to_arrow_table().to_pylist()
-    return found
+    return asked(feed, query, visible(feed)).to_pylist() if visible(feed) else []
+
+
+def visible(feed: Feed) -> list[str]:
+    """The paths of the feed's visible files in its lake."""
+    return list(open_lake(feed).list(f"data/{feed.name}"))
+
+
+def asked(feed: Feed, query: str, paths: Sequence[str]) -> pa.Table:
+    """DuckDB's answer to a query over `$files`, which are the files at the paths, brought here where they are not."""
+    lake, files = open_lake(feed), []
+    with TemporaryDirectory() as folder:
+        for path in paths:
+            file = Path(lake.locate(path))
+            if not file.is_absolute():
+                file = Path(folder, path.replace("/", "_"))
+                file.write_bytes(lake.get(path) or b"")
+            files.append(str(file))
+        return duckdb.connect().sql(query, params={"files": files}).to_arrow_table()
 
 
 def consumed(kafka: LocalKafka, topic: str, *, committed: bool = True) -> list[dict[str, Any]]:

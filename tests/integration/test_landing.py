@@ -18,7 +18,9 @@ from sluice.pipelines.ranges import Range
 from sluice.pipelines.rescan import rescan
 from sluice.pipelines.values import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.lakes import open_lake
 from sluice.resources.local_kafka import LocalKafka
+from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
     Place,
@@ -29,14 +31,15 @@ from tests.integration.support import (
     offsets,
     rows,
     run,
+    visible,
 )
 
 Topics = Callable[..., str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=3))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=3), lake())
 
 
 def produce(
@@ -52,6 +55,7 @@ def produce(
     producer.close()
 
 
+@pytest.mark.each_lake
 def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
     for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
         produce(place.kafka, place.topic, 300, first=i * 300, compression_type=codec)
@@ -71,6 +75,7 @@ def test_only_what_is_owed_is_read_the_second_time(place: Place) -> None:
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 
+@pytest.mark.each_lake
 def test_aborted_and_control_records_stay_out_and_are_counted(place: Place) -> None:
     produce(place.kafka, place.topic, 60)
     for i, commits in enumerate((True, False, True, False)):
@@ -184,7 +189,7 @@ def test_a_preview_touches_nothing_and_says_what_a_run_does(place: Place) -> Non
     feed = place.feed()
     with edges(feed) as opened:
         seen = preview(feed, opened, CATCH_UP)
-        assert not list(Path(feed.lake).rglob("*.json"))
+        assert list(opened.lake.list("")) == []
     assert seen.plan is not None
     assert run(feed).batches[0].plan == seen.plan
 
@@ -240,26 +245,28 @@ def test_audit_rescan_and_explain(place: Place) -> None:
         assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
 
 
+@pytest.mark.each_lake
 def test_the_audit_has_teeth(place: Place) -> None:
     produce(place.kafka, place.topic, 300)
     feed = place.feed()
     run(feed)
-    parts = sorted(Path(feed.lake).glob("data/orders/**/*.parquet"))
-    whole = parts[0].read_bytes()
+    lake, part = open_lake(feed), visible(feed)[0]
+    whole = lake.get(part)
+    assert whole is not None
 
     def problems() -> set[int]:
         with edges(feed) as opened:
             return {p.invariant for p in audit(ledger(feed, opened), opened.lake, feed.name, hashes=True).problems}
 
     assert problems() == set()
-    parts[0].unlink()
+    lake.remove(part)
     assert problems() == {1}
-    parts[0].write_bytes(whole[:-1])
+    lake.put(part, whole[:-1])
     assert problems() == {3}
-    parts[0].write_bytes(whole[:50] + b"\x00" + whole[51:])
+    lake.put(part, whole[:50] + b"\x00" + whole[51:])
     assert problems() == {3}
-    parts[0].write_bytes(whole)
-    (parts[0].parent / "stranger.parquet").write_bytes(whole)
+    lake.put(part, whole)
+    lake.put(f"{part.rpartition('/')[0]}/stranger.parquet", whole)
     assert problems() == {10}
 
 

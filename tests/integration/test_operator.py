@@ -23,6 +23,7 @@ from sluice.pipelines.values import Request, RequestKind, TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
+from tests.integration.conftest import Lines
 from tests.integration.support import CATCH_UP, Place, commit_feed, consumed, edges, ledger, offsets, rows, run
 from tests.resources.kafka.tools import producing, until
 
@@ -31,8 +32,8 @@ Topics = Callable[..., str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=2))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
 
 
 def first_hour() -> int:
@@ -68,6 +69,7 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
     assert (report.not_comparable == 0) is comparable
 
 
+@pytest.mark.each_lake
 def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
     start = first_hour()
     fill(place, start)
@@ -109,6 +111,7 @@ def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
     proven(feed)
 
 
+@pytest.mark.each_lake
 def test_what_happened_is_accepted_and_the_feed_goes_on(place: Place) -> None:
     fill(place, first_hour())
     feed = place.feed()

@@ -33,8 +33,10 @@ from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Job, Membership
 from sluice.pipelines.values import Outcome, TopicPartition
+from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
+from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
     Inline,
@@ -52,8 +54,8 @@ COUNT = 300
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    there = Place(tmp_path, kafka, fresh_topic(partitions=2))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
+    there = Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
     produce(there, COUNT)
     return there
 
@@ -89,10 +91,12 @@ def is_whole(place: Place, feed: Feed) -> bool:
 # -- crashes
 
 
-DIE_AT = {
-    "before staging": "sluice.pipelines.task.PartWriter.write",
+PUBLISHING = {
     "between stage and publish": "sluice.pipelines.batch.publish",
     "between publish and visible": "sluice.pipelines.publish._show",
+}
+OTHERS = {
+    "before staging": "sluice.pipelines.task.PartWriter.write",
     "between publish and commit": "sluice.pipelines.commit._intend",
     "before the transaction": "sluice.pipelines.commit._send",
     "between transaction and record": "sluice.pipelines.commit._read_back",
@@ -129,8 +133,14 @@ def kill_at(place: Place, feed: Feed, where: str) -> None:
     assert victim.returncode == -signal.SIGKILL, victim.stderr[-2000:]
 
 
-@pytest.mark.parametrize("where", DIE_AT.values(), ids=list(DIE_AT))
-def test_killed_anywhere_the_next_run_rolls_forward(place: Place, where: str) -> None:
+@pytest.mark.each_lake
+@pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
+def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where: str) -> None:
+    test_killed_anywhere_else_too(place, where)
+
+
+@pytest.mark.parametrize("where", OTHERS.values(), ids=list(OTHERS))
+def test_killed_anywhere_else_too(place: Place, where: str) -> None:
     feed = place.feed()
     kill_at(place, feed, where)
     with edges(feed) as opened:
@@ -143,12 +153,12 @@ def test_killed_anywhere_the_next_run_rolls_forward(place: Place, where: str) ->
     commit_feed(feed)
     assert is_whole(place, feed)
     assert committed(place, feed) == [COUNT // 2 + 10] * 2
-    assert not list(Path(feed.lake).glob("_sluice/orders/staging/*/*/*"))
+    assert list(open_lake(feed).list("_sluice/orders/staging")) == []
 
 
 def test_finished_slices_are_adopted_after_a_crash(place: Place) -> None:
     feed = place.feed()
-    kill_at(place, feed, DIE_AT["between stage and publish"])
+    kill_at(place, feed, PUBLISHING["between stage and publish"])
     landed = run(feed)
     assert landed.batches[0].adopted == 2
     assert is_whole(place, feed)
@@ -207,6 +217,7 @@ def test_two_runs_at_once_one_is_refused_with_the_batchs_name(place: Place, slee
     assert is_whole(place, sleeping.feed)
 
 
+@pytest.mark.each_lake
 def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(place: Place, sleeping: Sleeping) -> None:
     feed = sleeping.feed
     with edges(feed) as opened:
@@ -364,19 +375,21 @@ def test_a_lost_answer_is_resolved_by_reading_back(place: Place) -> None:
 # -- a lake that is not as it should be
 
 
+@pytest.mark.each_lake
 def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(place: Place) -> None:
     feed = place.feed()
     run(feed)
-    log = Path(feed.lake) / "_sluice/orders/log"
-    last = sorted(log.iterdir())[-1]
-    whole = last.read_bytes()
-    last.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(LedgerCorrupt, match=last.name):
+    lake = open_lake(feed)
+    *_, last = lake.list("_sluice/orders/log")
+    whole = lake.get(last)
+    assert whole is not None
+    lake.put(last, whole[: len(whole) // 2])
+    with pytest.raises(LedgerCorrupt, match=last):
         run(feed)
-    last.write_bytes(whole.replace(b'"format":1', b'"format":7', 1))
+    lake.put(last, whole.replace(b'"format":1', b'"format":7', 1))
     with pytest.raises(LedgerTooNew):
         run(feed)
-    last.write_bytes(whole)
+    lake.put(last, whole)
     produce(place, 20)
     run(feed)
     assert is_whole(place, feed)

@@ -25,7 +25,8 @@ from sluice.pipelines.values import Outcome, Request, RequestKind, Slice, SliceF
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
-from tests.integration.support import CATCH_UP, Inline, Place, commit_feed, consumed, ledger, rows
+from tests.integration.conftest import Lines
+from tests.integration.support import CATCH_UP, Inline, Place, asked, commit_feed, consumed, ledger, rows, visible
 from tests.integration.support import edges as real_edges
 
 HOUR = 3_600_000
@@ -98,8 +99,9 @@ class World:
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=3, config={"message.timestamp.after.max.ms": str(2**63 - 1)}))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
+    unbounded = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+    return Place(tmp_path, kafka, fresh_topic(partitions=3, config=unbounded), lake())
 
 
 def check(world: World) -> None:
@@ -135,23 +137,28 @@ def check(world: World) -> None:
 
 
 def _offsets(feed: Feed, paths: Sequence[str]) -> list[tuple[int, int]]:
-    import duckdb
-
     if not paths:
         return []
-    files = [str(Path(feed.lake) / p) for p in paths]
     query = 'select partition, "offset" from read_parquet($files, hive_partitioning = false)'
-    return duckdb.connect().sql(query, params={"files": files}).fetchall()
+    return [(r["partition"], r["offset"]) for r in asked(feed, query, paths).to_pylist()]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10, 60))
 def test_windows_tile_for_many_seeds(place: Place, seed: int) -> None:
-    test_windows_tile_whatever_happens(place, seed, "record_time" if seed % 3 == 0 else "window")
+    _windows_tile(place, seed, "record_time" if seed % 3 == 0 else "window")
 
 
-@pytest.mark.parametrize(("seed", "layout"), [(1, "window"), (2, "record_time")])
-def test_windows_tile_whatever_happens(place: Place, seed: int, layout: str) -> None:
+@pytest.mark.each_lake
+def test_windows_tile_whatever_happens(place: Place) -> None:
+    _windows_tile(place, 1, "window")
+
+
+def test_windows_tile_by_record_time(place: Place) -> None:
+    _windows_tile(place, 2, "record_time")
+
+
+def _windows_tile(place: Place, seed: int, layout: str) -> None:
     chance = random.Random(seed)
     world = World(place, place.feed(window="1h", landing=f"{{layout: {layout}}}"), random=chance)
     world.produce(40)
@@ -221,8 +228,7 @@ def test_late_records_belong_to_the_hour_they_came_in(place: Place) -> None:
     world.now += HOUR
     assert not world.window(START).batches, "the hour is what it was"
     world.window(START + HOUR).check()
-    folder = Path(world.feed.lake) / "data/orders"
-    assert sorted(p.parent.name for p in folder.rglob("*.parquet")) == ["hour=14", "hour=15"]
+    assert [p.split("/")[-2] for p in visible(world.feed)] == ["hour=14", "hour=15"]
     with world.edges() as opened:
         told = explain(ledger(world.feed, opened), opened.lake, TopicPartition(place.topic, 0), 1)
     assert told.found is Class.LANDED
@@ -230,6 +236,7 @@ def test_late_records_belong_to_the_hour_they_came_in(place: Place) -> None:
     producer.close()
 
 
+@pytest.mark.each_lake
 def test_a_partial_window_is_finished_by_the_next_run(place: Place) -> None:
     world = World(place, place.feed(window="1h"), now=START + HOUR + 20 * 60_000)
     producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)

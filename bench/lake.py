@@ -1,0 +1,197 @@
+"""The lake on S3 beside a local one: how fast, how much memory a task takes, and how many requests what takes.
+
+moto's server on this machine stands for S3: it says nothing of a real one's speed, but it counts every request, and
+what a task holds in memory is the same. Promises: requests are counted by the server, whoever makes them; before each
+count the ledger is brought to its age by entries that mean nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from os import getpid
+from pathlib import Path
+from typing import Any
+
+from sluice.bench.load import ensure
+from sluice.bench.measure import Cost, metered
+from sluice.bench.workloads import ORDERS
+from sluice.pipelines import layout
+from sluice.pipelines.batch import land
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import SkipEntry, dump
+from sluice.pipelines.values import AskedRange, Request, RequestKind
+from sluice.resources.edges import now, open_edges
+from sluice.resources.lakes import open_lake
+from sluice.resources.liveness import new_owner
+from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local_s3 import LocalS3
+
+Note = Callable[[str], None]
+
+RECORDS = 1_000_000
+AGES = (10, 200, 2000)
+"""Entries in the ledger."""
+MANY_PARTS = 4
+STEP = 1000
+"""Offsets that one counted part is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One landing of the whole topic."""
+
+    lake: str
+    records: int
+    seconds: float
+    worker_bytes: int
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests by kind, at one age of the ledger."""
+
+    entries: int
+    first_read: Mapping[str, int]
+    next_read: Mapping[str, int]
+    one_part: Mapping[str, int]
+    more_parts: Mapping[str, int]
+
+    def of(self, what: str) -> Mapping[str, int]:
+        """By the name of a field."""
+        found: Mapping[str, int] = getattr(self, what)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    speeds: tuple[Speed, ...]
+    counts: tuple[Counts, ...]
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(records: int, folder: Path, note: Note) -> Report:
+    """Measure both lakes in `folder`, where the topic stays loaded. Raises SetupError, Failed."""
+    workload = ORDERS.of(records)
+    with LocalKafka(folder / "kafka-1") as kafka, LocalS3() as store:
+        topic = ensure(workload, kafka.bootstrap, folder / "topics", note).topic
+        place = _Place(kafka.bootstrap, topic, store, folder)
+        speeds = tuple(_speed(place, kind, records, note) for kind in ("local", "s3"))
+        return Report(speeds, tuple(_counted(place, age, note) for age in AGES))
+
+
+@dataclass(frozen=True)
+class _Place:
+    bootstrap: str
+    topic: str
+    store: LocalS3
+    folder: Path
+
+    @contextmanager
+    def feed(self, kind: str) -> Iterator[Feed]:
+        """A feed with a lake of its own."""
+        name = secrets.token_hex(4)
+        with _removed(self.folder / f"lake-{name}") as folder:
+            s = self.store.settings
+            said = {
+                "feed": "bench",
+                "kafka": {"bootstrap": self.bootstrap},
+                "topics": self.topic,
+                "start": "earliest",
+                "commit": "none",
+                "lake": f"{self.store.lake}/{name}" if kind == "s3" else str(folder),
+                "s3": {"endpoint": s.endpoint, "region": s.region},
+            }
+            feed = Feed.model_validate(said, context={"root": self.folder})
+            yield feed.model_copy(update={"s3": s})
+
+
+@contextmanager
+def _removed(folder: Path) -> Iterator[Path]:
+    import shutil
+
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- speed
+
+
+def _speed(place: _Place, kind: str, records: int, note: Note) -> Speed:
+    """The second landing counts; each has a lake of its own."""
+    from sluice.resources.spark import session
+
+    for turn in ("warming up", "landing"):
+        note(f"{kind}: {turn}")
+        with place.feed(kind) as feed:
+            cost = _landing(feed)
+    session(feed.spark).stop()
+    return Speed(kind, records, cost.seconds, cost.peaks.get("worker", 0))
+
+
+def _landing(feed: Feed) -> Cost:
+    with metered(getpid()) as meter:
+        _land(feed, Request(RequestKind.CATCH_UP))
+    return meter.cost
+
+
+def _land(feed: Feed, request: Request) -> None:
+    with open_edges(feed) as edges:
+        land(feed, edges, request, new_owner("bench"), lambda progress: None).check()
+
+
+# -- requests
+
+
+def _counted(place: _Place, entries: int, note: Note) -> Counts:
+    note(f"s3: counting requests at {entries:,} ledger entries")
+    with place.feed("s3") as feed:
+        _land(feed, _ranges(place.topic, 1, 0))
+        _age(feed, entries)
+        ledger = Ledger(open_lake(feed), feed.name, now)
+        ledger.read()  # leaves a checkpoint where one is due
+        fresh = Ledger(open_lake(feed), feed.name, now)
+        count = place.store.requests
+        return Counts(
+            entries,
+            _spent(count, fresh.read),
+            _spent(count, fresh.read),
+            _spent(count, lambda: _land(feed, _ranges(place.topic, 1, STEP))),
+            _spent(count, lambda: _land(feed, _ranges(place.topic, MANY_PARTS, 2 * STEP))),
+        )
+
+
+def _spent(count: Callable[[], Counter[str]], work: Callable[[], object]) -> dict[str, int]:
+    before = count()
+    work()
+    return dict(sorted((count() - before).items()))
+
+
+def _ranges(topic: str, parts: int, start: int) -> Request:
+    return Request(RequestKind.OFFSETS, tuple(AskedRange(topic, p, start, start + STEP) for p in range(parts)))
+
+
+def _age(feed: Feed, entries: int) -> None:
+    """Entries that mean nothing, until there are so many: written side by side, as nobody else writes."""
+    lake = open_lake(feed)
+    begun = Ledger(lake, feed.name, now).read()
+
+    def write(number: int) -> None:
+        entry = SkipEntry(ranges=(), reason="age", write=secrets.token_hex(8), at=now(), cluster=begun.cluster)
+        lake.put(layout.log_path(feed.name, number), dump(entry))
+
+    with ThreadPoolExecutor(8, "bench-age") as pool:
+        list(pool.map(write, range(begun.number, entries)))
