@@ -168,8 +168,9 @@ def _other(each: UnderWay) -> Text:
 
 
 def _title(each: UnderWay) -> str:
-    since = show_instant(int(each.since) * 1000)
-    return f"run {each.id[:8]} ({_name(each)}), {each.run.status.value.lower().replace('_', ' ')} since {since}"
+    status = each.run.status.value.lower().replace("_", " ")
+    begun = status if status == "started" else f"{status} since"
+    return f"run {each.id[:8]} ({_name(each)}), {begun} {show_instant(int(each.since) * 1000)}"
 
 
 def _name(each: UnderWay) -> str:
