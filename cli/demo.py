@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ from rich.text import Text
 from sluice.cli import audit, plan, produce, run, windows
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, facts, good, many, seconds, table
-from sluice.pipelines.errors import ProofFailed
+from sluice.pipelines.errors import ProofFailed, UsageError
 from sluice.pipelines.ports import Progress
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Request, RequestKind
@@ -63,6 +64,10 @@ schema:
   channel: string
   status: string
 """
+_LAKE_LINES = """\
+lake: {lake}
+s3: {{endpoint: "{endpoint}", region: {region}, access_key_id: local, secret_access_key: local}}
+"""
 _REPORT_FILE = """\
 -- Revenue by hour and currency.
 -- feed: {feed}
@@ -72,6 +77,11 @@ WHERE NOT kafka_tombstone
 GROUP BY ALL
 ORDER BY hour, revenue DESC
 """
+
+
+class LakeKind(StrEnum):
+    LOCAL = "local"
+    S3 = "s3"
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +94,9 @@ def demo(
         int, typer.Option("--records", "-n", metavar="N", min=1000, help="Events before the hour is landed.")
     ] = 300_000,
     keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False,
+    lake: Annotated[
+        LakeKind, typer.Option(help="Where it lands: a folder, or S3 on a server of this machine that ends with it.")
+    ] = LakeKind.LOCAL,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
@@ -91,14 +104,18 @@ def demo(
     some more events, of which only what is owed lands. Everything is in .sluice/demo and starts afresh each time.
 
     $ sluice demo
+    $ sluice demo --lake s3
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
+    if keep and lake is LakeKind.S3:
+        raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(), _kafka(session, folder, keep):
+    with _own_environment(), _store(session, lake) as lines, _kafka(session, folder, keep, lines):
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(records)
-    session.terminal.show(*_closing(folder, keep, time.monotonic() - began))
+    took = time.monotonic() - began
+    session.terminal.show(*([_gone(took)] if lake is LakeKind.S3 else _closing(folder, keep, took)))
     session.terminal.document({"project": str(folder), "seconds": time.monotonic() - began, **report})
     return 0
 
@@ -106,7 +123,7 @@ def demo(
 @contextmanager
 def _own_environment() -> Iterator[None]:
     """Without the variables that would lead a feed or Dagster elsewhere."""
-    names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SLUICE_PROJECT")
+    names = ("DAGSTER_HOME", "KAFKA_BOOTSTRAP", "SLUICE_PROJECT", *(n for n in os.environ if n.startswith("AWS_")))
     kept = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
@@ -115,7 +132,19 @@ def _own_environment() -> Iterator[None]:
 
 
 @contextmanager
-def _kafka(session: Session, folder: Path, keep: bool) -> Iterator[None]:
+def _store(session: Session, kind: LakeKind) -> Iterator[str]:
+    """What the feed says of its lake; the server runs while the block lasts."""
+    if kind is LakeKind.LOCAL:
+        yield ""
+        return
+    from sluice.resources.local_s3 import LocalS3
+
+    with LocalS3() as store:
+        yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
+
+
+@contextmanager
+def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[None]:
     """A fresh cluster in a fresh project; stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local_kafka import VERSION, LocalKafka
 
@@ -126,7 +155,7 @@ def _kafka(session: Session, folder: Path, keep: bool) -> Iterator[None]:
     began = time.monotonic()
     with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
         kafka.start()
-    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, bootstrap=kafka.bootstrap))
+    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, bootstrap=kafka.bootstrap) + lake)
     (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
     session.terminal.show(
         _step(1, "A real Kafka"),
@@ -237,14 +266,15 @@ class _Show:
 
         from sluice.resources.reading import of_feed
 
-        files = of_feed(self.feed, hour).paths
+        landed = of_feed(self.feed, hour)
+        files = landed.paths
         with duckdb.connect() as db:
-            db.read_parquet(files, hive_partitioning=False).create_view("landed")
+            landed.duckdb(db).create_view("landed")
             rows, sums = db.sql(_SOME).fetchall(), db.sql(_SUMS).fetchall()
         names = ("partition", "offset", "order_id", "ts", "amount", "currency", "status")
         self._say(
             _step(number, f"What landed of the hour, read by DuckDB from {many(len(files), 'file')}"),
-            f"  {Path(files[0]).parent}",
+            f"  {files[0].rpartition('/')[0]}",
             table(names, _texts(rows), "offset amount"),
             "",
             table(("currency", "orders", "revenue"), _texts(sums), "orders revenue"),
@@ -260,9 +290,8 @@ class _Show:
 
         from sluice.resources.reading import of_feed
 
-        files = of_feed(self.feed, hour, kind="quarantined").paths
         with duckdb.connect() as db:
-            db.read_parquet(files, hive_partitioning=False).create_view("quarantined")
+            of_feed(self.feed, hour, kind="quarantined").duckdb(db).create_view("quarantined")
             rows = db.sql(_WRONG).fetchall()
         self._say(
             _step(number, "What did not fit the schema, in quarantine with its bytes"),
@@ -275,10 +304,11 @@ class _Show:
         import pyarrow.parquet as pq
 
         from sluice.assets.execution import run_report
+        from sluice.resources.lakes import arrow_files
 
         with self.session.terminal.working("asking Spark"):
             path = run_report(self.session.project, REPORT, hour, self.session.open_edges)
-        rows = pq.read_table(path).to_pylist()
+        rows = pq.read_table(path.removeprefix("s3://"), filesystem=arrow_files(self.feed)).to_pylist()
         shown = [[r["hour"].strftime("%Y-%m-%d %H:%M"), r["currency"], r["orders"], r["revenue"]] for r in rows]
         self._say(
             _step(number, f"The report reports/{REPORT}.sql on that hour, by Spark SQL"),
@@ -355,6 +385,11 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
             (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
         ),
     ]
+
+
+def _gone(took: float) -> RenderableType:
+    done = ("\n", (" ✓ ", "bold reverse green"), (f" done in {seconds(took)}", "bold"))
+    return Text.assemble(*done, ". The S3 server and all that landed in it ended with it; `sluice demo` keeps it.")
 
 
 def _command() -> str:

@@ -123,9 +123,10 @@ def _session_lives(pid: int) -> bool:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lake", ["local", "s3"])
+def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.MonkeyPatch, lake: str) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP", "203.0.113.1:9092")  # somebody's own Kafka, which the demo must not touch
-    told = run_apart("demo", "-n", "9000")
+    told = run_apart("demo", "-n", "9000", "--lake", lake)
     (hour,), (rest,) = (r["batches"] for r in told["runs"])
     sent = [p["committed"] for p in told["produced"]]
     quarantined = hour["quarantined"] + rest["quarantined"]
@@ -137,6 +138,7 @@ def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.Monkey
     assert [c["committed"] for c in told["committed"]] == [c["end"] for c in told["committed"]]
     landed = {c["currency"]: (c["orders"], c["revenue"]) for c in told["preview"]["by_currency"] if c["currency"]}
     assert {r["currency"]: (r["orders"], r["revenue"]) for r in told["report"]} == landed
+    assert all(p.startswith("s3://lake/data/" if lake == "s3" else "/") for p in told["preview"]["files"])
     demo = project / ".sluice" / "demo"
     assert Path(told["project"]) == demo
     assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
