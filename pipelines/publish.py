@@ -81,7 +81,8 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     """Make `data/` equal the live parts of the fold for every batch with staging; then remove that staging.
 
     Order matters: staged files of replaced parts go first, so that nobody can bring one back; then replaced parts
-    are hidden, then live ones shown. Names that the fold does not know are newer than it and left alone.
+    are hidden, then live ones shown; what was replaced while it was shown is hidden again. Names that the fold does
+    not know are newer than it and left alone.
     """
     state = ledger.read()
     staged = _staged_files(lake, feed)
@@ -96,6 +97,10 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
         lake.remove(path)
     live = [p for p in parts if p.path not in state.replaced]
     shown = [p.path for p in live if _show(lake, p.staged, p.path)]
+    late = {p for p in shown if p in ledger.read().replaced} if shown else set()
+    for path in late:  # a copy takes its time: who hid it meanwhile could not see it yet
+        lake.remove(path)
+    shown = [p for p in shown if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
     for b in done:
         for path in staged[b]:

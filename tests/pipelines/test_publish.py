@@ -162,6 +162,30 @@ def test_a_sleeper_with_an_old_fold_cannot_bring_a_replaced_part_back() -> None:
     assert len(world.visible) == 1
 
 
+def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
+    """On S3 a copy has read its source before it appears: it may appear after all others have gone on."""
+
+    class Slow(MemoryLake):
+        def show(self, source: str, target: str) -> None:
+            data = self.files[source]
+            if target == first.parts[0].path:
+                world.land(0, 10, (target,))
+                held = self.show
+                self.show = super().show  # type: ignore[method-assign]
+                roll_forward(world.fresh_ledger(), self, "orders")
+                self.show = held  # type: ignore[method-assign]
+            self.files[target] = data
+
+    world = World()
+    first = world.land(0, 10)
+    slow = Slow()
+    slow.files = world.lake.files
+    roll_forward(world.fresh_ledger(), slow, "orders")
+    (stands,) = world.visible
+    assert stands != first.parts[0].path
+    assert world.staged == set()
+
+
 def test_an_abandoned_batch_loses_its_staging() -> None:
     world = World()
     batch = world.plan(0, 10)
