@@ -126,9 +126,12 @@ class Windows:
 
     def dataset(self) -> pyarrow.dataset.Dataset:
         """For what does not fit into memory, or needs a few columns only: scanned as it is asked for."""
+        return self._dataset(self.schema)
+
+    def _dataset(self, schema: pa.Schema) -> pyarrow.dataset.Dataset:
         import pyarrow.dataset
 
-        files, schema = self._arrow_paths, self.schema
+        files = self._arrow_paths
         return pyarrow.dataset.dataset(files, schema=schema, format="parquet", filesystem=self._filesystem)
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
@@ -144,7 +147,9 @@ class Windows:
         if not self.paths:
             found = where.from_arrow(self.schema.empty_table())
         elif self._filesystem:
-            found = where.from_arrow(self.dataset())  # DuckDB's own way to S3 is an extension that it fetches
+            # DuckDB's own way to S3 is an extension that it would fetch.
+            counted = pa.schema([f.with_type(pa.int64()) if _in_ms(f) else f for f in self.schema])
+            found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_timed, self.schema)))
         else:
             paths = [_literal(p) for p in self.paths]
             found = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
@@ -173,6 +178,20 @@ def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
     """What the feed's files hold, by the feed alone."""
     found = QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(feed.columns)
     return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in found])
+
+
+def _in_ms(field: pa.Field) -> bool:
+    return bool(pa.types.is_timestamp(field.type) and field.type.unit == "ms")
+
+
+def _timed(field: pa.Field) -> str:
+    """The column in SQL; a time that DuckDB does not have is infinity, as its own reader of Parquet says it."""
+    name = '"{}"'.format(field.name.replace('"', '""'))
+    if not _in_ms(field):
+        return name
+    last = (2**63 - 2) // 1000
+    beyond = f"when {name} > {last} then 'infinity'::timestamptz when {name} < -{last} then '-infinity'::timestamptz"
+    return f"case {beyond} else make_timestamptz({name} * 1000) end as {name}"
 
 
 def _literal(path: str) -> str:

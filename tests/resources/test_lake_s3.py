@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import SecretStr
 
+from sluice.pipelines import layout
 from sluice.pipelines.errors import (
     LakeFull,
     LakeUnavailable,
@@ -22,11 +23,16 @@ from sluice.pipelines.errors import (
     Unknown,
 )
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ledger.entries import SkipEntry
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
+from sluice.pipelines.publish import abandon
+from sluice.pipelines.repair import Kind
 from sluice.pipelines.s3_settings import S3Settings
 from sluice.resources import lake_s3, s3_client, s3_probe, s3_streams
 from sluice.resources.lake_s3 import S3Lake
 from sluice.resources.s3_client import Bucket
+from tests.fakes import FakeLiveness
+from tests.pipelines.test_publish import KEY
+from tests.pipelines.test_repair import World
 from tests.resources.s3_faults import Proxy, Rule, proxy
 from tests.stores import Store
 
@@ -361,6 +367,32 @@ def test_encryption_and_tags_go_with_every_object(lake: S3Lake, s3_store: Store)
         assert lake.bucket.call("head_object", key)["ServerSideEncryption"] == "AES256"
         found = lake.bucket.call("get_object_tagging", key)["TagSet"]
         assert found == [{"Key": "team", "Value": "orders + more"}], path
+
+
+class OnS3(World):
+    """A feed's ledger and lake, on S3."""
+
+    def __init__(self, lake: S3Lake) -> None:
+        self.lake = lake  # type: ignore[assignment]
+        self.liveness = FakeLiveness()
+        self.ledger = self.fresh_ledger()
+        self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
+
+
+def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -> None:
+    world = OnS3(lake)
+    live, given_up = world.plan(0, 10), world.plan(10, 20)
+    abandon(world.ledger, given_up, "a test")
+    staging = layout.staging_root("orders")
+    paths = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
+    for path in paths:
+        upload = s3_streams.Upload(lake.bucket, lake._key(path))
+        upload.write(bytes(5 * MIB))
+        upload._collect(0)
+    (found,) = [f for f in world.repair() if f.kind is Kind.UNFINISHED]
+    assert [name.partition("#")[0] for name in found.items] == [paths[1]]
+    left = [name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.unfinished(root)]
+    assert left == [paths[0], paths[2]], "its owner lives; it began just now"
 
 
 # -- reading and copying
