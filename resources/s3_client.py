@@ -42,8 +42,8 @@ _ACCESS = ("endpoint", "region", "path_style", "ca_bundle", "profile", "access_k
            "session_token", "connect_timeout_ms", "read_timeout_ms", "retries")  # fmt: skip
 
 
-class Signal(Exception):
-    """An answer that its caller expects."""
+class Signal(Terminal):
+    """An answer that its caller expects. Who does not has met a store that is not what it should be."""
 
 
 class NotThere(Signal): ...
@@ -169,14 +169,10 @@ class Bucket:
     def _raise(self, error: boto.ClientError, key: str) -> NoReturn:
         """What the caller expects as a signal, all else by its name."""
         code, status = _code(error), _status(error)
-        if code != "NoSuchBucket" and (status == 404 or code in ("NoSuchKey", "NoSuchUpload")):
-            raise NotThere(key) from error
-        if status == 412:
-            raise Taken(key) from error
-        if status == 416:
-            raise OutOfRange(key) from error
-        if status == 501 or code == "NotImplemented":
-            raise NotKnown(key) from error
+        signal = _SIGNALS.get(status) or _SIGNALS.get(code)
+        if signal and code != "NoSuchBucket":
+            told = f"s3://{self.name}/{key}: the store answered {code}"
+            raise signal(told, remedy="check s3.endpoint, and the bucket's name in `lake`") from error
         if code in _EXPIRED:
             _forget()
         raise self._meaning(error, key) from error
@@ -273,6 +269,10 @@ def _block(answer: Mapping[str, Any], data: bytes) -> Block:
 # -- what a failure means
 
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
+_SIGNALS: Mapping[int | str, type[Signal]] = {
+    404: NotThere, "NoSuchKey": NotThere, "NoSuchUpload": NotThere, 412: Taken, 416: OutOfRange,
+    501: NotKnown, "NotImplemented": NotKnown,
+}  # fmt: skip
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken", "RequestExpired"}
 _LATER = {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "ThrottlingException",
           "TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded",

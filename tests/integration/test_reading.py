@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from sluice.pipelines.values import Request, RequestKind
 from sluice.resources import spark
 from sluice.resources.local_kafka import LocalKafka
 from sluice.resources.spark_source import SluiceSource
+from tests.integration.conftest import Lines
 from tests.integration.support import Place, consumed, run
 
 HOUR = 3_600_000
@@ -38,10 +40,7 @@ class Landed:
     feed: Feed
     first: int
     seen: tuple[dict[str, Any], ...]
-
-    @property
-    def root(self) -> Path:
-        return Path(self.feed.lake).parents[1]
+    root: Path
 
     def hour(self, number: int) -> str:
         return show_window(self.first + number * HOUR)
@@ -53,16 +52,17 @@ class Landed:
 
 
 @pytest.fixture(scope="module")
-def landed(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Landed:
-    topic, first = "reading-orders", time.time_ns() // 1_000_000 // HOUR * HOUR - 5 * HOUR
+def landed(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory, lake: Lines) -> Landed:
+    topic, first = f"reading-orders-{secrets.token_hex(4)}", time.time_ns() // 1_000_000 // HOUR * HOUR - 5 * HOUR
     unbounded = {"retention.ms": "-1", "message.timestamp.after.max.ms": str(ABSURD)}
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
         admin.create_topics({topic: {"num_partitions": 3, "configs": unbounded}}, wait_for_metadata=True)
     _produce(kafka, topic, first)
-    feed = Place(tmp_path_factory.mktemp("reading"), kafka, topic).feed()
+    root = tmp_path_factory.mktemp("reading")
+    feed = Place(root, kafka, topic, lake()).feed()
     for hour in range(4):
         run(feed, Request(RequestKind.WINDOW, window=first + hour * HOUR))
-    return Landed(feed, first, tuple(consumed(kafka, topic)))
+    return Landed(feed, first, tuple(consumed(kafka, topic)), root)
 
 
 def _produce(kafka: LocalKafka, topic: str, first: int) -> None:
@@ -88,6 +88,7 @@ def _send(producer: KafkaProducer, topic: str, first: int) -> None:
     producer.flush()
 
 
+@pytest.mark.each_lake
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:

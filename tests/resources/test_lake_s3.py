@@ -259,6 +259,16 @@ def test_secrets_stand_in_no_error_log_or_repr(
     assert "hunter2" not in said
 
 
+@pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
+def test_an_answer_that_nobody_expects_is_an_error_of_ours(
+    lake: S3Lake, between: Proxy, status: int, code: str
+) -> None:
+    between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
+    for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.unfinished("x"))):
+        with pytest.raises(Terminal, match=rf"the store answered {code}"):
+            call()
+
+
 def test_what_does_not_speak_s3_is_told(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("GET", "refuse", times=-1, status=400, said="<html>sign in<br></html>")]
     with pytest.raises(Terminal, match=r"s3\.endpoint"):
