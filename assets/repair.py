@@ -26,14 +26,15 @@ def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = Fal
 
 def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[Found]:
     key = landed_key(books.feed.name)
-    batches = [str(b.id) for b in evidence.untold_batches(instance, books)]
-    windows = {key: evidence.untold_windows(instance, books, key) for key in outputs(books.feed)}
+    batches = evidence.untold_batches(instance, books)
+    again = books.complete_of(batches)  # told again where they were told of another batch
+    windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed)}
     if not dry_run:
         evidence.roll_forward(instance, books)
         _tell_quarantined(instance, books, windows.get(quarantined_key(books.feed.name), set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
-        yield Found(Kind.UNTOLD, text, "told to Dagster", items=tuple(batches))
+        yield Found(Kind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
     if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
         yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)

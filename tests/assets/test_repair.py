@@ -19,7 +19,7 @@ from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
 from sluice.pipelines.repair import Kind
 from sluice.pipelines.values import Verdict
-from tests.assets.world import World, in_hour, stored, versions, windows
+from tests.assets.world import World, in_hour, versions, windows
 from tests.fakes import FakeLiveness, owner
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -210,12 +210,12 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     world.lake.files.clear()
     world.group.offsets.clear()
     world.land_unrecorded(in_hour(0))
-    untold, overtold = reconcile(instance, world.books())
-    assert untold.kind is Kind.UNTOLD
+    batch, window, overtold = reconcile(instance, world.books())
+    assert (batch.kind, window.kind) == (Kind.UNTOLD, Kind.UNTOLD)
+    assert window.items == ("2024-05-01T00:00",), "it landed anew, in another ledger"
     assert overtold.kind is Kind.OVERTOLD
     assert overtold.text == "1 window green in Dagster and owed by the ledger, 2024-05-01T01:00"
     assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy[0]
-    assert len(stored(instance, LANDED)) == 1
     world.run(in_hour(1))
     assert list(reconcile(instance, world.books())) == []
     assert len(versions(instance, LANDED, "2024-05-01T01:00")) == 2
