@@ -7,15 +7,21 @@ times, at once (DESIGN §5, §13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sluice.pipelines import layout
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import AbandonEntry, PlanEntry, PublishEntry
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.values import Owner, Receipt, SliceFailure
+from sluice.pipelines.values import Owner, Part, Receipt, SliceFailure
+
+AT_ONCE = 8
+"""Files shown or removed side by side."""
+One, Done = TypeVar("One"), TypeVar("Done")
 
 
 def publish(
@@ -89,22 +95,18 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = [part for r in receipts for part in r.parts]
-    for part in parts:
-        if part.path in state.replaced:
-            lake.remove(part.staged)
-    hidden = [path for b in published for path in _replaced(ledger, b) if lake.size(path) is not None]
-    for path in hidden:
-        lake.remove(path)
+    _each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
+    replaced = [path for b in published for path in _replaced(ledger, b)]
+    hidden = [path for path, size in zip(replaced, _each(lake.size, replaced), strict=True) if size is not None]
+    _each(lake.remove, hidden)
     live = [p for p in parts if p.path not in state.replaced]
-    shown = [p.path for p in live if _show(lake, p.staged, p.path)]
+    shown = [p.path for p, ours in zip(live, _each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = {p for p in shown if p in ledger.read().replaced} if shown else set()
     for path in late:  # a copy takes its time: who hid it meanwhile could not see it yet
         lake.remove(path)
     shown = [p for p in shown if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
-    for b in done:
-        for path in staged[b]:
-            lake.remove(path)
+    _each(lake.remove, [path for b in done for path in staged[b]])
     return RolledForward(tuple(shown), tuple(hidden), tuple(done))
 
 
@@ -134,12 +136,20 @@ def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
     return entry.plan.replaces if isinstance(entry, PlanEntry) else ()
 
 
-def _show(lake: Lake, staged: str, path: str) -> bool:
+def _each(work: Callable[[One], Done], items: Sequence[One]) -> list[Done]:
+    """What the work makes of each, several at once: a store that is far away takes its time. Raises the first error."""
+    if len(items) < 2:
+        return [work(one) for one in items]
+    with ThreadPoolExecutor(min(len(items), AT_ONCE), "sluice-publish") as pool:
+        return list(pool.map(work, items))
+
+
+def _show(lake: Lake, part: Part) -> bool:
     """Whether this call made it visible. A source that is gone was shown, or replaced, by someone before us."""
-    if lake.size(path) is not None:
+    if lake.size(part.path) is not None:
         return False
     try:
-        lake.show(staged, path)
+        lake.show(part.staged, part.path)
     except FileNotFoundError:
         return False
     return True
