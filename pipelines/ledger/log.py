@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import NamedTuple
 
 from sluice.pipelines import layout
@@ -24,6 +26,8 @@ CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
 """Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
 CHECKPOINTS_KEPT = 3
+READ_AHEAD, AT_ONCE = 64, 8
+"""Entries read before they are folded, and of these side by side."""
 
 
 class Appended(NamedTuple):
@@ -85,6 +89,12 @@ class Ledger:
 
     def _listed(self, first: int) -> Iterator[tuple[str, bytes]]:
         """(path, content) of the entries from `first` on, without a hole."""
+        paths = self._numbered(first)
+        while some := list(islice(paths, READ_AHEAD)):
+            yield from zip(some, self._contents(some), strict=True)
+
+    def _numbered(self, first: int) -> Iterator[str]:
+        """The paths of the entries from `first` on. A missing number is LedgerCorrupt."""
         expected = first
         after = layout.log_path(self.feed, first - 1) if first else ""
         for path in self._lake.list(layout.log_folder(self.feed), after):
@@ -93,8 +103,15 @@ class Ledger:
                 continue
             if number != expected:
                 raise self._hole(expected, path)
-            yield path, self._content(path)
+            yield path
             expected += 1
+
+    def _contents(self, paths: list[str]) -> list[bytes]:
+        """What stands at the paths; many are read side by side, since a store that is far away takes its time."""
+        if len(paths) <= AT_ONCE:
+            return [self._content(path) for path in paths]
+        with ThreadPoolExecutor(AT_ONCE, "sluice-ledger") as pool:
+            return list(pool.map(self._content, paths))
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """The same until a number is not there: one question where nothing is new, however long the log is."""
