@@ -19,8 +19,8 @@ demo: setup      ## a real local Kafka, real events, whole batches, and the proo
 
 test: check pytest  ## all checks, then all tests, as CI runs them
 
-pytest: setup    ## the tests; ARGS="-k ledger" passes options on
-	.venv/bin/python -m pytest $(ARGS)
+pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
 	infra/check.sh

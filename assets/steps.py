@@ -17,6 +17,7 @@ from sluice.assets import evidence, metadata
 from sluice.assets.books import Books
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
+from sluice.assets.instance import informed
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
@@ -108,7 +109,9 @@ def _land(
     ledger = open_ledger(feed, edges, run)
     evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     with _canceling(edges.engine):
-        landed = land(feed, edges, request, new_owner(run), session.reporter(context.log), skip)
+        landed = land(
+            feed, informed(edges, context.instance), request, new_owner(run), session.reporter(context.log), skip
+        )
     session.witness.landed = landed
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)

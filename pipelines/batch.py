@@ -315,7 +315,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         _pin_origins(ledger, found)
         _pin_boundaries(feed, edges, ledger, found, request)
         losses += _accept_losses(feed, ledger, found, request)
-        batch, refusals = _pinned(feed, edges, ledger, found, request, owner)
+        batch, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
         if batch is None:
             break
         done.append(_carry_out(feed, edges, ledger, batch, owner, report))
@@ -418,7 +418,7 @@ def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) 
 
 
 def _pinned(
-    feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner
+    feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner, report: Reporter
 ) -> tuple[Batch | None, tuple[Refusal, ...]]:
     """The batch to carry out: one in the way whose run is dead (taken over), or a new plan in the ledger."""
     refusals: tuple[Refusal, ...] = ()
@@ -444,11 +444,12 @@ def _pinned(
     if in_the_way is None:
         return None, refusals
     batch, s = in_the_way
+    report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
     if not edges.liveness.is_dead(batch.owner):
         raise planning.busy(batch, s)
     if batch.plan and batch.plan.request.kind is RequestKind.COMPACT:
         abandon(ledger, batch.id, "the run that merged these parts died; they are as they were")
-        return _pinned(feed, edges, ledger, found, request, owner)
+        return _pinned(feed, edges, ledger, found, request, owner, report)
     return _take_over(ledger, batch, s, owner), refusals
 
 

@@ -244,7 +244,8 @@ def busy(batch: Batch, s: Slice) -> PlanBusy:
     """The refusal to touch what another live batch reserves."""
     return PlanBusy(
         f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is at work on {s}",
-        remedy="wait for it to end; when that run is dead, the next run takes its batch over by itself",
+        remedy="wait for it to end; when that run is dead, the next run takes its batch over by itself"
+        " (sluice repair --dry-run says whether it is)",
         topic=s.topic,
         partition=s.partition,
         start=s.start,
