@@ -189,9 +189,9 @@ def _timed(field: pa.Field) -> str:
     name = '"{}"'.format(field.name.replace('"', '""'))
     if not _in_ms(field):
         return name
-    last = (2**63 - 2) // 1000
-    beyond = f"when {name} > {last} then 'infinity'::timestamptz when {name} < -{last} then '-infinity'::timestamptz"
-    return f"case {beyond} else make_timestamptz({name} * 1000) end as {name}"
+    last, kind = (2**63 - 2) // 1000, "timestamptz" if field.type.tz else "timestamp"
+    beyond = f"when {name} > {last} then 'infinity'::{kind} when {name} < -{last} then '-infinity'::{kind}"
+    return f"case {beyond} else make_{kind}({name} * 1000) end as {name}"
 
 
 def _literal(path: str) -> str:

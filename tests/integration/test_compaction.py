@@ -21,6 +21,7 @@ from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
 from sluice.resources.reading import of_feed
+from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, offsets, rows, run
 
 HOUR = 3_600_000
@@ -28,8 +29,8 @@ START = 1_795_183_200_000 - 1_795_183_200_000 % HOUR - 20_000 * HOUR
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=2))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=2), lake())
 
 
 def produce(place: Place, hour: int) -> None:

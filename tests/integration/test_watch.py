@@ -17,6 +17,7 @@ from sluice.pipelines.values import TopicPartition
 from sluice.pipelines.watch import Finding, Watched, view, watch
 from sluice.resources.edges import now
 from sluice.resources.local_kafka import LocalKafka
+from tests.integration.conftest import Lines
 from tests.integration.support import Place, edges, run
 from tests.resources.kafka.tools import producing, transaction, until
 
@@ -37,8 +38,8 @@ def about(seen: Watched, kind: str) -> Finding:
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": str(DAY)}))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=2, config={"retention.ms": str(DAY)}), lake())
 
 
 def produce(place: Place, partition: int, stamps: list[int]) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -134,3 +135,17 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
 
 def _file(path: str, size: int) -> File:
     return File(0, PartKind.LANDED, path, path, "orders", 0, 0, 1, 1, size, "0" * 64)
+
+
+def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) -> None:
+    """Through Arrow, which stops at what is beyond DuckDB's calendar, they are carried as numbers."""
+    known = [0, 1_795_183_200_123, -1, None]
+    plain = pa.array([*known, 7], pa.timestamp("ms"))
+    table = pa.table({'a "b"': plain, "t": pa.array([*known, 2**63 - 1], pa.timestamp("ms", "UTC"))})
+    pq.write_table(table, tmp_path / "x")
+    with duckdb.connect() as db:
+        counted = table.cast(pa.schema([f.with_type(pa.int64()) for f in table.schema]))
+        found = db.from_arrow(counted).project(", ".join(map(reading._timed, table.schema)))
+        expected = db.read_parquet(str(tmp_path / "x"))
+        assert (found.columns, found.types) == (expected.columns, expected.types)
+        assert found.to_arrow_table().equals(expected.to_arrow_table())
