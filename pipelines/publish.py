@@ -21,7 +21,8 @@ from sluice.pipelines.values import Owner, Part, Receipt, SliceFailure
 
 AT_ONCE = 8
 """Files shown or removed side by side."""
-One, Done = TypeVar("One"), TypeVar("Done")
+One = TypeVar("One")
+Done = TypeVar("Done")
 
 
 def publish(
