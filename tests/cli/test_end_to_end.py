@@ -143,3 +143,9 @@ def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.Monkey
     assert Path(told["project"]) == demo
     assert not any(b.running for b in LocalKafka.attach(demo / ".sluice" / "kafka").status().brokers)
     assert sorted(p.name for p in project.iterdir()) == [".sluice", "feeds"]
+
+
+def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
+    refused = sluice("demo", "--lake", "s3", "--keep", "--json")
+    assert (refused.code, refused.document["error"]) == (2, "UsageError")
+    assert not (project / ".sluice" / "demo").exists()
