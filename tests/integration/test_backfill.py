@@ -26,15 +26,17 @@ from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import open_instance
 from sluice.cli.main import main
 from sluice.pipelines import layout
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed import Feed, load_feed
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Receipt
 from sluice.resources import edges as resources
-from sluice.resources.lake_local import LocalLake
+from sluice.resources.lakes import open_lake
 from sluice.resources.local_kafka import LocalKafka
 from sluice.resources.project import Project
+from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, rows, run
 
 MINUTE = 60_000
@@ -48,7 +50,8 @@ class Machine(Place):
     """A project with a Dagster instance of its own; several may have one lake and one group."""
 
     def feed(self, name: str = "orders", **settings: Any) -> Feed:
-        return super().feed(name, window="{length: 1m, settle: 0s}", lake=str(self.shared), **settings)
+        own = {} if self.lake else {"lake": str(self.shared)}
+        return super().feed(name, window="{length: 1m, settle: 0s}", **own, **settings)
 
     @property
     def named(self) -> tuple[str, str]:
@@ -56,13 +59,17 @@ class Machine(Place):
 
     @property
     def shared(self) -> Path:
+        """The lake's folder, where it is in one."""
         return self.root.parent / "lake"
+
+    def opened(self) -> Lake:
+        return open_lake(load_feed(self.root / "feeds" / "orders.yaml", {}))
 
     def state(self) -> State:
         return self.ledger().read()
 
     def ledger(self) -> Ledger:
-        return Ledger(LocalLake(self.shared), "orders", lambda: 0)
+        return Ledger(self.opened(), "orders", lambda: 0)
 
 
 @dataclass(frozen=True)
@@ -148,19 +155,25 @@ def begin() -> int:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], begin: int) -> Machine:
+def topic(kafka: LocalKafka, fresh_topic: Callable[..., str], begin: int) -> str:
+    """All windows filled."""
     topic = fresh_topic(partitions=2)
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, linger_ms=5)
     for i in range(WINDOWS * EACH):
         stamp = begin + i // EACH * MINUTE + i % EACH
         producer.send(topic, f"value {i}".encode(), partition=i % 2, timestamp_ms=stamp)
     producer.close()
-    return placed(tmp_path / "one", kafka, topic)
+    return topic
 
 
-def placed(root: Path, kafka: LocalKafka, topic: str) -> Machine:
+@pytest.fixture
+def machine(tmp_path: Path, kafka: LocalKafka, topic: str, lake: Lines) -> Machine:
+    return placed(tmp_path / "one", kafka, topic, lake())
+
+
+def placed(root: Path, kafka: LocalKafka, topic: str, lake: Mapping[str, str]) -> Machine:
     root.mkdir()
-    machine = Machine(root, kafka, topic)
+    machine = Machine(root, kafka, topic, lake)
     machine.feed(group=f"g-{topic}")
     return machine
 
@@ -177,8 +190,9 @@ def receipts(machine: Machine) -> dict[str, Receipt]:
 
 def staged_receipts(machine: Machine) -> dict[str, str]:
     """What a batch that is not published has finished: slice and attempt."""
-    found = machine.shared.glob("_sluice/orders/staging/*/*/*.receipt.json")
-    said = [json.loads(p.read_text()) for p in found]
+    lake = machine.opened()
+    found = (p for p in lake.list("_sluice/orders/staging") if p.endswith(".receipt.json"))
+    said = [json.loads(lake.get(p) or b"") for p in found]
     return {"{topic}:{partition}:{start}-{end}".format(**s["slice"]): s["attempt"] for s in said}
 
 
@@ -279,7 +293,8 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 
 
 def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
-    other, gate = placed(machine.root.parent / "two", machine.kafka, machine.topic), machine.root / "gate"
+    other = placed(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
+    gate = machine.root / "gate"
     with Shell(machine, GATE=str(gate)) as here, Shell(other) as there:
         here.begin("run", "orders", *between(begin, 0, 2))
         held = first_batch(machine, here)
@@ -317,7 +332,10 @@ def first_batch(machine: Machine, shell: Shell) -> int:
 # -- debris
 
 
-def test_repair_mends_what_is_broken_and_only_that(machine: Machine, begin: int, told: Tell) -> None:
+def test_repair_mends_what_is_broken_and_only_that(
+    tmp_path: Path, kafka: LocalKafka, topic: str, begin: int, told: Tell
+) -> None:
+    machine = placed(tmp_path / "one", kafka, topic, {})
     feed, folder = machine.feed(group=f"g-{machine.topic}"), machine.shared / "_sluice/orders"
     run(feed)
     commit_feed(feed)

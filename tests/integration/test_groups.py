@@ -19,6 +19,7 @@ from sluice.pipelines.errors import GroupHeld, GroupMoved
 from sluice.pipelines.feed import Feed
 from sluice.resources import java, local_kafka
 from sluice.resources.local_kafka import LocalKafka
+from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, run
 from tests.resources.kafka.tools import produce, until
 
@@ -28,11 +29,11 @@ Sluice = Callable[..., tuple[int, dict[str, Any]]]
 
 
 @pytest.fixture
-def place(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> Place:
+def place(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path, lake: Lines) -> Place:
     topic = fresh_topic(partitions=2, name="grouped.topic")
     for partition in range(2):
         produce(kafka, topic, 100, partition)
-    return Place(tmp_path, kafka, topic)
+    return Place(tmp_path, kafka, topic, lake())
 
 
 @pytest.fixture

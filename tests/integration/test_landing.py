@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +56,6 @@ def produce(
     producer.close()
 
 
-@pytest.mark.each_lake
 def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
     for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
         produce(place.kafka, place.topic, 300, first=i * 300, compression_type=codec)
@@ -75,7 +75,6 @@ def test_only_what_is_owed_is_read_the_second_time(place: Place) -> None:
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 
-@pytest.mark.each_lake
 def test_aborted_and_control_records_stay_out_and_are_counted(place: Place) -> None:
     produce(place.kafka, place.topic, 60)
     for i, commits in enumerate((True, False, True, False)):
@@ -113,7 +112,7 @@ def test_an_open_transaction_ends_the_batch_before_it(place: Place) -> None:
     assert rows(feed) == consumed(place.kafka, place.topic)
 
 
-def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
+def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
     config = {
         "cleanup.policy": "compact",
         "segment.bytes": "1048576",
@@ -124,7 +123,7 @@ def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fr
     topic = fresh_topic(partitions=3, config=config)
     for i in range(5):
         produce(kafka, topic, 150, first=i * 150, keyless=False)
-    place = Place(tmp_path, kafka, topic)
+    place = Place(tmp_path, kafka, topic, lake())
     feed = place.feed()
     landed = run(feed)
     got = rows(feed)
@@ -134,8 +133,8 @@ def test_a_compacted_topic_with_tombstones(tmp_path: Path, kafka: LocalKafka, fr
     assert all(now.get((r["partition"], r["offset"]), r) == r for r in got)
 
 
-def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
-    place = Place(tmp_path, kafka, fresh_topic(partitions=4))
+def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines) -> None:
+    place = Place(tmp_path, kafka, fresh_topic(partitions=4), lake())
     feed = place.feed()
     assert run(feed).batches == ()
     KafkaProducer(bootstrap_servers=kafka.bootstrap).send(place.topic, b"one", partition=2).get(10)
@@ -144,20 +143,26 @@ def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fr
     assert commit_feed(feed).offsets
 
 
-def test_three_brokers_lead_different_partitions(tmp_path: Path, kafka3: LocalKafka, fresh_topic: Topics) -> None:
+def test_three_brokers_lead_different_partitions(
+    tmp_path: Path, kafka3: LocalKafka, fresh_topic: Topics, lake: Lines
+) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2], 2: [3]})
     produce(kafka3, topic, 300)
-    feed = Place(tmp_path, kafka3, topic).feed()
+    feed = Place(tmp_path, kafka3, topic, lake()).feed()
     landed = run(feed)
     assert sorted(t.leader for t in landed.batches[0].plan.tasks) == [1, 2, 3]
     assert rows(feed) == consumed(kafka3, topic)
 
 
-def test_topics_by_pattern_meet_in_one_feed(tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics) -> None:
-    names = [fresh_topic(name=f"pattern.x{i}") for i in range(2)] + [fresh_topic(name="pattern.skip")]
+def test_topics_by_pattern_meet_in_one_feed(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Topics, lake: Lines
+) -> None:
+    ours = secrets.token_hex(4)
+    names = [fresh_topic(name=f"{ours}.{name}") for name in ("x0", "x1", "skip")]
     for name in names:
         KafkaProducer(bootstrap_servers=kafka.bootstrap).send(name, name.encode()).get(10)
-    feed = Place(tmp_path, kafka, "unused").feed(topics="{include: ['pattern\\.x.*'], exclude: ['.*skip.*']}")
+    place = Place(tmp_path, kafka, "unused", lake())
+    feed = place.feed(topics=f"{{include: ['{ours}\\..*'], exclude: ['.*skip.*']}}")
     run(feed)
     assert {r["value"].decode() for r in rows(feed)} == set(names[:2])
 
@@ -245,7 +250,6 @@ def test_audit_rescan_and_explain(place: Place) -> None:
         assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
 
 
-@pytest.mark.each_lake
 def test_the_audit_has_teeth(place: Place) -> None:
     produce(place.kafka, place.topic, 300)
     feed = place.feed()

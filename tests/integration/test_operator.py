@@ -69,7 +69,6 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
     assert (report.not_comparable == 0) is comparable
 
 
-@pytest.mark.each_lake
 def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
     start = first_hour()
     fill(place, start)
@@ -111,7 +110,6 @@ def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
     proven(feed)
 
 
-@pytest.mark.each_lake
 def test_what_happened_is_accepted_and_the_feed_goes_on(place: Place) -> None:
     fill(place, first_hour())
     feed = place.feed()

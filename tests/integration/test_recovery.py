@@ -133,7 +133,6 @@ def kill_at(place: Place, feed: Feed, where: str) -> None:
     assert victim.returncode == -signal.SIGKILL, victim.stderr[-2000:]
 
 
-@pytest.mark.each_lake
 @pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
 def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where: str) -> None:
     test_killed_anywhere_else_too(place, where)
@@ -217,7 +216,6 @@ def test_two_runs_at_once_one_is_refused_with_the_batchs_name(place: Place, slee
     assert is_whole(place, sleeping.feed)
 
 
-@pytest.mark.each_lake
 def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(place: Place, sleeping: Sleeping) -> None:
     feed = sleeping.feed
     with edges(feed) as opened:
@@ -375,7 +373,6 @@ def test_a_lost_answer_is_resolved_by_reading_back(place: Place) -> None:
 # -- a lake that is not as it should be
 
 
-@pytest.mark.each_lake
 def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(place: Place) -> None:
     feed = place.feed()
     run(feed)

@@ -9,7 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,8 +21,10 @@ from sluice.pipelines.typed.format import JsonFormat
 from sluice.pipelines.values import TopicPartition
 from sluice.resources.events import Mix, Sending, orders, send
 from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.lakes import open_lake
 from sluice.resources.local_kafka import LocalKafka
-from tests.integration.support import Place, consumed, edges, ledger, run
+from tests.integration.conftest import Lines
+from tests.integration.support import Place, asked, consumed, edges, ledger, run, visible
 
 SCHEMA = {
     "order_id": "string not null",
@@ -38,8 +39,8 @@ START = 1_700_000_000_000
 
 
 @pytest.fixture
-def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
-    return Place(tmp_path, kafka, fresh_topic(partitions=3))
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], lake: Lines) -> Place:
+    return Place(tmp_path, kafka, fresh_topic(partitions=3), lake())
 
 
 def produce(place: Place, count: int, **shares: float) -> None:
@@ -51,10 +52,6 @@ def produce(place: Place, count: int, **shares: float) -> None:
 
 def typed(place: Place, **settings: Any) -> Feed:
     return place.feed(**{"format": "json", "schema": json.dumps(SCHEMA), "window": "15m"} | settings)
-
-
-def files(feed: Feed, root: str) -> list[str]:
-    return sorted(str(p) for p in Path(feed.lake).glob(f"{root}/{feed.name}/**/*.parquet"))
 
 
 def expected(record: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -73,12 +70,17 @@ def expected(record: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 def landed(feed: Feed) -> list[tuple[Any, ...]]:
-    query = """select kafka_partition, kafka_offset, kafka_key, order_id, strftime(ts, '%Y-%m-%dT%H:%M:%S.%gZ'), amount,
-        items, _extra, kafka_tombstone from read_parquet($files, hive_partitioning = false) order by all"""
-    db = duckdb.connect()
-    db.execute("set timezone = 'UTC'")
-    rows = db.execute(query, {"files": files(feed, "data")}).fetchall()
+    query = """select kafka_partition, kafka_offset, kafka_key, order_id,
+        strftime(ts at time zone 'UTC', '%Y-%m-%dT%H:%M:%S.%gZ'), amount, items, _extra, kafka_tombstone
+        from read_parquet($files, hive_partitioning = false) order by all"""
+    rows = [tuple(r.values()) for r in asked(feed, query, visible(feed)).to_pylist()]
     return [(*r[:7], json.loads(r[7]) if r[7] else r[7], r[8]) for r in rows]
+
+
+def quarantined(feed: Feed) -> list[dict[str, Any]]:
+    lake = open_lake(feed)
+    found = (lake.open(path) for path in lake.list(f"quarantine/{feed.name}"))
+    return [row for file in found for row in pq.read_table(file).to_pylist()]
 
 
 def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
@@ -91,7 +93,7 @@ def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
     assert counts.landed == len(good)
     assert counts.quarantined == len(bad) > 20
     assert landed(feed) == sorted(good, key=lambda r: r[:2])
-    held = [row for f in files(feed, "quarantine") for row in pq.read_table(f, partitioning=None).to_pylist()]
+    held = quarantined(feed)
     columns = ("partition", "offset", "key", "value", "headers")
     assert sorted([r[c] for c in columns[:4]] for r in held) == sorted([r[c] for c in columns[:4]] for r in bad)
     assert {r["reason"] for r in held} == {"not_json", "wrong_type", "invalid_utf8"}
@@ -118,7 +120,7 @@ def test_too_many_bad_records_stop_the_batch_until_the_feed_allows_or_reads_them
     strict = "{quarantine_limit: {at_least: 10}}"
     with pytest.raises(QuarantineExceeded, match="items: wrong_type"):
         run(typed(place, policies=strict))
-    assert files(typed(place), "data") == []
+    assert visible(typed(place)) == []
     read = consumed(place.kafka, place.topic)
     mended = json.dumps({k: v for k, v in SCHEMA.items() if k != "items"})
     with pytest.raises(QuarantineExceeded) as caught:

@@ -149,7 +149,6 @@ def test_windows_tile_for_many_seeds(place: Place, seed: int) -> None:
     _windows_tile(place, seed, "record_time" if seed % 3 == 0 else "window")
 
 
-@pytest.mark.each_lake
 def test_windows_tile_whatever_happens(place: Place) -> None:
     _windows_tile(place, 1, "window")
 
@@ -236,7 +235,6 @@ def test_late_records_belong_to_the_hour_they_came_in(place: Place) -> None:
     producer.close()
 
 
-@pytest.mark.each_lake
 def test_a_partial_window_is_finished_by_the_next_run(place: Place) -> None:
     world = World(place, place.feed(window="1h"), now=START + HOUR + 20 * 60_000)
     producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
