@@ -22,7 +22,7 @@ from sluice.pipelines.commit import CommitResult
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Counts, Key, Part, PartitionState, PartKind, Receipt
 from sluice.pipelines.watch import Watched
@@ -234,10 +234,7 @@ def standings(state: State) -> list[Standing]:
 
 
 def _standing(state: State, key: Key) -> Standing:
-    accounted, frontier = state.accounted(key), state.frontier(key)
-    top = max((r.end for r in accounted), default=frontier)
-    holes = subtract(Range(frontier, max(top, frontier)), accounted)
-    return Standing(key, state.origins[key].offset, frontier, holes, state.reserved(key))
+    return Standing(key, state.origins[key].offset, state.frontier(key), state.holes(key), state.reserved(key))
 
 
 def of_standings(found: Sequence[Standing]) -> Metadata:

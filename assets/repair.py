@@ -13,8 +13,8 @@ import dagster as dg
 from sluice.assets import evidence
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
-from sluice.pipelines.repair import Found, Kind, command, ends, many
-from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.repair import Found, Kind, command, ends
+from sluice.pipelines.units import many, parse_window, show_window
 from sluice.pipelines.values import Request, RequestKind
 
 

@@ -13,9 +13,8 @@ import dagster as dg
 
 from sluice.assets.memory import Seen
 from sluice.pipelines.feed import Feed, StartKind, WindowSettings
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import DAY, HOUR, MINUTE, show_window
 
-MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 KEY_FORMAT = "%Y-%m-%dT%H:%M"
 
 REACH = 7 * DAY

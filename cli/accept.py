@@ -10,8 +10,9 @@ from rich.console import RenderableType
 from sluice.cli import parse
 from sluice.cli.plan import Only
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, facts, good, heading, many, warn
+from sluice.cli.terminal import count, facts, good, heading, warn
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.accept import Accepted

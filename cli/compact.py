@@ -14,9 +14,9 @@ from rich.text import Text
 from sluice.cli import windows
 from sluice.cli.plan import shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, good, heading, many, rate, seconds, size, table, warn
+from sluice.cli.terminal import count, good, heading, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.compaction import Compacted

@@ -26,10 +26,10 @@ from rich.text import Text
 
 from sluice.cli import audit, plan, produce, run, windows
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, facts, good, many, seconds, table
+from sluice.cli.terminal import count, facts, good, seconds, table
 from sluice.pipelines.errors import ProofFailed, UsageError
 from sluice.pipelines.ports import Progress
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import HOUR, many, show_window
 from sluice.pipelines.values import Request, RequestKind
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ PARTITIONS = 6
 SEED = 20_261_120
 CATCH_UP = Request(RequestKind.CATCH_UP)
 
-HOUR = 3_600_000
 REPORT = "revenue_by_hour"
 
 _FEED_FILE = """\

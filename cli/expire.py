@@ -15,9 +15,9 @@ from sluice.cli import parse
 from sluice.cli.compact import name
 from sluice.cli.plan import shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, good, heading, many, size, table, warn
+from sluice.cli.terminal import count, good, heading, size, table, warn
 from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.expiry import Expiry, Retired

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, good, many, table
+from sluice.cli.terminal import bad, good, table
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed import Feed

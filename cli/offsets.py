@@ -15,9 +15,10 @@ from rich.text import Text
 from sluice.cli import parse
 from sluice.cli.groups import SHOWN, indented, owning, shortened, strangers
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, facts, good, heading, many, table, warn
+from sluice.cli.terminal import count, facts, good, heading, table, warn
 from sluice.pipelines import units
 from sluice.pipelines.errors import SluiceError, UsageError
+from sluice.pipelines.units import many
 from sluice.pipelines.values import TopicPartition
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal import bad, count, many, warn
-from sluice.pipelines.units import DAY, show_about, show_instant
+from sluice.cli.terminal import bad, count, warn
+from sluice.pipelines.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError

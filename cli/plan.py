@@ -11,10 +11,10 @@ from rich.console import RenderableType
 
 from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, many, size, table, warn
+from sluice.cli.terminal import bad, count, good, heading, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import many, show_window
 from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task, TopicPartition
 
 if TYPE_CHECKING:

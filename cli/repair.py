@@ -11,8 +11,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, good, heading, many, safe, warn
+from sluice.cli.terminal import bad, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.units import many
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -15,11 +15,12 @@ from rich.text import Text
 from sluice.cli import windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, many, rate, seconds, size, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
+from sluice.pipelines.units import many
 from sluice.pipelines.values import Counts, Key, Receipt, Request, RequestKind
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from sluice.cli import outlook as outlooks
 from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, many, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.standing import Standing
-from sluice.pipelines.units import show_about, show_duration, show_instant
+from sluice.pipelines.units import many, show_about, show_duration, show_instant
 from sluice.pipelines.values import Key, OpenTransaction, PartitionState, TopicPartition
 
 if TYPE_CHECKING:

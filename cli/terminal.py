@@ -187,11 +187,6 @@ def count(n: int | None) -> str:
     return "–" if n is None else f"{n:,}"
 
 
-def many(n: int, thing: str, things: str = "") -> str:
-    """`1 feed`, `3 feeds`."""
-    return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
-
-
 def size(n: float) -> str:
     """Bytes, to three digits: `1.23 MB`."""
     for unit in ("B", "kB", "MB", "GB"):

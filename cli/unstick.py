@@ -12,9 +12,9 @@ from rich.text import Text
 
 from sluice.cli.repair import beneath
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import good, heading, many, safe, warn
+from sluice.cli.terminal import good, heading, safe, warn
 from sluice.pipelines.errors import Refused, UsageError
-from sluice.pipelines.units import show_instant
+from sluice.pipelines.units import many, show_instant
 
 if TYPE_CHECKING:
     import dagster as dg

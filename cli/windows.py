@@ -13,10 +13,10 @@ import typer
 from rich.text import Text
 
 from sluice.cli import parse
-from sluice.cli.terminal import bad, count, good, many, warn
+from sluice.cli.terminal import bad, count, good, warn
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
-from sluice.pipelines.units import DAY, show_duration, show_window
+from sluice.pipelines.units import DAY, HOUR, many, show_duration, show_window
 
 if TYPE_CHECKING:
     from sluice.cli.session import Session
@@ -189,15 +189,14 @@ def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool) -> It
     yield legend(found, fancy=fancy)
 
 
-_HOUR = 3_600_000
-_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * _HOUR for h in (12, 8, 6, 4, 3, 2, 1)), _HOUR // 2)
+_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * HOUR for h in (12, 8, 6, 4, 3, 2, 1)), HOUR // 2)
 _COLUMNS = 30
 """Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
 
 
 def _hour(at: int) -> str:
     """Two columns of the line over the rows of days."""
-    return f"{at // _HOUR:02}" if at % (6 * _HOUR) == 0 else "  "
+    return f"{at // HOUR:02}" if at % (6 * HOUR) == 0 else "  "
 
 
 def legend(found: Sequence[WindowStanding], *, fancy: bool) -> Text:

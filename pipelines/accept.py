@@ -154,7 +154,8 @@ def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only =
         )
         left = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))
-        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in _holes(state, k))
+        # Of an earlier life, nobody will read what is owed any more.
+        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
 
     appended = ledger.append(decide) if chosen or event is Event.CLUSTER else None
@@ -216,13 +217,6 @@ def _unused(state: State, key: Key) -> Key:
         number += 1
         found = key._replace(incarnation=f"{key.topic_id}#{number}")
     return found
-
-
-def _holes(state: State, key: Key) -> tuple[Range, ...]:
-    """What is owed below the furthest that landed: of an earlier life, nobody will read it any more."""
-    top = max((r.end for r in state.accounted(key)), default=0)
-    frontier = state.frontier(key)
-    return subtract(Range(frontier, top), state.accounted(key)) if top > frontier else ()
 
 
 # -- moved offsets

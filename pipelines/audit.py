@@ -20,7 +20,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import sha256
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
 
 READERS = 4
@@ -99,19 +99,16 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
 
 def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
     mine = [r for r in receipts if r.slice.key == key]
-    accounted = state.accounted(key)
-    frontier = state.frontier(key)
-    top = max((r.end for r in accounted), default=frontier)
     return Account(
         key=key,
         origin=state.origins[key].offset,
-        frontier=frontier,
+        frontier=state.frontier(key),
         counts=sum((r.counts for r in mine), Counts()),
         lost=sum(r.span for r in state.lost.get(key, ())),
         skipped=sum(r.span for r in state.skipped.get(key, ())),
         retired=sum(r.span for r in state.retired.get(key, ())),
         committed=state.commits.get(key),
-        holes=subtract(Range(frontier, max(top, frontier)), accounted),
+        holes=state.holes(key),
         reserved=state.reserved(key),
         files=sum(len(r.parts) for r in mine),
         bytes=sum(p.bytes for r in mine for p in r.parts),

@@ -19,7 +19,7 @@ from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publish import roll_forward
-from sluice.pipelines.ranges import Range, subtract, union
+from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Key, Receipt
 
@@ -149,7 +149,7 @@ def _end(state: State, key: Key, before: int) -> int:
 
 
 def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
-    owed = [(k, r) for k in state.known() for r in _owed(state, k, ends[k])]
+    owed = [(k, r) for k in state.known() for r in state.owed(k, ends[k])]
     if not owed:
         return
     pieces = [p for k, r in owed for p in windows.pieces(state, k, r)]
@@ -159,11 +159,6 @@ def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings:
         f"feed {feed} still owes what is to be retired: {named}",
         remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
     )
-
-
-def _owed(state: State, key: Key, end: int) -> tuple[Range, ...]:
-    origin = state.origins[key].offset
-    return subtract(Range(origin, max(origin, end)), state.accounted(key))
 
 
 def _asking(starts: Sequence[int], settings: WindowSettings) -> str:

@@ -32,6 +32,7 @@ from sluice.pipelines.s3_settings import S3Settings, s3_address
 from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.topics import TopicFilter
 from sluice.pipelines.typed.schema import Schema, parse_schema
+from sluice.pipelines.units import DAY, HOUR, MINUTE
 from sluice.pipelines.values import Isolation
 from sluice.pipelines.yaml_file import Problem, YamlError, read_yaml
 
@@ -217,9 +218,9 @@ class Alerts(Settings):
     """
 
     lag: Duration | None = None
-    partial: Duration = 6 * 3_600_000
-    transaction: Duration = 15 * 60_000
-    retention: Duration = 24 * 3_600_000
+    partial: Duration = 6 * HOUR
+    transaction: Duration = 15 * MINUTE
+    retention: Duration = DAY
 
     def late(self, window: WindowSettings) -> int:
         """The lag that is told of."""
@@ -276,9 +277,6 @@ def _lake(text: str, info: ValidationInfo) -> str:
     return below_root(text, info)
 
 
-MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
-
-
 def _even_window(length: int) -> int:
     """Windows that a calendar has: every hour, and every day, holds a whole number of them."""
     if length < MINUTE or length % MINUTE or (HOUR % length and (length % HOUR or DAY % length)):
@@ -289,7 +287,7 @@ def _even_window(length: int) -> int:
 class WindowSettings(Settings):
     """All in ms: a window's `length`, how long to `settle` after its end, how far ahead of the clock a stamp may be."""
 
-    length: Annotated[Duration, AfterValidator(_even_window)] = 3_600_000
+    length: Annotated[Duration, AfterValidator(_even_window)] = HOUR
     settle: Duration = 600_000
     max_skew: Duration = 300_000
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sluice.pipelines.configs import BrokerConfig, TopicConfig
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.ranges import Range, intersect, subtract
+from sluice.pipelines.ranges import Range, intersect
 from sluice.pipelines.units import DAY, show_about, show_duration
 from sluice.pipelines.values import Key, PartitionState
 
@@ -45,13 +45,8 @@ class Owed:
 def owed(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Owed, ...]:
     """What each partition owes that has an origin, those that owe nothing left out."""
     known = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
-    found = (Owed(k, p, _owed(state, k, p)) for k, p in known)
+    found = (Owed(k, p, state.owed(k, p.stable_end)) for k, p in known)
     return tuple(o for o in found if o.ranges)
-
-
-def _owed(state: State, key: Key, p: PartitionState) -> tuple[Range, ...]:
-    frontier = state.frontier(key)
-    return subtract(Range(frontier, max(p.stable_end, frontier)), state.accounted(key))
 
 
 # -- rates

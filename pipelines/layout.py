@@ -24,11 +24,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from sluice.pipelines.topics import encode_topic
-from sluice.pipelines.units import parse_duration, parse_window, show_duration
+from sluice.pipelines.units import DAY, HOUR, parse_duration, parse_window, show_duration
 from sluice.pipelines.values import PartKind, Slice
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_HOUR, _DAY = 3_600_000, 86_400_000
 _WINDOW_FOLDER = {
     n: re.compile("/".join([r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}", "hour=[0-9]{2}", "minute=[0-9]{2}"][:n]))
     for n in (1, 2, 3)
@@ -166,7 +165,7 @@ def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
 
 
 def _levels(length: int) -> int:
-    return 1 if length >= _DAY else 2 if length >= _HOUR else 3
+    return 1 if length >= DAY else 2 if length >= HOUR else 3
 
 
 def window_folder(window: int | None, length: int) -> str:

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publish import abandon, roll_forward
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import many, show_window
 from sluice.pipelines.values import AskedRange, Owner, Part, Receipt, Request, RequestKind, Verdict
 
 STALE_MS = 3_600_000
@@ -310,11 +310,6 @@ def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Ite
 
 
 # -- words
-
-
-def many(n: int, thing: str, things: str = "") -> str:
-    """`1 file`, `3 files`."""
-    return f"{n:,} {thing if n == 1 else things or f'{thing}s'}"
 
 
 def ends(names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sizes, durations and instants as people write them, read into bytes and milliseconds.
+"""Sizes, durations, instants and numbers of things as people write them; the first three read into bytes and ms, too.
 
 Every parser takes what a feed file or a command line holds and raises ValueError with the accepted spellings;
 no message repeats the text, which may have come from a secret.
@@ -10,13 +10,13 @@ import re
 from datetime import UTC, datetime, timedelta
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DAY = 86_400_000
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 _SIZES = {"B": 1} | {
     f"{prefix}{unit}": base ** (power + 1)
     for power, prefix in enumerate("KMGT")
     for unit, base in (("iB", 1024), ("B", 1000))
 }
-_DURATIONS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATIONS = {"ms": 1, "s": 1000, "m": MINUTE, "h": HOUR, "d": DAY}
 _WINDOW = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2})(?::?([0-9]{2}))?)?(?::00)?Z?")
 _AMOUNT = re.compile(r"([0-9]{1,15})\s*([A-Za-z]*)")
 
@@ -102,3 +102,8 @@ def show_about(ms: int) -> str:
 
 _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, ("", 1)))
 """Units that are said from two of them on, in seconds, with the lesser one that is said beside them."""
+
+
+def many(n: int, thing: str, things: str = "") -> str:
+    """`1 feed`, `3 feeds`."""
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"

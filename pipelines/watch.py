@@ -21,7 +21,7 @@ from sluice.pipelines.outlook import Outlook, look_ahead
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.standing import Standing, WindowStanding
 from sluice.pipelines.topics import match
-from sluice.pipelines.units import show_about, show_duration, show_window
+from sluice.pipelines.units import many, show_about, show_duration, show_window
 from sluice.pipelines.values import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
 
 T = TypeVar("T")
@@ -226,17 +226,13 @@ def _new(feed: Feed, state: State, partitions: Sequence[PartitionState]) -> Iter
             numbers = ", ".join(str(p.partition) for p in found[:5]) + (" …" if len(found) > 5 else "")
             yield Finding(f"partitions {topic}", f"{topic} has new partitions: {numbers}", run)
         else:
-            text = f"{topic} is new and matches `{feed.topics}` ({_many(len(found), 'partition')})"
+            text = f"{topic} is new and matches `{feed.topics}` ({many(len(found), 'partition')})"
             yield Finding(f"topic {topic}", text, f"{run}; then reload definitions to see the topic in the graph")
 
 
 def _more(before: str, items: Sequence[object], what: str = "partition") -> str:
     """`; 2 more partitions`, where there are others than the first."""
-    return f"{before}{_many(len(items) - 1, f'more {what}')}" if len(items) > 1 else ""
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+    return f"{before}{many(len(items) - 1, f'more {what}')}" if len(items) > 1 else ""
 
 
 def _by(items: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:

@@ -19,7 +19,7 @@ from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginI
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
-from sluice.pipelines.ranges import Range, covers, cut, subtract
+from sluice.pipelines.ranges import Range, covers, cut
 from sluice.pipelines.units import show_duration, show_instant, show_window
 from sluice.pipelines.values import Key, OffsetAtTime, PartitionState
 
@@ -318,7 +318,7 @@ def owed(state: State, settings: WindowSettings, now: int) -> list[int]:
 
 def _owed(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
     pinned = state.boundaries.get(key) or ((closed.start, 0),)
-    (time, end), origin = pinned[-1], state.origins[key].offset
+    time, end = pinned[-1]
     yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
-    for gap in subtract(Range(origin, max(origin, end)), state.accounted(key)):
+    for gap in state.owed(key, end):
         yield from (settings.start_of(p.window) for p in pieces(state, key, gap) if p.window is not None)

@@ -127,6 +127,14 @@ class State:
         """End of the contiguous accounted prefix, counted from the origin. KeyError without an origin."""
         return contiguous_end(self.origins[key].offset, self.accounted(key))
 
+    def owed(self, key: Key, end: int) -> tuple[Range, ...]:
+        """What lies between the key's origin and `end` and is in no class. KeyError without an origin."""
+        return subtract(Range(self.origins[key].offset, end), self.accounted(key))
+
+    def holes(self, key: Key) -> tuple[Range, ...]:
+        """What of it lies below the furthest that is in some class."""
+        return self.owed(key, max((r.end for r in self.accounted(key)), default=0))
+
     def known(self) -> list[Key]:
         """The partitions in their current life, those that have an origin, in order."""
         return [k for k in sorted(self.current.values()) if k in self.origins]
