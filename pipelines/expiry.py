@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sluice.pipelines import layout, manifest, windows
-from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete
+from sluice.pipelines.errors import UsageError, WindowIncomplete
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.plan import busy
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publish import roll_forward
 from sluice.pipelines.ranges import Range, union
@@ -173,14 +174,7 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
 def _check_nobody_at_work(state: State, feed: str, ends: dict[Key, int]) -> None:
     for batch, s in state.live_slices():
         if s.start < ends.get(s.key, 0):
-            raise PlanBusy(
-                f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is at work on {s}",
-                remedy=f"wait for it to end; when its run is dead: sluice repair {feed}",
-                topic=s.topic,
-                partition=s.partition,
-                start=s.start,
-                end=s.end,
-            )
+            raise busy(batch, s, f"wait for it to end; when its run is dead: sluice repair {feed}")
 
 
 def windows_of(expiry: Expiry, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:

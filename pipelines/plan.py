@@ -240,12 +240,17 @@ def overlap(state: State, found: Sequence[Owed]) -> tuple[Batch, Slice] | None:
     return None
 
 
-def busy(batch: Batch, s: Slice) -> PlanBusy:
+_WAIT = (
+    "wait for it to end; when that run is dead, the next run takes its batch over by itself"
+    " (sluice repair --dry-run says whether it is)"
+)
+
+
+def busy(batch: Batch, s: Slice, remedy: str = _WAIT) -> PlanBusy:
     """The refusal to touch what another live batch reserves."""
     return PlanBusy(
         f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is at work on {s}",
-        remedy="wait for it to end; when that run is dead, the next run takes its batch over by itself"
-        " (sluice repair --dry-run says whether it is)",
+        remedy=remedy,
         topic=s.topic,
         partition=s.partition,
         start=s.start,
