@@ -98,7 +98,7 @@ def _accepted(
         case accepting.Event.MOVED:
             return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
         case accepting.Event.CORRUPT:
-            with Wiring.of(feed).open(feed.isolation) as tools:
+            with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 asked = parse.asked_range(offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, asked, reason)
         case _:

@@ -62,7 +62,7 @@ def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, repor
     from sluice.resources.executor import Wiring
 
     today = survey(feed, edges, ledger).partitions
-    with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation) as tools:
+    with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
 
         def compared(done: int, total: int) -> None:
             meter(Progress("compare", done, total))

@@ -469,7 +469,8 @@ def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
 def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter) -> BatchResult:
     plan = _plan_of(ledger, batch)
     with _watched(edges.lake, feed.name, batch.id, plan, report):
-        outcomes = edges.engine.run(Job(plan, batch.id, owner.token, edges.wiring), [t.index for t in plan.tasks])
+        job = Job(plan, batch.id, owner.token, edges.wiring, feed.shape)
+        outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)

@@ -24,12 +24,14 @@ from pydantic import (
 )
 
 from sluice.pipelines import units
+from sluice.pipelines.contract.suite import Contract
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed_errors import problems_of, raise_problems
 from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.s3_settings import S3Settings, s3_address
 from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.topics import TopicFilter
 from sluice.pipelines.typed.schema import Schema, parse_schema
 from sluice.pipelines.units import DAY, HOUR, MINUTE
@@ -332,12 +334,19 @@ class Feed(Settings):
     limits: Limits = Limits()
     policies: Policies = Policies()
     alerts: Alerts = Alerts()
+    contract: InstanceOf[Contract] | None = Field(default=None, exclude=True)
     fetch: FetchSettings = FetchSettings()
     spark: SparkSettings = SparkSettings()
 
     @field_serializer("columns")
     def _said(self, columns: Schema | None) -> dict[str, str] | None:
         return columns.texts() if columns else None
+
+    @property
+    def shape(self) -> Shape:
+        """What its files say that records are made to."""
+        dropping = self.policies.on_undecodable is OnUndecodable.DROP
+        return Shape(self.columns, self.contract, dropping)
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:

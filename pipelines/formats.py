@@ -14,18 +14,23 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.values import Slice
+from sluice.pipelines.values import Drift, Slice, Tally
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """A chunk or a part of one, sorted out. Both batches keep offset order; `quarantined` is None when nothing is."""
+    """A chunk or a part of one, sorted out. Both batches keep offset order; `quarantined` is None when nothing is.
+
+    `tallies` and `drift` are what was seen of these records, one for each expectation, and for each kind and field.
+    """
 
     landed: pa.RecordBatch
     quarantined: pa.RecordBatch | None = None
     dropped: int = 0
+    tallies: tuple[Tally, ...] = ()
+    drift: tuple[Drift, ...] = ()
 
     @property
     def total(self) -> int:
@@ -38,8 +43,8 @@ class Format(Protocol):
     """How records become rows."""
 
     @property
-    def name(self) -> str:
-        """A few characters that differ where the same records would become other rows."""
+    def contract(self) -> str:
+        """The hash of the contract that rows are held against; empty without one."""
         ...
 
     @property
@@ -59,7 +64,7 @@ class Format(Protocol):
 class RawFormat:
     """Exactly the columns of Spark's Kafka source, in its order and types; everything lands."""
 
-    name = "raw"
+    contract = ""
     schema = pa.schema(
         [
             pa.field("key", pa.binary()),

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 from sluice.pipelines.configs import Configs
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.shape import RAW, Shape
 from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
@@ -209,12 +210,14 @@ class Lake(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that a task needs, picklable. `wiring` is what the executor side builds its ports from."""
+    """Everything that a task needs, picklable. `wiring` is what the executor side builds its ports from, `shape` what
+    rows are made to."""
 
     plan: Plan
     batch: int
     attempt: str
     wiring: Any
+    shape: Shape = RAW
 
 
 class Engine(Protocol):

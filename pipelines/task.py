@@ -30,7 +30,20 @@ from sluice.pipelines.formats import Format, Formatted
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, FetchLimits, Lake
 from sluice.pipelines.proof import check_account, failure, files_stand, is_final
-from sluice.pipelines.values import Counts, Isolation, Outcome, PartKind, Receipt, Slice, Task, to_json
+from sluice.pipelines.typed.landed import quarantined
+from sluice.pipelines.values import (
+    Counts,
+    Drift,
+    DriftKind,
+    Isolation,
+    Outcome,
+    PartKind,
+    Receipt,
+    Slice,
+    Tally,
+    Task,
+    to_json,
+)
 
 RESERVED_BYTES = 256 << 20
 """Of a task's memory, what the interpreter and its libraries take."""
@@ -44,7 +57,8 @@ _RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all tasks of a batch have in common. `attempt` names this execution alone; `memory` in bytes."""
+    """What all tasks of a batch have in common. `attempt` names this execution alone; `memory` in bytes; `shape` is the
+    name of what their format makes of records."""
 
     feed: str
     batch: int
@@ -54,6 +68,7 @@ class Assignment:
     landing: LandingSettings
     limits: FetchLimits
     memory: int
+    shape: str = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
         s = wanted.get(layout.receipt_slice(path) or "")
         if s is not None and s not in found:
             receipt = _receipt_at(path, lake)
-            ours = receipt is not None and receipt.slice == s and receipt.format == tools.format.name
+            ours = receipt is not None and receipt.slice == s and receipt.format == work.shape
             if receipt is not None and ours and files_stand(receipt, lake):
                 found[s] = replace(receipt, adopted=True)
     return found
@@ -193,6 +208,35 @@ def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice
     return chunks, replace(limits, active_slices=max(active, 1))
 
 
+class Seen:
+    """What pieces of one slice said to the contract and to the schema, added up."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[int, Tally] = {}
+        self._drift: dict[tuple[DriftKind, str], Drift] = {}
+        self._landed = 0
+
+    def add(self, rows: Formatted) -> None:
+        self._landed += rows.landed.num_rows
+        for tally in rows.tallies:
+            before = self._tallies.get(tally.expectation)
+            self._tallies[tally.expectation] = before + tally if before else tally
+        for drift in rows.drift:
+            before_ = self._drift.get(key := (drift.kind, drift.field))
+            self._drift[key] = before_ + drift if before_ else drift
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        """One for each row expectation, in the contract's order."""
+        return tuple(t for _, t in sorted(self._tallies.items()))
+
+    @property
+    def drift(self) -> tuple[Drift, ...]:
+        """By kind and field. A field is missing when no record that landed has it."""
+        found = (d for _, d in sorted(self._drift.items()))
+        return tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == self._landed)
+
+
 class _Landing:
     """One slice on its way from record bytes to parts."""
 
@@ -209,6 +253,7 @@ class _Landing:
         )
         self._writers: dict[PartKind, PartWriter] = {}
         self._counts = Counts()
+        self._seen = Seen()
         self._input_bytes = 0
         self._waited = 0
         self._typed = 0
@@ -239,8 +284,10 @@ class _Landing:
         while (rows := self._next(pieces)) is not None:
             self._write(PartKind.LANDED, rows.landed)
             if rows.quarantined is not None:
-                self._write(PartKind.QUARANTINED, rows.quarantined)
+                contract = self._tools.format.contract
+                self._write(PartKind.QUARANTINED, quarantined(rows.quarantined, self._work.batch, contract))
             self._counts += Counts(dropped=rows.dropped)
+            self._seen.add(rows)
 
     def _next(self, pieces: Iterator[Formatted]) -> Formatted | None:
         begun = time.perf_counter_ns()
@@ -265,8 +312,10 @@ class _Landing:
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
         account, timings = self._account(), self._timings()
-        made_by = self._tools.format.name
-        receipt = Receipt(s, position, account, parts, work.attempt, self._input_bytes, timings, made_by)
+        tallies, drift = self._seen.tallies, self._seen.drift
+        receipt = Receipt(
+            s, position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
+        )
         check_account(receipt)
         path = layout.receipt_path(work.feed, work.batch, work.attempt, s)
         self._tools.lake.put(path, to_json(receipt).encode())

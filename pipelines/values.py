@@ -115,6 +115,7 @@ class RequestKind(StrEnum):
     OFFSETS = "offsets"
     WINDOW = "window"
     COMPACT = "compact"
+    REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ class Request:
                 return f"window {show_window(self.window or 0)}"
             case RequestKind.COMPACT:
                 return "compaction"
+            case RequestKind.REPLAY:
+                return "replay of what was quarantined"
             case _:
                 return "catch-up"
 
@@ -288,12 +291,62 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Tally:
+    """What rows say to one row expectation: its place in the contract, how many rows it looked at (nulls are none of
+    its business, unless it is about them), how many of these broke it, and the offsets of the first of those.
+    """
+
+    expectation: int
+    checked: int
+    unexpected: int = 0
+    first: tuple[int, ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        first = tuple(sorted(self.first + other.first)[:EXAMPLES])
+        checked, unexpected = self.checked + other.checked, self.unexpected + other.unexpected
+        return Tally(self.expectation, checked, unexpected, first)
+
+
+EXAMPLES = 3
+"""Offsets that a tally keeps: what was in the records stays out of receipts and the ledger."""
+
+
+class DriftKind(StrEnum):
+    """How records differ from the schema: a field that it does not name, one that no record has, one of a larger type
+    of the same kind, one of another kind."""
+
+    NEW = "new"
+    MISSING = "missing"
+    WIDENED = "widened"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One field that drifts: in how many records, the offset of the first, and the type (as a schema says it; empty:
+    unknown) that would hold what was seen."""
+
+    kind: DriftKind
+    field: str
+    records: int
+    first: int
+    type: str = ""
+
+    def __add__(self, other: Drift) -> Drift:
+        """Of other records of the same kind and field. The later type stands: whoever finds types joins them."""
+        records, first = self.records + other.records, min(self.first, other.first)
+        return Drift(self.kind, self.field, records, first, other.type or self.type)
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What a task says of a finished slice.
 
     `position` is where reading stopped (≥ `slice.end`), `input_bytes` what came over the wire, `timings` the
     nanoseconds spent by activity (`wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`),
-    `format` the name of what made rows of the records.
+    `format` the name of what made rows of the records (`Shape.name`), `tallies` and `drift` what it saw of them.
+    `relanded` are offsets that were quarantined and landed later, by a replay; `mended` are those of them whose bytes
+    are not the log's any more.
     """
 
     slice: Slice
@@ -304,6 +357,10 @@ class Receipt:
     input_bytes: int = 0
     timings: dict[str, int] = field(default_factory=dict, compare=False)
     format: str = "raw"
+    tallies: tuple[Tally, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    relanded: tuple[Range, ...] = ()
+    mended: tuple[Range, ...] = ()
     adopted: bool = field(default=False, compare=False)
 
 

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings, OnUndecodable
-from sluice.pipelines.formats import Format, RawFormat, text_array
+from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings
+from sluice.pipelines.formats import text_array
 from sluice.pipelines.ports import FetchLimits, Job, Lake
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.values import Isolation, Outcome, Receipt, SliceFailure, Task, to_json
 from sluice.resources.lakes import memory_of, open_lake
 
 if TYPE_CHECKING:
     from sluice.pipelines.task import Tools
-    from sluice.pipelines.typed.schema import Schema
 
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
@@ -48,20 +48,15 @@ class Opens(Protocol):
         """Bytes that one task may take."""
         ...
 
-    def open(self, isolation: Isolation) -> AbstractContextManager[Tools]: ...
+    def open(self, isolation: Isolation, shape: Shape) -> AbstractContextManager[Tools]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """A feed's edges as executors build them: Kafka, a lake that every executor reaches, the format.
-
-    `columns`: the schema of a typed feed. `dropping`: what does not fit it is counted, and kept nowhere.
-    """
+    """A feed's edges as executors build them: Kafka, and a lake that every executor reaches."""
 
     kafka: KafkaSettings
     lake: Lake
-    columns: Schema | None
-    dropping: bool
     landing: LandingSettings
     limits: FetchLimits
     rack: str
@@ -70,26 +65,17 @@ class Wiring:
     @classmethod
     def of(cls, feed: Feed) -> Wiring:
         limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
-        dropping = feed.policies.on_undecodable is OnUndecodable.DROP
         memory = feed.limits.task_memory - memory_of(feed)
-        return cls(feed.kafka, open_lake(feed), feed.columns, dropping, feed.landing, limits, rack, memory)
+        return cls(feed.kafka, open_lake(feed), feed.landing, limits, rack, memory)
 
     @contextmanager
-    def open(self, isolation: Isolation) -> Iterator[Tools]:
+    def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
         """Opens no connection by itself."""
         from sluice.pipelines.task import Tools
         from sluice.resources.kafka.fetch import KafkaFetcher
 
         with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
-            yield Tools(fetcher, self.lake, self._format())
-
-    def _format(self) -> Format:
-        if self.columns is None:
-            return RawFormat()
-        # Imported late: the compiled loops belong to tasks of typed feeds.
-        from sluice.pipelines.typed.format import JsonFormat
-
-        return JsonFormat(self.columns, dropping=self.dropping)
+            yield Tools(fetcher, self.lake, shape.format())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +88,7 @@ class Work:
     isolation: Isolation
     attempt: str
     wiring: Opens
+    shape: Shape
     tasks: tuple[Task, ...]
     tries: int
     salvage: str = ""
@@ -111,7 +98,7 @@ class Work:
     def of(cls, job: Job, tasks: Iterable[int], tries: int) -> Work:
         plan = job.plan
         chosen = tuple(plan.tasks[i] for i in tasks)
-        return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, chosen, tries)
+        return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, job.shape, chosen, tries)
 
 
 def run(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,9 +120,17 @@ def _outcomes(work: Work, task: Task) -> list[Outcome]:
     _steady_memory()
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"
     assignment = Assignment(
-        work.feed, work.batch, work.plan_hash, work.isolation, attempt, wiring.landing, wiring.limits, wiring.memory
+        work.feed,
+        work.batch,
+        work.plan_hash,
+        work.isolation,
+        attempt,
+        wiring.landing,
+        wiring.limits,
+        wiring.memory,
+        work.shape.name,
     )
-    with wiring.open(work.isolation) as tools:
+    with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:
             return salvage(task, assignment, tools, work.salvage)
         return run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)

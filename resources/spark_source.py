@@ -205,17 +205,17 @@ def _request(offsets: str) -> Request:
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
     from sluice.pipelines.decode import BatchDecoder
-    from sluice.pipelines.formats import RawFormat
     from sluice.pipelines.ports import FetchFailed
+    from sluice.pipelines.shape import RAW
     from sluice.pipelines.values import Isolation
 
-    committed, form, slices = isolation is Isolation.READ_COMMITTED, RawFormat(), task.slices
+    committed, slices = isolation is Isolation.READ_COMMITTED, task.slices
 
     def rows(s: Slice, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (piece.landed for chunk in chunks for piece in form.convert(s, chunk))
+        return (piece.landed for chunk in chunks for piece in tools.format.convert(s, chunk))
 
     decoders: dict[int, BatchDecoder] = {}
-    with wiring.open(isolation) as tools:
+    with wiring.open(isolation, RAW) as tools:
         for got in tools.fetcher.stream(slices, wiring.limits):
             if isinstance(got, FetchFailed):
                 raise got.error

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sluice.pipelines.contract.results import Result
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key, Owner, Plan, Receipt, SliceFailure
@@ -99,13 +100,31 @@ class OwnEntry(_Entry):
 
 
 class PublishEntry(_Entry):
-    """The commit point of the data: every part with its range, counts, bytes and hash."""
+    """The commit point of the data: every part with its range, counts, bytes and hash; and what the batch as a whole
+    said to its contract."""
 
     kind: Literal["publish"] = "publish"
     batch: int
     token: str
     receipts: tuple[Receipt, ...]
     failures: tuple[SliceFailure, ...] = ()
+    results: tuple[Result, ...] = ()
+
+
+class SchemaEntry(_Entry):
+    """What rows are made to from here on: `shape` is its name, `columns` the schema (names and types; None: raw),
+    `contract` the contract's text (empty: none). `evolved`: the columns that Sluice added to the feed's own schema, or
+    widened in it, because records had them so.
+    """
+
+    kind: Literal["schema"] = "schema"
+    shape: str
+    columns: dict[str, str] | None
+    contract: str = ""
+    dropping: bool = False
+    closed: bool = False
+    evolved: dict[str, str] = {}
+    reason: str = ""
 
 
 class IntentEntry(_Entry):
@@ -200,6 +219,7 @@ Entry = (
     | AcceptEntry
     | MovedEntry
     | RetireEntry
+    | SchemaEntry
 )
 
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])

@@ -30,6 +30,7 @@ from sluice.pipelines.ledger.entries import (
     PlanEntry,
     PublishEntry,
     RetireEntry,
+    SchemaEntry,
     SkipEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
@@ -109,6 +110,8 @@ class State:
     published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
     """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
+    shapes: dict[str, int] = field(default_factory=dict)
+    """By the name of a shape, the newest schema entry that says what is behind it; the feed's own comes last."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     void: tuple[int, ...] = ()
@@ -307,6 +310,10 @@ class State:
         self._supersede(ranges)
         self.replaced |= frozenset(entry.parts)
 
+    def _schema(self, entry: SchemaEntry) -> None:
+        self.shapes.pop(entry.shape, None)
+        self.shapes[entry.shape] = self.number
+
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
         """Put ranges in one class, and so out of every other."""
         for key, ranges in _by_key(items).items():
@@ -342,4 +349,5 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     AcceptEntry: State._accept,
     MovedEntry: State._moved,
     RetireEntry: State._retire,
+    SchemaEntry: State._schema,
 }

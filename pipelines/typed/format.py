@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.formats import Formatted, RawFormat, text_array
-from sluice.pipelines.typed.landed import COORDINATES, KAFKA_FIELDS, QUARANTINED, landed_schema
-from sluice.pipelines.typed.reasons import detail_of, reason_of
+from sluice.pipelines.typed.landed import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.typed.reasons import detail_of, reason_of, stage_of
 from sluice.pipelines.typed.schema import Schema
 from sluice.pipelines.typed.typer import Piece, Refused, Typer, indices
 from sluice.pipelines.values import Slice
@@ -25,7 +25,7 @@ class JsonFormat:
 
     def __init__(self, schema: Schema, *, dropping: bool = False) -> None:
         self.schema = landed_schema(schema)
-        self.name = f"json {schema.fingerprint}{' dropping' if dropping else ''}"
+        self.contract = ""
         self._typer = Typer(schema)
         self._raw = RawFormat()
         self._dropping = dropping
@@ -46,9 +46,9 @@ class JsonFormat:
         n = len(refused.rows)
         if not n or self._dropping:
             return Formatted(landed, None, n)
-        return Formatted(landed, self._quarantined(raw.take(indices(refused.rows)), refused))
+        return Formatted(landed, self._refused(raw.take(indices(refused.rows)), refused))
 
-    def _quarantined(self, raw: pa.RecordBatch, refused: Refused) -> pa.RecordBatch:
+    def _refused(self, raw: pa.RecordBatch, refused: Refused) -> pa.RecordBatch:
         """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
         many = len(self._typer.nodes) + 1
         kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
@@ -56,12 +56,15 @@ class JsonFormat:
         fields = [self._typer.nodes[n] if n >= 0 else None for n in nodes]
         details = [detail_of(code, node) for code, node in zip(codes, fields, strict=True)]
         at = places.reshape(-1).astype(np.int16)
+        stages = _few([str(stage_of(code)) for code in codes], at)
         reasons = _few([str(reason_of(code)) for code in codes], at)
+        expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
         paths = _few([node.path if node else "" for node in fields], at, refused.nodes >= 0)
         where = pa.Array.from_buffers(
             pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
         )
-        return pa.RecordBatch.from_arrays([*raw.columns, reasons, paths, _few(details, at), where], schema=QUARANTINED)
+        said = [stages, reasons, expectations, paths, _few(details, at), where]
+        return pa.RecordBatch.from_arrays([*raw.columns, *said], schema=REFUSED)
 
 
 def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:

@@ -51,6 +51,21 @@ _SAID = {
 }
 
 
+class Stage(StrEnum):
+    """What the column `stage` says: who refused the record."""
+
+    DECODE = "decode"
+    SCHEMA = "schema"
+    CONTRACT = "contract"
+
+
+_OF_SCHEMA = {Reason.WRONG_TYPE, Reason.MISSING, Reason.OUT_OF_RANGE, Reason.INEXACT, Reason.MALFORMED}
+
+
+def stage_of(code: int) -> Stage:
+    return Stage.SCHEMA if reason_of(code) in _OF_SCHEMA else Stage.DECODE
+
+
 def reason_of(code: int) -> Reason:
     return _SAID[code][0]
 

@@ -22,7 +22,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginEntry, OriginItem, PlanEntry
 from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.publish import publish, roll_forward
-from sluice.pipelines.typed.landed import QUARANTINED
+from sluice.pipelines.typed.landed import REFUSED, quarantined
 from sluice.pipelines.values import (
     Counts,
     Isolation,
@@ -151,9 +151,9 @@ def _rows(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
 
 def _refused(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
     raw = _rows(s, offsets)
-    said = {"reason": ["not_json"], "field": [None], "detail": ["no"], "byte": [3]}
-    more = [pa.array(v * len(offsets)).cast(QUARANTINED.field(n).type) for n, v in said.items()]
-    return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=QUARANTINED)
+    said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
+    more = [pa.array([v] * len(offsets)).cast(REFUSED.field(n).type) for n, v in said.items()]
+    return quarantined(pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED), 1, "")
 
 
 def pieces(key: Key, step: int, start: int = 0, end: int = 200) -> list[tuple[Key, int, int]]:

@@ -28,6 +28,8 @@ from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
 from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, PlanEntry
 from sluice.pipelines.publish import abandon, publish, roll_forward
+from sluice.pipelines.shape import Shape
+from sluice.pipelines.typed.landed import quarantined
 from sluice.pipelines.values import Counts, PartKind, Plan, Receipt, RequestKind
 from tests.fakes import MemoryLake, owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
@@ -409,9 +411,9 @@ def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
         (made,) = typed.convert(s, rows)
         assert made.quarantined is not None
         parts = world.write(s, batch, entry.hash, PartKind.LANDED, made.landed)
-        parts += world.write(s, batch, entry.hash, PartKind.QUARANTINED, made.quarantined)
+        parts += world.write(s, batch, entry.hash, PartKind.QUARANTINED, quarantined(made.quarantined, batch, ""))
         counts = Counts(landed=made.landed.num_rows, quarantined=made.quarantined.num_rows)
-        receipts.append(Receipt(s, s.end, counts, parts, "a", format=typed.name))
+        receipts.append(Receipt(s, s.end, counts, parts, "a", format=Shape(parse_schema(ALL_TYPES)).name))
     publish(world.ledger, batch, owner("landing"), receipts, [])
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
 

@@ -28,6 +28,7 @@ from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted, RawFormat
 from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.task import Assignment, Tools, memory_shares, run_task, salvage
+from sluice.pipelines.typed.landed import REFUSED
 from sluice.pipelines.values import (
     Counts,
     Isolation,
@@ -199,7 +200,7 @@ def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: An
 
 def test_what_another_format_made_is_read_again(lake: LocalLake) -> None:
     run(lake, {ZERO: PLAIN})
-    again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"), format=Picky())
+    again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2", shape="picky"))
     assert len(source.read[0]) == 1
     assert [r.adopted for r in receipts(again)] == [False]
 
@@ -295,7 +296,6 @@ def test_a_lake_that_fails_fails_the_slice(tmp_path: Path, where: str, error: Ex
 class Picky(RawFormat):
     """Quarantines every third record, drops every fifth of the others, lands the rest."""
 
-    name = "picky"
     lose = 0
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
@@ -304,8 +304,14 @@ class Picky(RawFormat):
         bad = [o % 3 == 0 for o in offsets]
         dropped = [not b and o % 5 == 0 for b, o in zip(bad, offsets, strict=True)]
         kept = [not b and not d for b, d in zip(bad, dropped, strict=True)]
-        quarantined = rows.filter(pa.array(bad)) if any(bad) else None
-        yield Formatted(rows.filter(pa.array(kept)), quarantined, sum(dropped) - self.lose)
+        refused = _refused(rows.filter(pa.array(bad))) if any(bad) else None
+        yield Formatted(rows.filter(pa.array(kept)), refused, sum(dropped) - self.lose)
+
+
+def _refused(raw: pa.RecordBatch) -> pa.RecordBatch:
+    said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
+    more = [pa.array([v] * raw.num_rows).cast(REFUSED.field(n).type) for n, v in said.items()]
+    return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED)
 
 
 def test_a_format_sorts_records_out(lake: LocalLake) -> None:

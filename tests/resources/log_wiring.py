@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.pipelines.feed import LandingSettings
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.task import Tools
 from sluice.pipelines.values import Isolation, Slice, TopicPartition
 from sluice.resources.lake_local import LocalLake
@@ -35,10 +35,10 @@ class LogWiring:
     memory: int = 512 << 20
 
     @contextmanager
-    def open(self, isolation: Isolation) -> Iterator[Tools]:
+    def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
         if self.broken:
             raise ModuleNotFoundError("No module named 'elsewhere'")
-        yield Tools(Deadly(self.logs, wiring=self), LocalLake(self.lake), RawFormat())
+        yield Tools(Deadly(self.logs, wiring=self), LocalLake(self.lake), shape.format())
 
 
 @dataclass

@@ -10,9 +10,10 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.typed import tables, typer
 from sluice.pipelines.typed.format import JsonFormat
-from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
+from sluice.pipelines.typed.landed import REFUSED, landed_schema
 from sluice.pipelines.typed.schema import Schema, parse_schema
 from sluice.pipelines.values import Slice
 from sluice.resources.events import Mix, orders
@@ -67,7 +68,7 @@ def test_the_columns_are_those_that_the_schema_says() -> None:
     landed, quarantined = convert(ORDERS, [b"{", b'{"order_id":"o"}'])
     assert landed.schema.equals(landed_schema(ORDERS))
     assert quarantined is not None
-    assert quarantined.schema.equals(QUARANTINED)
+    assert quarantined.schema.equals(REFUSED)
 
 
 def test_a_format_goes_on_after_anything() -> None:
@@ -120,9 +121,9 @@ def test_dropping_counts() -> None:
 
 def test_names_tell_formats_apart() -> None:
     other = parse_schema(ORDERS.texts() | {"items": "int64"})
-    names = {JsonFormat(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
+    names = {Shape(s, dropping=d).name for s in (ORDERS, other) for d in (True, False)}
     assert len(names) == 4
-    assert JsonFormat(parse_schema(ORDERS.texts())).name in names
+    assert Shape(parse_schema(ORDERS.texts())).name in names
 
 
 def test_typing_imports_no_pandas() -> None:
