@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -60,6 +61,22 @@ def s3_store() -> Iterator[Store]:
         yield found
 
 
+def _lead(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> None:
+    """Until each partition is led by its first replica: one that was away for a moment when the topic was made comes
+    back as a follower only."""
+    until = time.monotonic() + 60
+    while found := _led_otherwise(admin, topic, leaders):
+        assert time.monotonic() < until, f"{topic}: led by {found}, not {leaders}"
+        admin.elect_leaders(0, {topic: sorted(found)}, raise_errors=False)
+        time.sleep(0.5)
+
+
+def _led_otherwise(admin: KafkaAdminClient, topic: str, leaders: Mapping[int, int]) -> dict[int, int]:
+    (described,) = admin.describe_topics([topic])
+    found = {p["partition_index"]: p["leader_id"] for p in described["partitions"]}
+    return {p: leader for p, leader in found.items() if leader != leaders[p]}
+
+
 @pytest.fixture
 def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
     """A function that creates a topic of a unique name and returns it once every partition has a leader.
@@ -82,6 +99,8 @@ def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
         shape = {"assignments": dict(assignments)} if assignments else {"num_partitions": partitions}
         with KafkaAdminClient(bootstrap_servers=where.bootstrap) as admin:
             admin.create_topics({unique: wanted | shape}, wait_for_metadata=True)
+            if assignments:
+                _lead(admin, unique, {p: replicas[0] for p, replicas in assignments.items()})
         return unique
 
     return create
