@@ -32,7 +32,7 @@ from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.s3_settings import S3Settings, s3_address
 from sluice.pipelines.settings import Count, Duration, GroupName, Name, Settings, Size, Text, below_root, number
 from sluice.pipelines.shape import Shape
-from sluice.pipelines.topics import TopicFilter
+from sluice.pipelines.topics import TopicFilter, TopicName
 from sluice.pipelines.typed.schema import Schema, parse_schema
 from sluice.pipelines.units import DAY, HOUR, MINUTE
 from sluice.pipelines.values import Isolation
@@ -43,6 +43,7 @@ __all__ = [
     "CommitMode",
     "CompactionSettings",
     "Compression",
+    "DeadLetters",
     "Feed",
     "FetchSettings",
     "Format",
@@ -213,6 +214,12 @@ class Policies(Settings):
     quarantine_limit: QuarantineLimit = QuarantineLimit()
 
 
+class DeadLetters(Settings):
+    """Where the records that are quarantined go, too, in the transaction that commits the offsets."""
+
+    topic: TopicName
+
+
 class Alerts(Settings):
     """From when on the sensor speaks up, in ms. `lag`: how old the oldest record that is owed may be; without it, two
     windows and what they settle. `partial`: how long after it closed a window may be landed in part. `transaction`: how
@@ -312,6 +319,15 @@ class WindowSettings(Settings):
         return window + self.length <= self.last_boundary(now)
 
 
+def _sent(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
+    commit, topics = info.data.get("commit"), info.data.get("topics")
+    if letters and commit not in (CommitMode.TRANSACTIONAL, None):
+        raise ValueError("need the transaction of `commit: transactional`")
+    if letters and topics and topics.takes(letters.topic):
+        raise ValueError("go to a topic that this feed reads")
+    return letters
+
+
 class Feed(Settings):
     """One dataset: its topics, its group, and how they are landed and committed."""
 
@@ -329,6 +345,7 @@ class Feed(Settings):
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
     commit: CommitMode = CommitMode.TRANSACTIONAL
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
+    dead_letters: Annotated[DeadLetters | None, AfterValidator(_sent)] = None
     landing: LandingSettings = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
     limits: Limits = Limits()

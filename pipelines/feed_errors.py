@@ -21,6 +21,7 @@ _REMEDIES = {
     "kafka.bootstrap": "write host:port, several with commas between",
     "lake": "name a folder, or s3://bucket/prefix",
     "s3": 'see docs/feeds.md, "A lake on S3"',
+    "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
     "policies.on_recreated": "only refuse; the new topic is accepted by an operator's command, not by a feed",
     "policies.on_truncated": "only refuse; the new log is accepted by an operator's command, not by a feed",

@@ -77,6 +77,13 @@ class TopicFilter(BaseModel):
             raise ValueError("needs a topic name, a list of them, or {include: [patterns], exclude: [patterns]}")
         return self
 
+    def takes(self, name: str) -> bool:
+        """Whether a topic of that name is, or would be, among those that are asked for."""
+        if self.names:
+            return name in self.names
+        wanted = not self.include or any(_matches(p, [name]) for p in self.include)
+        return wanted and not any(_matches(p, [name]) for p in self.exclude)
+
     def __str__(self) -> str:
         if self.names:
             return ", ".join(self.names)
