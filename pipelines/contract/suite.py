@@ -1,14 +1,30 @@
-"""A contract as its file says it: a Great Expectations suite, read strictly into frozen expectations."""
+"""A contract as its file says it: a Great Expectations suite, read strictly into frozen expectations.
+
+Guarantee: a contract that was read can be evaluated on every row of its feed; what cannot is refused with all its
+problems, each named by its place in the file. Size, depth and counts are bounded.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
+
+from sluice.pipelines.contract.arguments import flaws, shown
+from sluice.pipelines.contract.catalogue import ENTRIES, column_types
+from sluice.pipelines.typed.schema import Schema, Type
+
+MAX_BYTES = 256 << 10
+MAX_DEPTH = 32
+MOST = 500
+"""Expectations of a contract."""
+MOST_PROBLEMS = 50
 
 
 class Severity(StrEnum):
@@ -22,7 +38,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One expectation of Great Expectations' core: `place` in its contract, `type`, `kwargs` as the suite has them."""
+    """One expectation of Great Expectations' core: `place` in its contract, `type`, `kwargs` as the suite has them,
+    without those that say nothing."""
 
     place: int
     type: str
@@ -52,3 +69,198 @@ def recall(text: str) -> Contract:
     """The contract whose `text` this is, as the ledger keeps it."""
     said = json.loads(text)
     return Contract(tuple(Expectation(i, e["type"], e["kwargs"], Severity(e["severity"])) for i, e in enumerate(said)))
+
+
+@dataclass(frozen=True, slots=True)
+class ContractProblem:
+    """What is wrong at a place of the file (`expectations[3] expect_column_to_exist: column`; empty: the file), and
+    what to do."""
+
+    place: str
+    what: str
+    remedy: str = ""
+
+
+class ContractError(ValueError):
+    """A file that is no contract of its feed: all its problems."""
+
+    def __init__(self, *problems: ContractProblem) -> None:
+        super().__init__("; ".join(f"{p.place}: {p.what}" if p.place else p.what for p in problems))
+        self.problems = problems[:MOST_PROBLEMS]
+
+
+def parse_contract(data: bytes, columns: Schema | None) -> Contract:
+    """The contract that a file says, for a feed with this schema (None: of raw records). Raises ContractError."""
+    suite = _document(data)
+    problems = [*_of_suite(suite)]
+    items = suite.get("expectations")
+    if not isinstance(items, list) or not 1 <= len(items) <= MOST:
+        raise ContractError(*problems, ContractProblem("expectations", f"should be a list of 1 to {MOST}"))
+    types = column_types(columns)
+    found = []
+    for place, item in enumerate(items):
+        flaws = [*_of_item(item, f"expectations[{place}]", types)]
+        problems += flaws
+        if not flaws:
+            found.append(_expectation(place, item))
+    if problems:
+        raise ContractError(*problems)
+    return Contract(tuple(found))
+
+
+# -- JSON, strictly
+
+
+class _Refused(Exception):
+    pass
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise ContractError(ContractProblem("", f"is larger than {MAX_BYTES >> 10} KiB", "a contract is a short list"))
+    what, remedy = "is not UTF-8", "save it as UTF-8"
+    try:
+        text = data.decode("utf-8-sig")
+        what, remedy = "is nested too deeply", f"at most {MAX_DEPTH} levels"
+        found = json.loads(text, object_pairs_hook=_once, parse_float=_float, parse_int=_int, parse_constant=_constant)
+        _check_depth(found)
+        if isinstance(found, dict):
+            return found
+        what, remedy = "is no suite", 'write {"name": "…", "expectations": […], "meta": {…}}'
+    except json.JSONDecodeError as error:
+        what = f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
+        remedy = "mend it there; json.tool shows it too"
+    except _Refused as refused:
+        what, remedy = str(refused), ""
+    except (UnicodeDecodeError, RecursionError):
+        pass
+    raise ContractError(ContractProblem("", what, remedy))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [k for k, _ in pairs]
+        raise _Refused(f"has the key `{shown(next(k for k in found if keys.count(k) > 1))}` twice in one object")
+    return found
+
+
+def _float(text: str) -> float:
+    """Numbers whose digits a float keeps; others would be compared as what nobody wrote."""
+    found = float(text)
+    if len(text) > 60 or found in (float("inf"), float("-inf")) or Decimal(repr(found)) != Decimal(text):
+        raise _Refused(f"has a number, {shown(text)}, of more digits than a float keeps; a decimal's go into quotes")
+    return found
+
+
+def _int(text: str) -> int:
+    if len(text) > 40:
+        raise _Refused("has a whole number of more than 39 digits")
+    return int(text)
+
+
+def _constant(text: str) -> float:
+    raise _Refused(f"has {text}, which is no number of JSON")
+
+
+def _check_depth(value: object, level: int = 0) -> None:
+    if level > MAX_DEPTH:
+        raise RecursionError
+    if isinstance(value, str) and not value.isascii():
+        _check_text(value)
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        _check_depth(key, level)
+        _check_depth(inner, level + 1)
+    for inner in value if isinstance(value, list) else ():
+        _check_depth(inner, level + 1)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _Refused("has half of a surrogate pair, which is no character") from None
+
+
+# -- the suite, and each expectation's frame
+
+_SUITE = ("name", "id", "expectations", "meta", "notes", "suite_parameters")
+_ITEM = ("type", "kwargs", "severity", "id", "meta", "notes", "description", "rendered_content")
+_OLD = ("expectation_suite_name", "data_asset_type", "ge_cloud_id")
+_SILENT = ("result_format", "catch_exceptions", "id", "meta", "notes", "description", "rendered_content")
+"""Arguments that change no row's fate."""
+_REFUSED = {
+    "row_condition": "an expectation is about all rows; those that it is not about can be allowed by it",
+    "condition_parser": "there are no conditions on rows",
+    "batch_id": "every batch is held against its contract",
+}
+
+
+def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
+    meta = suite.get("meta") or {}
+    version = meta.get("great_expectations_version", "1.") if isinstance(meta, dict) else None
+    old = next((key for key in _OLD if key in suite), None)
+    if old or not isinstance(version, str) or not version.startswith("1."):
+        said = f" ({shown(version)})" if isinstance(version, str) and not old else ""
+        what = f"is a suite of another Great Expectations than 1.x{said}"
+        yield ContractProblem("meta.great_expectations_version", what, "save it again with Great Expectations 1.x")
+        return
+    for key in suite:
+        if key not in _SUITE:
+            yield ContractProblem(shown(key), "is unknown", _near(key, _SUITE))
+    if suite.get("suite_parameters"):
+        yield ContractProblem("suite_parameters", "are not supported", "write the values themselves")
+
+
+def _of_item(item: object, place: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
+    if not isinstance(item, dict):
+        yield ContractProblem(place, "is no expectation", 'write {"type": "expect_…", "kwargs": {…}}')
+        return
+    type_ = item.get("type")
+    if not isinstance(type_, str) or type_ not in ENTRIES:
+        yield _unsupported(type_, place, item)
+        return
+    place = f"{place} {type_}"
+    for key in item:
+        if key not in _ITEM:
+            yield ContractProblem(f"{place}: {shown(key)}", "is unknown", _near(key, _ITEM))
+    if item.get("severity", Severity.CRITICAL) not in [*Severity]:
+        yield ContractProblem(f"{place}: severity", "is none of them", f"choose {', '.join(Severity)}")
+    yield from _of_kwargs(item.get("kwargs", {}), place, type_, types)
+
+
+def _unsupported(type_: object, place: str, item: Mapping[str, Any]) -> ContractProblem:
+    if type_ is None and "expectation_type" in item:
+        what = "is an expectation of Great Expectations before 1.0"
+        return ContractProblem(f"{place}: expectation_type", what, "save the suite again with 1.x")
+    if not isinstance(type_, str):
+        return ContractProblem(f"{place}: type", "is missing" if type_ is None else "should be text", "expect_…")
+    near = get_close_matches(type_, ENTRIES, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ContractProblem(f"{place} {shown(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
+
+
+def _of_kwargs(kwargs: object, place: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
+    if not isinstance(kwargs, dict):
+        yield ContractProblem(f"{place}: kwargs", "should be an object", 'write {"column": "…"}')
+        return
+    known = ENTRIES[type_].kwargs
+    for name, said in kwargs.items():
+        if name in _REFUSED and said is not None:
+            yield ContractProblem(f"{place}: {name}", "is not supported", _REFUSED[name])
+        elif name not in known and name not in _REFUSED and name not in _SILENT:
+            yield ContractProblem(f"{place}: {shown(name)}", "is unknown", _near(name, known))
+    said = {k: v for k, v in kwargs.items() if k in known and v is not None}
+    for flaw in flaws(ENTRIES[type_], said, types):
+        yield ContractProblem(f"{place}: {flaw.name}" if flaw.name else place, flaw.what, flaw.remedy)
+
+
+def _expectation(place: int, item: Mapping[str, Any]) -> Expectation:
+    known = ENTRIES[item["type"]].kwargs
+    said = {k: v for k, v in (item.get("kwargs") or {}).items() if k in known and v != known[k].default}
+    return Expectation(place, item["type"], said, Severity(item.get("severity", Severity.CRITICAL)))
+
+
+def _near(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"

@@ -1,0 +1,371 @@
+"""The arguments of one expectation, held against the catalogue and the feed's columns: all that is wrong with them.
+
+Guarantee: what passes can be evaluated on every row that the feed can land, without an error. Light: Arrow is loaded
+for regular expressions alone.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from sluice.pipelines.contract.catalogue import Entry, Kwarg, Takes
+from sluice.pipelines.contract.literals import Family, bound, family, member, whole_range
+from sluice.pipelines.typed.schema import Kind, Type
+
+MOST_VALUES = 10_000
+MOST_COLUMNS = 32
+MOST_REGEXES = 50
+MOST_REGEX = 1000
+MOST_WINDOWS = 8
+MOST_RANGE = 1000
+FUNCTIONS = ("mean", "median", "min", "max")
+"""What a window can make of the values of earlier batches."""
+DECIMALS = 38
+"""Digits of an exact sum."""
+
+Types = Mapping[str, Type]
+
+
+class Flaw(NamedTuple):
+    """What is wrong with the argument `name`, and what to do."""
+
+    name: str
+    what: str
+    remedy: str
+
+
+class Wrong(ValueError):
+    """One argument's flaw, without its name."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.what, self.remedy = what, remedy
+
+
+def flaws(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+    """All that is wrong with arguments whose names are known. Nulls were left out."""
+    for kwarg in entry.kwargs.values():
+        if kwarg.required and kwarg.name not in kwargs:
+            yield Flaw(kwarg.name, "is missing", f"it takes {kwarg.takes}")
+    found = [*_places(entry, kwargs, types)]
+    found = found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
+    yield from found
+
+
+def _places(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+    """Columns, without which nothing else can be judged."""
+    for name, kwarg in entry.kwargs.items():
+        if name in kwargs and kwarg.takes in (Takes.COLUMN, Takes.COLUMNS):
+            try:
+                for column in _names(kwargs[name]) if kwarg.takes is Takes.COLUMNS else [kwargs[name]]:
+                    _column(entry, column, types)
+            except Wrong as wrong:
+                yield Flaw(name, wrong.what, wrong.remedy)
+
+
+def _column(entry: Entry, name: object, types: Types) -> None:
+    if not isinstance(name, str):
+        raise Wrong("should be a column's name")
+    if name not in types:
+        raise _unknown_column(name, types)
+    if family(types[name]) not in entry.families:
+        known = ", ".join(f for f in Family if f in entry.families)
+        raise Wrong(f"`{shown(name)}` is {types[name].kind}, of which it says nothing", f"it is about {known}")
+
+
+def _unknown_column(name: str, types: Types) -> Wrong:
+    top = re.split(r"[.\[{]", name)[0]
+    if top != name and top in types:
+        what = f"`{shown(name)}` is inside `{top}`: fields inside others have no expectations"
+        return Wrong(what, f"`{top}` as a whole may be null or not; or make the field a column of its own")
+    near = get_close_matches(name, types, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"columns: {', '.join([*types][:40])}"
+    return Wrong(f"`{shown(name)}` is no column of this feed", hint)
+
+
+def _each(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+    about = [types[kwargs[n]] for n, k in entry.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
+    for name, said in kwargs.items():
+        kwarg = entry.kwargs[name]
+        if "windows" in entry.kwargs and isinstance(said, dict) and "$PARAMETER" in said:
+            continue
+        try:
+            _CHECKS[kwarg.takes](said, kwarg, about)
+        except Wrong as wrong:
+            yield Flaw(name, wrong.what, wrong.remedy)
+        except ValueError as error:
+            yield Flaw(name, str(error), "")
+
+
+def _together(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+    """What no argument has alone."""
+    checks = (_bounds, _parameters, _comparable, _summable)
+    for check in checks:
+        try:
+            check(entry, kwargs, types)
+        except Wrong as wrong:
+            yield Flaw("", wrong.what, wrong.remedy)
+
+
+def _bounds(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+    if not entry.bounded:
+        return
+    low, high = kwargs.get("min_value"), kwargs.get("max_value")
+    if low is None and high is None:
+        raise Wrong("has neither min_value nor max_value", "give one, or both")
+    if isinstance(low, dict) or isinstance(high, dict) or low is None or high is None:
+        return
+    t = types[kwargs["column"]] if entry.kwargs["min_value"].takes is Takes.BOUND else Type(Kind.DECIMAL)
+    if bound(t, low) > bound(t, high):
+        raise Wrong("has a min_value above its max_value", "no value is between them")
+
+
+def _parameters(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+    """`$PARAMETER` is a window's, and every window is somebody's."""
+    used = [said["$PARAMETER"] for said in kwargs.values() if isinstance(said, dict) and "$PARAMETER" in said]
+    named = [w["parameter_name"] for w in kwargs.get("windows", [])]
+    if any(name not in named for name in used) or any(len(s) > 1 for s in kwargs.values() if _is_parameter(s)):
+        raise Wrong("has a $PARAMETER that none of its windows gives", "write its value, or a window for it")
+    if any(name not in used for name in named) or len({*named}) < len(named):
+        raise Wrong("has a window that nothing uses, or two for one parameter", 'write such as {"$PARAMETER": "low"}')
+
+
+def _is_parameter(said: object) -> bool:
+    return isinstance(said, dict) and "$PARAMETER" in said
+
+
+def _comparable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+    if entry.reason not in ("not_greater", "not_equal", "not_unique"):
+        return
+    names = kwargs.get("column_list") or [kwargs["column_A"], kwargs["column_B"]]
+    kinds = {_measure(types[name]) for name in names}
+    if len(kinds) > 1 and kinds != {"whole numbers", "decimals"} and kinds != {"whole numbers", "floats"}:
+        raise Wrong(f"compares {' with '.join(sorted(kinds))}", "compare columns that are alike")
+
+
+def _measure(t: Type) -> str:
+    if family(t) is not Family.NUMBER:
+        return str(family(t))
+    return {Kind.FLOAT32: "floats", Kind.FLOAT64: "floats", Kind.DECIMAL: "decimals"}.get(t.kind, "whole numbers")
+
+
+def _summable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+    if entry.reason != "wrong_sum":
+        return
+    added = [types[name] for name in kwargs["column_list"]]
+    kinds = {_measure(t) for t in added}
+    if kinds >= {"floats", "decimals"}:
+        raise Wrong("adds floats to decimals", "add columns that are alike")
+    if "floats" not in kinds and digits_of_sum(added)[0] > DECIMALS:
+        raise Wrong("has a sum that can have too many digits", f"at most {DECIMALS}; fewer columns or smaller decimals")
+
+
+def digits_of_sum(types: list[Type]) -> tuple[int, int]:
+    """Digits of the sum of whole numbers and decimals, in all and behind the point."""
+    scale = max(t.scale for t in types)
+    whole = max(t.precision - t.scale if t.kind is Kind.DECIMAL else len(str(whole_range(t)[1])) for t in types)
+    return whole + scale + len(types) - 1, scale
+
+
+# -- what each kind of argument may be
+
+
+def _truth(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if not isinstance(said, bool):
+        raise Wrong("should be true or false")
+
+
+def _bound(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    bound(about[0], said)
+
+
+def _number(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    bound(Type(Kind.FLOAT64), said)
+
+
+def _count(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    try:
+        member(Type(Kind.UINT32), said)
+    except ValueError:
+        raise Wrong("should be a whole number from 0 on") from None
+
+
+def _share(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= 1:
+        raise Wrong("should be a number from 0 to 1")
+
+
+def _list(said: Any, most: int, least: int = 1) -> list[Any]:
+    if not isinstance(said, list) or not least <= len(said) <= most:
+        raise Wrong(f"should be a list of {least} to {most:,}")
+    return said
+
+
+def _names(said: Any) -> list[str]:
+    found = _list(said, MOST_COLUMNS, 2)
+    if not all(isinstance(name, str) for name in found) or len({*found}) < len(found):
+        raise Wrong("should be a list of columns, each once")
+    return found
+
+
+def _columns(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    """They were looked at before all else."""
+
+
+def _all_names(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    found = _list(said, MOST_VALUES)
+    if not all(isinstance(name, str) for name in found) or len({*found}) < len(found):
+        raise Wrong("should be a list of columns' names, each once")
+
+
+def _values(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, value in enumerate(_list(said, MOST_VALUES)):
+        _member(about[0], value, f"[{i}]")
+
+
+def _pairs(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, pair in enumerate(_list(said, MOST_VALUES)):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise Wrong(f"[{i}] should be a list of two values")
+        for k, value in enumerate(pair):
+            if value is not None:
+                _member(about[k], value, f"[{i}][{k}]")
+
+
+def _member(t: Type, value: object, place: str) -> None:
+    try:
+        member(t, value)
+    except ValueError as error:
+        remedy = "nulls are not looked at: leave it out" if value is None else f"the column is {t}"
+        raise Wrong(f"{place} {error}", remedy) from None
+
+
+def _choice(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if said not in kwarg.choices:
+        raise Wrong("is none of its words", f"choose {', '.join(kwarg.choices)}")
+
+
+def _regexes(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, pattern in enumerate(_list(said, MOST_REGEXES)):
+        try:
+            _regex(pattern, kwarg, about)
+        except Wrong as wrong:
+            raise Wrong(f"[{i}] {wrong.what}", wrong.remedy) from None
+
+
+_BOTH = "patterns are what Python's re and RE2 have in common: no look-around, no back-references (docs/contracts.md)"
+
+
+def _regex(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    if not isinstance(said, str) or len(said) > MOST_REGEX:
+        raise Wrong(f"should be a regular expression of at most {MOST_REGEX} characters")
+    if "\0" in said:
+        raise Wrong("has a zero byte", r"write \x00")
+    found = re.search(r"(?<!\\)\{,\d+\}", said)
+    if found:
+        raise Wrong(f"has {{,n}} at position {found.start() + 1}", "write {0,n}")
+    _of_python(said)
+    _of_re2(said)
+
+
+def _of_python(pattern: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python warns of means another thing to RE2: sets inside sets
+            re.compile(pattern)
+    except re.error as error:
+        at = f" at position {error.pos + 1}" if error.pos is not None else ""
+        raise Wrong(f"is no regular expression{at}: {shown(error.msg)}", _BOTH) from None
+    except (Warning, RecursionError, OverflowError, MemoryError):
+        raise Wrong("is no regular expression that means one thing", _BOTH) from None
+
+
+def _of_re2(pattern: str) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        pc.match_substring_regex(pa.scalar("", pa.string()), pattern)
+    except pa.ArrowInvalid as error:
+        why = str(error).removeprefix("Invalid regular expression: ")
+        part = why.partition(": ")[2]
+        at = f" at position {pattern.index(part) + 1}" if part and part in pattern else ""
+        raise Wrong(f"is not taken by RE2{at}: {shown(why)}", _BOTH) from None
+
+
+def _quantiles(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    what = 'should be such as {"quantiles": [0.5, 0.99], "value_ranges": [[1, 10], [null, 100]]}'
+    if not isinstance(said, dict) or {*said} != {"quantiles", "value_ranges"}:
+        raise Wrong(what)
+    quantiles, ranges = _list(said["quantiles"], 100), _list(said["value_ranges"], 100)
+    for quantile in quantiles:
+        _share(quantile, kwarg, about)
+    if len(ranges) != len(quantiles) or quantiles != sorted(quantiles) or not all(map(_is_range, ranges)):
+        raise Wrong(what, "as many ranges as quantiles, quantiles in order, each range from low to high")
+
+
+def _is_range(said: Any) -> bool:
+    if not isinstance(said, list) or len(said) != 2:
+        return False
+    numbers = [bound(Type(Kind.FLOAT64), v) for v in said if v is not None]
+    return bool(numbers) and numbers == sorted(numbers)
+
+
+def _windows(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
+    for i, window in enumerate(_list(said, MOST_WINDOWS)):
+        if not _is_window(window):
+            what = f"[{i}] is no window"
+            raise Wrong(
+                what, f"write such as {WINDOW}; constraint_fn: {', '.join(FUNCTIONS)}; range: 1 to {MOST_RANGE}"
+            )
+
+
+WINDOW = (
+    '{"constraint_fn": "mean", "parameter_name": "low", "range": 10, "offset": {"positive": 0, "negative": 0.5}, '
+    '"strict": false}'
+)
+_WINDOW: Mapping[str, Callable[[Any], bool]] = {
+    "constraint_fn": lambda v: v in FUNCTIONS,
+    "parameter_name": lambda v: isinstance(v, str) and 0 < len(v) <= 100,
+    "range": lambda v: isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= MOST_RANGE,
+    "offset": lambda v: isinstance(v, dict) and {*v} == {"positive", "negative"} and all(map(_is_size, v.values())),
+    "strict": lambda v: isinstance(v, bool),
+}
+
+
+def _is_size(said: Any) -> bool:
+    return isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < float("inf")
+
+
+def _is_window(said: Any) -> bool:
+    if not isinstance(said, dict) or not {*_WINDOW} - {"strict"} <= {*said} <= {*_WINDOW}:
+        return False
+    return all(_WINDOW[k](v) for k, v in said.items())
+
+
+def shown(text: str) -> str:
+    """Text of the file in an error: short, and on one line."""
+    return "".join(c if c.isprintable() else "�" for c in text[:80])
+
+
+_CHECKS: Mapping[Takes, Callable[[Any, Kwarg, list[Type]], None]] = {
+    Takes.COLUMN: _columns,
+    Takes.COLUMNS: _columns,
+    Takes.NAMES: _all_names,
+    Takes.TRUTH: _truth,
+    Takes.BOUND: _bound,
+    Takes.COUNT: _count,
+    Takes.NUMBER: _number,
+    Takes.SHARE: _share,
+    Takes.VALUES: _values,
+    Takes.PAIRS: _pairs,
+    Takes.REGEX: _regex,
+    Takes.REGEXES: _regexes,
+    Takes.CHOICE: _choice,
+    Takes.QUANTILES: _quantiles,
+    Takes.WINDOWS: _windows,
+}

@@ -1,0 +1,337 @@
+"""The expectations of Great Expectations' core that a contract can have: what each takes, is about, and says.
+
+`ENTRIES` is the table: a suite is read by it, tasks (`rows`) and the driver (`whole`) do what stands in it, and
+docs/contracts.md lists it. Light: nothing of Arrow or of Great Expectations is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from sluice.pipelines.contract.literals import Family
+from sluice.pipelines.contract.sentences import sentence
+from sluice.pipelines.typed.schema import EXTRA, KAFKA, Field, Kind, Schema, Type
+
+if TYPE_CHECKING:
+    from sluice.pipelines.contract.suite import Expectation
+
+
+class Scope(StrEnum):
+    """Whether one row alone can break it, or only a batch as a whole."""
+
+    ROW = "row"
+    WHOLE = "batch"
+
+
+class Issue(StrEnum):
+    """What an expectation is about: Great Expectations' `DataQualityIssues`, of which checks are made groups."""
+
+    COMPLETENESS = "Completeness"
+    VALIDITY = "Validity"
+    UNIQUENESS = "Uniqueness"
+    NUMERIC = "Numeric"
+    VOLUME = "Volume"
+    SCHEMA = "Schema"
+
+
+class Takes(StrEnum):
+    """What an argument is; `suite` holds files against it."""
+
+    COLUMN = "a column"
+    COLUMNS = "a list of columns"
+    NAMES = "a list of names"
+    TRUTH = "true or false"
+    BOUND = "a value of the column"
+    COUNT = "a whole number from 0 on"
+    NUMBER = "a number"
+    SHARE = "a number from 0 to 1"
+    VALUES = "a list of values of the column"
+    PAIRS = "a list of pairs of values of the columns"
+    REGEX = "a regular expression"
+    REGEXES = "a list of regular expressions"
+    CHOICE = "one of a few words"
+    QUANTILES = "quantiles and their ranges"
+    WINDOWS = "a list of windows"
+
+
+@dataclass(frozen=True, slots=True)
+class Kwarg:
+    """One argument of an expectation. `default` is what its absence means; `choices` are the words of a CHOICE."""
+
+    name: str
+    takes: Takes
+    required: bool = False
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One expectation. `families` are the columns that it can be about, `reason` is the word that quarantined rows
+    have, empty for whole batches.
+    """
+
+    type: str
+    scope: Scope
+    issue: Issue
+    kwargs: Mapping[str, Kwarg] = field(hash=False)
+    families: frozenset[Family]
+    reason: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it needs `min_value`, `max_value`, or both."""
+        return "min_value" in self.kwargs
+
+
+_ORDERED = frozenset({Family.NUMBER, Family.TIME, Family.DAY})
+_SIMPLE = _ORDERED | {Family.TEXT, Family.TRUTH}
+_FLAT = _SIMPLE | {Family.BYTES}
+_ANY = frozenset(Family)
+_TEXT = frozenset({Family.TEXT})
+_NUMBER = frozenset({Family.NUMBER})
+
+_COLUMN = Kwarg("column", Takes.COLUMN, required=True)
+_MOSTLY = Kwarg("mostly", Takes.SHARE, default=1)
+_SET = Kwarg("value_set", Takes.VALUES, required=True)
+_PAIR = (Kwarg("column_A", Takes.COLUMN, required=True), Kwarg("column_B", Takes.COLUMN, required=True))
+_PAIR_NULLS = Kwarg(
+    "ignore_row_if",
+    Takes.CHOICE,
+    default="both_values_are_missing",
+    choices=("both_values_are_missing", "either_value_is_missing", "neither"),
+)
+_COLUMNS = Kwarg("column_list", Takes.COLUMNS, required=True)
+_NULLS = Kwarg(
+    "ignore_row_if",
+    Takes.CHOICE,
+    default="all_values_are_missing",
+    choices=("all_values_are_missing", "any_value_is_missing", "never"),
+)
+_REGEX = Kwarg("regex", Takes.REGEX, required=True)
+_REGEXES = Kwarg("regex_list", Takes.REGEXES, required=True)
+_STRICT = (Kwarg("strict_min", Takes.TRUTH, default=False), Kwarg("strict_max", Takes.TRUTH, default=False))
+_WINDOWS = Kwarg("windows", Takes.WINDOWS)
+
+
+def _bounds(takes: Takes) -> tuple[Kwarg, ...]:
+    return Kwarg("min_value", takes), Kwarg("max_value", takes), *_STRICT
+
+
+def _row(type_: str, issue: Issue, reason: str, families: frozenset[Family], *kwargs: Kwarg) -> Entry:
+    return Entry(type_, Scope.ROW, issue, {k.name: k for k in (*kwargs, _MOSTLY)}, families, reason)
+
+
+def _whole(type_: str, issue: Issue, families: frozenset[Family], *kwargs: Kwarg) -> Entry:
+    return Entry(type_, Scope.WHOLE, issue, {k.name: k for k in kwargs}, families)
+
+
+_ALL = (
+    _row("expect_column_values_to_not_be_null", Issue.COMPLETENESS, "is_null", _ANY, _COLUMN),
+    _row("expect_column_values_to_be_null", Issue.COMPLETENESS, "not_null", _ANY, _COLUMN),
+    _row("expect_column_values_to_be_in_set", Issue.VALIDITY, "not_in_set", _SIMPLE, _COLUMN, _SET),
+    _row("expect_column_values_to_not_be_in_set", Issue.VALIDITY, "in_set", _SIMPLE, _COLUMN, _SET),
+    _row(
+        "expect_column_values_to_be_between",
+        Issue.NUMERIC,
+        "out_of_bounds",
+        _ORDERED,
+        _COLUMN,
+        *_bounds(Takes.BOUND),
+    ),
+    _row(
+        "expect_column_value_lengths_to_be_between",
+        Issue.VALIDITY,
+        "wrong_length",
+        _TEXT,
+        _COLUMN,
+        *_bounds(Takes.COUNT),
+    ),
+    _row(
+        "expect_column_value_lengths_to_equal",
+        Issue.VALIDITY,
+        "wrong_length",
+        _TEXT,
+        _COLUMN,
+        Kwarg("value", Takes.COUNT, required=True),
+    ),
+    _row("expect_column_values_to_match_regex", Issue.VALIDITY, "no_match", _TEXT, _COLUMN, _REGEX),
+    _row("expect_column_values_to_not_match_regex", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEX),
+    _row(
+        "expect_column_values_to_match_regex_list",
+        Issue.VALIDITY,
+        "no_match",
+        _TEXT,
+        _COLUMN,
+        _REGEXES,
+        Kwarg("match_on", Takes.CHOICE, default="any", choices=("any", "all")),
+    ),
+    _row("expect_column_values_to_not_match_regex_list", Issue.VALIDITY, "matches", _TEXT, _COLUMN, _REGEXES),
+    _row(
+        "expect_column_pair_values_a_to_be_greater_than_b",
+        Issue.NUMERIC,
+        "not_greater",
+        _ORDERED,
+        *_PAIR,
+        Kwarg("or_equal", Takes.TRUTH, default=False),
+        _PAIR_NULLS,
+    ),
+    _row("expect_column_pair_values_to_be_equal", Issue.VALIDITY, "not_equal", _SIMPLE, *_PAIR, _PAIR_NULLS),
+    _row(
+        "expect_column_pair_values_to_be_in_set",
+        Issue.VALIDITY,
+        "not_in_set",
+        _SIMPLE,
+        *_PAIR,
+        Kwarg("value_pairs_set", Takes.PAIRS, required=True),
+        _PAIR_NULLS,
+    ),
+    _row(
+        "expect_select_column_values_to_be_unique_within_record",
+        Issue.UNIQUENESS,
+        "not_unique",
+        _SIMPLE,
+        _COLUMNS,
+        _NULLS,
+    ),
+    _row(
+        "expect_multicolumn_sum_to_equal",
+        Issue.NUMERIC,
+        "wrong_sum",
+        _NUMBER,
+        _COLUMNS,
+        Kwarg("sum_total", Takes.NUMBER, required=True),
+        _NULLS,
+    ),
+    _whole("expect_table_row_count_to_be_between", Issue.VOLUME, _ANY, *_bounds(Takes.COUNT), _WINDOWS),
+    _whole("expect_table_row_count_to_equal", Issue.VOLUME, _ANY, Kwarg("value", Takes.COUNT, required=True)),
+    _whole(
+        "expect_table_columns_to_match_set",
+        Issue.SCHEMA,
+        _ANY,
+        Kwarg("column_set", Takes.NAMES, required=True),
+        Kwarg("exact_match", Takes.TRUTH, default=True),
+    ),
+    _whole(
+        "expect_table_columns_to_match_ordered_list",
+        Issue.SCHEMA,
+        _ANY,
+        Kwarg("column_list", Takes.NAMES, required=True),
+    ),
+    _whole(
+        "expect_table_column_count_to_be_between",
+        Issue.SCHEMA,
+        _ANY,
+        Kwarg("min_value", Takes.COUNT),
+        Kwarg("max_value", Takes.COUNT),
+    ),
+    _whole("expect_table_column_count_to_equal", Issue.SCHEMA, _ANY, Kwarg("value", Takes.COUNT, required=True)),
+    _whole("expect_column_to_exist", Issue.SCHEMA, _ANY, _COLUMN, Kwarg("column_index", Takes.COUNT)),
+    _whole("expect_column_values_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMN, _MOSTLY),
+    _whole("expect_compound_columns_to_be_unique", Issue.UNIQUENESS, _FLAT, _COLUMNS, _NULLS, _MOSTLY),
+    _whole("expect_column_unique_value_count_to_be_between", Issue.UNIQUENESS, _FLAT, _COLUMN, *_bounds(Takes.COUNT)),
+    _whole(
+        "expect_column_proportion_of_unique_values_to_be_between",
+        Issue.UNIQUENESS,
+        _FLAT,
+        _COLUMN,
+        *_bounds(Takes.SHARE),
+    ),
+    _whole(
+        "expect_column_proportion_of_non_null_values_to_be_between",
+        Issue.COMPLETENESS,
+        _ANY,
+        _COLUMN,
+        *_bounds(Takes.SHARE),
+    ),
+    _whole("expect_column_min_to_be_between", Issue.NUMERIC, _ORDERED, _COLUMN, *_bounds(Takes.BOUND)),
+    _whole("expect_column_max_to_be_between", Issue.NUMERIC, _ORDERED, _COLUMN, *_bounds(Takes.BOUND)),
+    _whole("expect_column_mean_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
+    _whole("expect_column_median_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
+    _whole("expect_column_sum_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
+    _whole("expect_column_stdev_to_be_between", Issue.NUMERIC, _NUMBER, _COLUMN, *_bounds(Takes.NUMBER)),
+    _whole(
+        "expect_column_quantile_values_to_be_between",
+        Issue.NUMERIC,
+        _NUMBER,
+        _COLUMN,
+        Kwarg("quantile_ranges", Takes.QUANTILES, required=True),
+        Kwarg("allow_relative_error", Takes.TRUTH, default=False),
+    ),
+    _whole("expect_column_distinct_values_to_be_in_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
+    _whole("expect_column_distinct_values_to_equal_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
+    _whole("expect_column_distinct_values_to_contain_set", Issue.UNIQUENESS, _SIMPLE, _COLUMN, _SET),
+    _whole(
+        "expect_column_most_common_value_to_be_in_set",
+        Issue.VALIDITY,
+        _SIMPLE,
+        _COLUMN,
+        _SET,
+        Kwarg("ties_okay", Takes.TRUTH, default=False),
+    ),
+)
+ENTRIES: Mapping[str, Entry] = {e.type: e for e in _ALL}
+"""Every supported expectation by its type."""
+
+
+def entry(expectation: Expectation) -> Entry:
+    """What stands in the table for one expectation of a contract."""
+    return ENTRIES[expectation.type]
+
+
+def argument(expectation: Expectation, name: str) -> Any:
+    """An argument as the suite has it, or its default."""
+    said = expectation.kwargs.get(name)
+    return entry(expectation).kwargs[name].default if said is None else said
+
+
+def text(expectation: Expectation) -> str:
+    """What it says, to people: "amount is between 0 and 10,000"."""
+    found = sentence(expectation.type, _arguments(expectation)).text
+    share = expectation.kwargs.get("mostly")
+    return found if share in (None, 1) else f"{found}, in at least {share * 100:g}% of rows"
+
+
+def demand(expectation: Expectation) -> str:
+    """What it says to a row that breaks it: "amount should be between 0 and 10,000"."""
+    return sentence(expectation.type, _arguments(expectation)).demand
+
+
+def _arguments(expectation: Expectation) -> dict[str, Any]:
+    return {name: argument(expectation, name) for name in entry(expectation).kwargs}
+
+
+def columns(expectation: Expectation) -> tuple[str, ...]:
+    """The columns that it is about; none for a table as a whole."""
+    found: list[str] = []
+    for kwarg in entry(expectation).kwargs.values():
+        said = expectation.kwargs.get(kwarg.name)
+        if kwarg.takes is Takes.COLUMN:
+            found.append(said)
+        elif kwarg.takes is Takes.COLUMNS:
+            found += said
+    return tuple(found)
+
+
+_OF_KAFKA = {
+    "key": Type(Kind.BINARY),
+    "topic": Type(Kind.STRING),
+    "partition": Type(Kind.INT32),
+    "offset": Type(Kind.INT64),
+    "timestamp": Type(Kind.TIMESTAMP, unit="ms"),
+    "timestampType": Type(Kind.INT32),
+    "headers": Type(Kind.LIST, fields=(Field("", Type(Kind.BINARY)),)),
+}
+
+
+def column_types(schema: Schema | None) -> dict[str, Type]:
+    """Every column of landed rows with its type, in order; None: of a raw feed."""
+    if schema is None:
+        value = {"key": _OF_KAFKA["key"], "value": Type(Kind.BINARY)}
+        return value | _OF_KAFKA
+    typed = {f.name: f.type for f in schema.fields} | {EXTRA: Type(Kind.JSON)}
+    kafka = {KAFKA + name: t for name, t in _OF_KAFKA.items()}
+    return typed | kafka | {f"{KAFKA}tombstone": Type(Kind.BOOL)}

@@ -1,0 +1,178 @@
+"""Values as a contract's file writes them, read exactly for the type of a column. Light: no Arrow.
+
+    whole numbers          numbers; 10.0 is 10
+    floats                 numbers
+    decimals               numbers of up to 17 digits, or text of any number of digits: "0.10"
+    timestamps, epochs     text: "2026-11-20", "2026-11-20T10:00", "2026-11-20T10:00:00.123456789+01:00"; else in UTC
+    dates                  text: "2026-11-20"
+    strings, booleans      text, true and false
+
+A bound may be finer than the column (0.5 of whole numbers, microseconds of milliseconds); a member of a set may not: no
+row could have it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+from enum import StrEnum
+
+from sluice.pipelines.typed.schema import Kind, Type
+
+Value = int | float | Decimal | str | bool
+
+
+class Family(StrEnum):
+    """Column types that are alike to expectations."""
+
+    NUMBER = "numbers"
+    TIME = "timestamps"
+    DAY = "dates"
+    TEXT = "strings"
+    TRUTH = "booleans"
+    BYTES = "binary"
+    NESTED = "lists, structs, maps and json"
+
+
+_FAMILIES = {
+    Kind.BOOL: Family.TRUTH,
+    Kind.STRING: Family.TEXT,
+    Kind.BINARY: Family.BYTES,
+    Kind.DATE: Family.DAY,
+    Kind.TIMESTAMP: Family.TIME,
+    Kind.EPOCH: Family.TIME,
+    Kind.JSON: Family.NESTED,
+    Kind.LIST: Family.NESTED,
+    Kind.STRUCT: Family.NESTED,
+    Kind.MAP: Family.NESTED,
+}
+_DIGITS = 38
+_EXACT = Context(prec=2 * _DIGITS + 100)
+PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+"""Nanoseconds in a unit of time."""
+_TIME = re.compile(
+    r"(\d{4}-\d{2}-\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?(Z|[+-]\d{2}:\d{2})?)?", re.ASCII
+)
+_DECIMAL = re.compile(r"[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})([eE][+-]?\d{1,2})?", re.ASCII)
+
+
+def family(t: Type) -> Family:
+    """What a type is to expectations."""
+    return _FAMILIES.get(t.kind, Family.NUMBER)
+
+
+def unit_of(t: Type) -> str:
+    """The unit of time in which a timestamp or epoch lands."""
+    return "ms" if t.unit == "s" else t.unit
+
+
+def bound(t: Type, said: object) -> int | float | Decimal:
+    """A bound of a column of numbers, or of times (nanoseconds since the epoch), or of dates (days). Raises ValueError,
+    which says what would be understood."""
+    match family(t):
+        case Family.TIME:
+            return _nanoseconds(said)
+        case Family.DAY:
+            return _days(said)
+        case Family.NUMBER:
+            found = _number(said, text=t.kind is Kind.DECIMAL)
+            return float(found) if t.kind in (Kind.FLOAT32, Kind.FLOAT64) else found
+        case kind:
+            raise ValueError(f"there are no bounds for {kind}")
+
+
+def member(t: Type, said: object) -> Value:
+    """A value that a column can hold: as `bound`, times in the column's unit. Raises ValueError."""
+    match family(t):
+        case Family.TEXT:
+            return _text(said)
+        case Family.TRUTH:
+            return _truth(said)
+        case Family.TIME:
+            return _in_unit(_nanoseconds(said), unit_of(t))
+        case Family.DAY:
+            return _days(said)
+        case Family.NUMBER:
+            return _held(t, _number(said, text=t.kind is Kind.DECIMAL))
+        case kind:
+            raise ValueError(f"{kind} are not compared")
+
+
+def whole_range(t: Type) -> tuple[int, int]:
+    """The smallest and the largest value of a type of whole numbers."""
+    bits = int(str(t.kind).lstrip("uint"))
+    return (0, (1 << bits) - 1) if t.kind.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
+
+
+def _text(said: object) -> str:
+    if isinstance(said, str):
+        return said
+    raise ValueError("should be text in quotes")
+
+
+def _truth(said: object) -> bool:
+    if isinstance(said, bool):
+        return said
+    raise ValueError("should be true or false")
+
+
+def _number(said: object, *, text: bool) -> int | Decimal:
+    """Exact; a float is what its shortest text says, as whoever wrote it meant."""
+    if isinstance(said, float) and math.isfinite(said):
+        found = Decimal(repr(said))
+        return int(found) if found == found.to_integral_value() and abs(found) < 10**_DIGITS else found
+    if isinstance(said, int) and not isinstance(said, bool) and abs(said) < 10**_DIGITS:
+        return said
+    if text and isinstance(said, str) and _DECIMAL.fullmatch(said):
+        return Decimal(said)
+    raise ValueError(f"should be a number{' or its digits in quotes' if text else ''}")
+
+
+def _held(t: Type, number: int | Decimal) -> Value:
+    match t.kind:
+        case Kind.FLOAT32 | Kind.FLOAT64:
+            return float(number)
+        case Kind.DECIMAL:
+            exact = Decimal(number)
+            exponent = exact.normalize(_EXACT).as_tuple().exponent
+            fits = isinstance(exponent, int) and -exponent <= t.scale
+            if not fits or abs(exact) >= 10 ** (t.precision - t.scale):
+                raise ValueError(f"is no value of {t}")
+            return exact
+        case _:
+            low, high = whole_range(t)
+            if not isinstance(number, int) or not low <= number <= high:
+                raise ValueError(f"is no value of {t}")
+            return number
+
+
+def _nanoseconds(said: object) -> int:
+    what = "should be a time such as 2026-11-20T10:00:00Z"
+    found = _TIME.fullmatch(said) if isinstance(said, str) else None
+    if not found:
+        raise ValueError(what)
+    day, hour, minute, second, fraction, zone = found.groups()
+    try:
+        text = f"{day}T{hour or '00'}:{minute or '00'}:{second or '00'}{(zone or 'Z').replace('Z', '+00:00')}"
+        seconds = (datetime.fromisoformat(text) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+    except ValueError:
+        raise ValueError(what) from None
+    return seconds * 10**9 + int((fraction or "").ljust(9, "0"))
+
+
+def _in_unit(nanoseconds: int, unit: str) -> int:
+    whole, rest = divmod(nanoseconds, PER_UNIT[unit])
+    if rest or not -(1 << 63) <= whole < 1 << 63:
+        raise ValueError(f"is no time in {unit}")
+    return whole
+
+
+def _days(said: object) -> int:
+    try:
+        if isinstance(said, str) and re.fullmatch(r"\d{4}-\d{2}-\d{2}", said, re.ASCII):
+            return (date.fromisoformat(said) - date(1970, 1, 1)).days
+    except ValueError:
+        pass
+    raise ValueError("should be a date such as 2026-11-20")
