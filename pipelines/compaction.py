@@ -11,30 +11,22 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Event
 
 from sluice.pipelines import manifest, windows
 from sluice.pipelines.batch import Edges
-from sluice.pipelines.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import MAX_FOLDERS
-from sluice.pipelines.ledger import Batch, Ledger, State
-from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.merging import MERGE_BYTES, Merge, Merger
-from sluice.pipelines.ports import Liveness, Progress, Reporter
-from sluice.pipelines.proof import prove
-from sluice.pipelines.publish import abandon, check_owner, publish, roll_forward
-from sluice.pipelines.values import Owner, Plan, Receipt, Request, RequestKind, Task
+from sluice.pipelines.ports import Progress, Reporter
+from sluice.pipelines.publish import roll_forward
+from sluice.pipelines.rewriting import How, Rewriting, give_up_dead, is_free, rewriting
+from sluice.pipelines.values import Owner, Receipt, Request, RequestKind
 
 REQUEST = Request(RequestKind.COMPACT)
-MAX_MERGES = 1000
-"""Merges that one batch carries out at most."""
-_ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +119,9 @@ def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Co
     ledger = open_ledger(feed, edges)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
     state = ledger.read()
-    dead = {b.id for b in _merging(state) if edges.liveness.looks_dead(b.owner)}
-    free = [m for m in found.merges if _is_free(state, m, found.number, busy, dead)]
+    dead = {b.id for b in rewriting(state) if edges.liveness.looks_dead(b.owner)}
+    free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
     return Compacted(tuple((m, None) for m in free), busy=busy, incomplete=found.incomplete)
-
-
-def _is_free(
-    state: State, m: Merge, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
-) -> bool:
-    """Whether its receipts still count, as they did below entry `since`, and no live batch reserves any of it."""
-    s = m.slice
-    if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
-        return False
-    for batch, other in state.live_slices():
-        if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:
-            busy[s.window] = batch.id
-            return False
-    return state.current.get(s.tp) == s.key
 
 
 # -- carried out
@@ -158,119 +136,17 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
         report(Progress("roll forward"))
-        _give_up_dead(feed.name, ledger, edges.liveness)
+        give_up_dead(feed.name, ledger, edges.liveness, REQUEST.kind)
         roll_forward(ledger, edges.lake, feed.name)
         report(Progress("find"))
-        run = _Run(feed, edges, ledger, owner, report, find(feed, ledger, asked))
-        run.all()
-    return Compacted(tuple(run.merged), tuple(run.batches), run.busy, run.found.incomplete)
-
-
-def _give_up_dead(feed: str, ledger: Ledger, liveness: Liveness) -> None:
-    for batch in _merging(ledger.read()):
-        if not liveness.is_dead(batch.owner):
-            raise _busy(feed, batch)
-        abandon(ledger, batch.id, "the run that merged these parts died; they are as they were")
-
-
-def _merging(state: State) -> list[Batch]:
-    return [b for b in state.live() if b.merges]
-
-
-def _busy(feed: str, batch: Batch) -> PlanBusy:
-    return PlanBusy(
-        f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is merging parts of feed {feed} already",
-        remedy=f"wait for it to end; when its run is dead, the next `sluice compact {feed}` gives it up",
-    )
-
-
-class _Run:
-    """One call: `merged`, `batches` and `busy` grow as it goes on."""
-
-    def __init__(self, feed: Feed, edges: Edges, ledger: Ledger, owner: Owner, report: Reporter, found: Found) -> None:
-        self.found = found
-        self.merged: list[tuple[Merge, Receipt | None]] = []
-        self.batches: list[int] = []
-        self.busy: dict[int | None, int] = {}
-        self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
-        self._total = sum(m.slice.span for m in found.merges)
-        self._done = 0
-
-    def all(self) -> None:
-        for merges in _batches(self.found.merges, self._feed.compaction.batch_bytes):
-            if (planned := self._planned(merges)) is not None:
-                self._carry_out(*planned)
-
-    def _planned(self, merges: Sequence[Merge]) -> tuple[int, Plan, Sequence[Merge]] | None:
-        """The plan in the ledger, of those merges that nobody else is at; None when none is left."""
-        left: list[Merge] = []
-
-        def decide(state: State) -> PlanEntry | None:
-            nonlocal left
-            for batch in _merging(state):
-                raise _busy(self._feed.name, batch)
-            left = [m for m in merges if _is_free(state, m, self.found.number, self.busy)]
-            plan = self._plan(state, left)
-            return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
-
-        appended = self._ledger.append(decide)
-        if appended is None or not isinstance(appended.entry, PlanEntry):
-            return None
-        return appended.number, appended.entry.plan, left
-
-    def _plan(self, state: State, merges: Sequence[Merge]) -> Plan:
-        tasks = tuple(Task(i, -1, (m.slice,)) for i, m in enumerate(merges))
-        replaces = tuple(p.path for m in merges for p in m.parts)
-        return Plan(self._feed.name, state.cluster, REQUEST, self._feed.isolation, tasks, replaces)
-
-    def _carry_out(self, batch: int, plan: Plan, merges: Sequence[Merge]) -> None:
-        ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name
-        try:
-            receipts = self._merge(batch, plan, merges)
-            check_owner(ledger, batch, self._owner)
-            proven, failures = prove(plan, batch, receipts, lake)
-            if failures:
-                raise ProofFailed(failures[0].message, remedy=failures[0].remedy)
-        except BaseException:
-            with suppress(SluiceError):
-                abandon(ledger, batch, "merging ended early; the parts are as they were")
-                roll_forward(ledger, lake, feed)
-            raise
-        publish(ledger, batch, self._owner, proven, ())
-        roll_forward(ledger, lake, feed)
-        self.merged += zip(merges, proven, strict=True)
-        self.batches.append(batch)
-
-    def _merge(self, batch: int, plan: Plan, merges: Sequence[Merge]) -> list[Receipt]:
-        """The receipts of all merges; the first that fails ends the others."""
-        feed, stop, out = self._feed, Event(), []
-        whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
-        merger = Merger(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop)
-        with ThreadPoolExecutor(threads(feed.compaction, os.cpu_count() or 1), "sluice-merge") as pool:
-            try:
-                for done in as_completed([pool.submit(merger.merge, m) for m in merges]):
-                    out.append(done.result())
-                    self._done += out[-1].slice.span
-                    self._report(Progress("merge", self._done, self._total))
-            except BaseException:
-                stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return out
+        found = find(feed, ledger, asked)
+        at_once = threads(feed.compaction, os.cpu_count() or 1)
+        how = How(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
+        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
+        run.all(found.merges)
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete)
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:
     """How many merges go on at once."""
     return max(min(cores, settings.memory // MERGE_BYTES), 1)
-
-
-def _batches(merges: Iterable[Merge], most: int) -> Iterator[list[Merge]]:
-    """The merges in turn, as many at once as have `most` bytes."""
-    batch: list[Merge] = []
-    for m in merges:
-        if batch and (len(batch) == MAX_MERGES or sum(b.bytes for b in batch) + m.bytes > most):
-            yield batch
-            batch = []
-        batch.append(m)
-    if batch:
-        yield batch

@@ -7,7 +7,7 @@ in landing: settings, folders, names, what a file says of itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +25,8 @@ from sluice.pipelines.formats import fixed, int64s
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import check_account, sha256
-from sluice.pipelines.values import Counts, Part, PartKind, Receipt, Slice
+from sluice.pipelines.ranges import union
+from sluice.pipelines.values import Counts, Drift, DriftKind, Part, PartKind, Receipt, Slice, Tally
 
 ROW_GROUP_BYTES = 24 << 20
 """Rows in memory that become a row group: the most that landing takes."""
@@ -62,8 +63,9 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Merger:
-    """Carries out the merges of one batch, in several threads at once. Once `stop` is set they end, with Failed."""
+class Desk:
+    """Where the parts of one batch are read and written anew, in several threads at once. Once `stop` is set they end,
+    with Failed."""
 
     lake: Lake
     feed: str
@@ -73,13 +75,60 @@ class Merger:
     settings: LandingSettings
     stop: Event
 
+    def check_source(self, part: Part) -> None:
+        """Raises ProofFailed for a part that is not what the ledger says."""
+        with suppress(FileNotFoundError), self.lake.open(part.path) as file:
+            if sha256(file) == part.sha256:
+                return
+        raise ProofFailed(
+            f"{part.path} is not the file that the ledger tells of: nothing is made of it",
+            remedy=f"see what else is: sluice audit {self.feed} --hashes; then bring it back from a backup, or land "
+            "its offsets anew with --replace",
+        )
+
+    def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
+        """What takes the slice's rows of a kind."""
+        target = Target(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
+        return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
+
+    def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
+        """The rows of the receipts' parts of a kind, in offset order."""
+        for r in receipts:
+            files = [self.rows_of(place(p)) for p in r.parts if p.kind is kind]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
+
+    def rows_of(self, path: str) -> Rows:
+        """The rows of one file, so many at once as take little memory."""
+        for rows in rows_of(self.lake, path):
+            if self.stop.is_set():
+                raise Failed("it was ended early", remedy="nothing was changed; run it again")
+            yield rows
+
+
+def rows_of(lake: Lake, path: str) -> Rows:
+    """The rows of one file, so many at once as take little memory."""
+    with lake.open(path) as opened:
+        file = pq.ParquetFile(opened)
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+            yield from file.iter_batches(min(at_once, 1 << 16), [index], use_threads=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Carries out the merges of one batch."""
+
+    desk: Desk
+
     def merge(self, m: Merge) -> Receipt:
         """The receipt of the slice whose parts are staged. One that fails leaves none behind.
 
         Raises ProofFailed, LakeFull, LakeUnavailable.
         """
         for part in m.parts:
-            self._check_source(part)
+            self.desk.check_source(part)
         writers: list[PartWriter] = []
         try:
             for kind in PartKind:
@@ -94,77 +143,77 @@ class Merger:
             raise
         return made
 
-    def _check_source(self, part: Part) -> None:
-        with suppress(FileNotFoundError), self.lake.open(part.path) as file:
-            if sha256(file) == part.sha256:
-                return
-        raise ProofFailed(
-            f"{part.path} is not the file that the ledger tells of: nothing is merged with it",
-            remedy=f"see what else is: sluice audit {self.feed} --hashes; then bring it back from a backup, or land "
-            "its offsets anew with --replace",
-        )
-
     def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
-        target = Target(self.feed, self.batch, self.plan_hash, self.attempt, m.slice, kind)
         writer: PartWriter | None = None
-        for rows in self._rows(m.receipts, kind, _visible):
+        for rows in self.desk.rows(m.receipts, kind, visible):
             if writer is None:
-                schema = rows.schema.remove_metadata()
-                writer = PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
+                writer = self.desk.writer(m.slice, kind, rows.schema.remove_metadata())
                 writers.append(writer)
             writer.write(rows)
 
     def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
-        """All classes as they were; what came over the wire, too."""
-        last, came = m.receipts[-1], sum(r.input_bytes for r in m.receipts)
-        counts = sum((r.counts for r in m.receipts), Counts())
-        made = Receipt(m.slice, last.position, counts, parts, self.attempt, came, format=last.format)
+        """All classes as they were; what came over the wire, too, and what the rows said."""
+        rs, last = m.receipts, m.receipts[-1]
+        counts = sum((r.counts for r in rs), Counts())
+        tallies, drift = summed(rs, counts.landed)
+        made = Receipt(
+            m.slice,
+            last.position,
+            counts,
+            parts,
+            self.desk.attempt,
+            sum(r.input_bytes for r in rs),
+            format=last.format,
+            tallies=tallies,
+            drift=drift,
+            relanded=union(x for r in rs for x in r.relanded),
+            mended=union(x for r in rs for x in r.mended),
+        )
         check_account(made)
         return made
 
     def _check_same(self, m: Merge, made: Receipt, kind: PartKind) -> None:
-        before, after = self._rows(m.receipts, kind, _visible), self._rows((made,), kind, _staged)
+        before, after = self.desk.rows(m.receipts, kind, visible), self.desk.rows((made,), kind, staged)
         if not same_rows(before, after):
             raise ProofFailed(
                 f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
                 remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
             )
 
-    def _rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
-        """The rows of the receipts' parts of a kind, in offset order."""
-        for r in receipts:
-            files = [self._of_file(place(p)) for p in r.parts if p.kind is kind]
-            # Files by the records' own time lie beside each other in the order, all others one after the other.
-            yield from _in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 
-    def _of_file(self, path: str) -> Rows:
-        with self.lake.open(path) as opened:
-            file = pq.ParquetFile(opened)
-            for index in range(file.num_row_groups):
-                group = file.metadata.row_group(index)
-                at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-                for rows in file.iter_batches(min(at_once, 1 << 16), [index], use_threads=False):
-                    if self.stop.is_set():
-                        raise Failed("merging was ended", remedy="nothing was changed; run it again")
-                    yield rows
+def summed(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+    """What the rows of slices of one format said to contract and schema; a field is missing when none of all those
+    that `landed` has it."""
+    tallies: dict[int, Tally] = {}
+    drifts: dict[tuple[DriftKind, str], Drift] = {}
+    for r in receipts:
+        for t in r.tallies:
+            tallies[t.expectation] = tallies[t.expectation] + t if t.expectation in tallies else t
+        for d in r.drift:
+            drifts[d.kind, d.field] = drifts[d.kind, d.field] + d if (d.kind, d.field) in drifts else d
+    found = (d for _, d in sorted(drifts.items()))
+    kept = tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == landed)
+    return tuple(t for _, t in sorted(tallies.items())), kept
 
 
-def _visible(part: Part) -> str:
+def visible(part: Part) -> str:
+    """Where it is read."""
     return part.path
 
 
-def _staged(part: Part) -> str:
+def staged(part: Part) -> str:
+    """Where it was written."""
     return part.staged
 
 
-def _in_order(files: Sequence[Rows]) -> Rows:
+def in_order(files: Sequence[Rows]) -> Rows:
     """The rows of several files that are in offset order each, in that of all. A batch of each is in memory."""
     heads = {file: rows for file in files if (rows := next(file, None)) is not None}
     while heads:
-        horizon = min(_offsets(rows)[-1] for rows in heads.values())
+        horizon = min(offsets_of(rows)[-1] for rows in heads.values())
         ready = []
         for file, rows in list(heads.items()):
-            count = int(np.searchsorted(_offsets(rows), horizon, side="right"))
+            count = int(np.searchsorted(offsets_of(rows), horizon, side="right"))
             ready.append(rows.slice(0, count))
             rest = rows.slice(count) if count < rows.num_rows else next(file, None)
             if rest is None:
@@ -172,10 +221,11 @@ def _in_order(files: Sequence[Rows]) -> Rows:
             else:
                 heads[file] = rest
         together = pa.concat_batches(ready)
-        yield together.take(fixed(pa.int64(), np.argsort(_offsets(together))))
+        yield together.take(fixed(pa.int64(), np.argsort(offsets_of(together))))
 
 
-def _offsets(rows: pa.RecordBatch) -> np.ndarray:
+def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
+    """The rows' Kafka offsets."""
     return int64s(rows.column(rows.schema.get_field_index(layout.offset_column(rows.schema))))
 
 

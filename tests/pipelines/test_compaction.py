@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines import compaction, layout, merging, reading
+from sluice.pipelines import compaction, layout, merging, reading, rewriting
 from sluice.pipelines.compaction import Compacted, compact, find, foreseen
 from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.explain import Class, explain
@@ -223,13 +223,13 @@ def test_a_rival_that_comes_between_finding_and_planning_wins(world: World) -> N
 def test_a_batch_that_was_given_up_meanwhile_publishes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     before, files = world.rows(), world.visible()
-    prove = compaction.prove
+    prove = rewriting.prove
 
     def robbed(plan: Plan, batch: int, outcomes: Any, lake: Any) -> Any:
         abandon(world.fresh_ledger(), batch, "taken for dead")
         return prove(plan, batch, outcomes, lake)
 
-    monkeypatch.setattr(compaction, "prove", robbed)
+    monkeypatch.setattr(rewriting, "prove", robbed)
     with pytest.raises(OwnershipLost):
         world.compact()
     assert (world.visible(), world.rows().equals(before)) == (files, True)
@@ -317,12 +317,12 @@ def test_what_does_not_read_back_as_it_was_is_never_published(world: World, monk
 def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
     stop = Event()
     stop.set()
-    merger = merging.Merger(MemoryLake(), "orders", 1, "h", "a", None, stop)  # type: ignore[arg-type]
+    desk = merging.Desk(MemoryLake(), "orders", 1, "h", "a", None, stop)  # type: ignore[arg-type]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"offset": [1]}), sink)
-    merger.lake.files["x"] = sink.getvalue().to_pybytes()  # type: ignore[attr-defined]
+    desk.lake.files["x"] = sink.getvalue().to_pybytes()  # type: ignore[attr-defined]
     with pytest.raises(Failed, match="was ended"):
-        next(merger._of_file("x"))
+        next(desk.rows_of("x"))
 
 
 # -- any landing
