@@ -3,7 +3,7 @@
     1 join as the only member          refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
     3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, LedgerCorrupt
-    4 intent into the ledger, then one transaction with its number as the mark
+    4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
     5 read back, offset and mark       a lost answer is unknown until then
     6 commit into the ledger; leave
 
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.pipelines import letters
 from sluice.pipelines.errors import CommitFenced, GroupMoved, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
@@ -53,11 +54,16 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """`mark` is the number of the intent entry behind the offsets, −1 where none was written."""
+    """`mark` is the number of the intent entry behind the offsets, −1 where none was written.
+
+    `letters` went to the topic `letters_to` with them.
+    """
 
     status: CommitStatus
     offsets: tuple[Moved, ...]
     mark: int = -1
+    letters: int = 0
+    letters_to: str = ""
 
 
 class Verdict(StrEnum):
@@ -88,23 +94,28 @@ class Mark:
             return None
 
 
-def commit(ledger: Ledger, group: Group, settings: CommitSettings) -> CommitResult:
+def commit(
+    ledger: Ledger, group: Group, settings: CommitSettings, outlet: letters.Outlet | None = None
+) -> CommitResult:
     """Commit the frontier of every partition that has an origin, by the numbered steps above.
 
-    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt.
+    With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
+    themselves. Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt;
+    UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
     """
     state = ledger.read()
     targets = state.frontiers()
     if settings.mode is CommitMode.NONE or not targets:
         return CommitResult(CommitStatus.DISABLED, tuple(Moved(k, None, o) for k, o in targets.items()))
-    if _settled(state, targets, group.committed([k.tp for k in targets])):
+    owes = outlet is not None and bool(letters.owed(ledger, state, state.last_mark))
+    if not owes and _settled(state, targets, group.committed([k.tp for k in targets])):
         return CommitResult(CommitStatus.UNCHANGED, tuple(Moved(k, o, o) for k, o in targets.items()))
     transactional = settings.mode is CommitMode.TRANSACTIONAL
     topics = sorted({k.topic for k in targets})
     with group.join(topics, settings.transactional_id if transactional else None) as member:
         if transactional:
             member.init_transactions()
-        return _commit_as(member, ledger, settings)
+        return _commit_as(member, ledger, settings, outlet if transactional else None)
 
 
 def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
@@ -115,18 +126,30 @@ def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> 
     )
 
 
-def _commit_as(member: Membership, ledger: Ledger, settings: CommitSettings) -> CommitResult:
+def _commit_as(
+    member: Membership, ledger: Ledger, settings: CommitSettings, outlet: letters.Outlet | None
+) -> CommitResult:
     state, before = _compare(member, ledger, settings)
-    targets = state.frontiers()
+    partitions = member.partitions_of(outlet.topic) if outlet else 0
+    targets, newest = state.frontiers(), _newest_mark(state, before)
     going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
-    mark = _intend(ledger, targets)
-    if going:
-        offsets = {k.tp: _marked(state, k, o, mark) for k, o in going.items()}
-        _send(member, settings, offsets)
+    mark, state = _intend(ledger, targets)
+    post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
+    if going or post:
+        # With letters all partitions get the mark, which says what was sent: moving one does not take it away.
+        offsets = {k.tp: _marked(state, k, o, mark) for k, o in (targets if post else going).items()}
+        _send(member, settings, offsets, post)
         _read_back(member, offsets)
-    _record(ledger, settings, mark, targets)
-    status = CommitStatus.COMMITTED if going else CommitStatus.UNCHANGED
-    return CommitResult(status, tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items()), mark)
+    _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
+    status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
+    moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
+    return CommitResult(status, moved, mark, *((post.taken, post.topic) if post else ()))
+
+
+def _newest_mark(state: State, committed: Committed) -> int:
+    """The newest intent whose transaction took effect: Kafka holds its mark, or the ledger says so."""
+    marks = (_our_mark(state, c) for c in committed.values() if c is not None)
+    return max([state.last_mark, *(m.number for m in marks if m is not None)])
 
 
 def _compare(member: Membership, ledger: Ledger, settings: CommitSettings) -> tuple[State, Committed]:
@@ -152,10 +175,10 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
         return Verdict.GO  # never committed, or expired after idle days: nobody moved it
     offset, last = committed.offset, state.commits.get(key)
     mark = _our_mark(state, committed)
-    if offset == target:
-        return Verdict.DONE
     if mark is not None and mark.number >= state.number:
         return Verdict.STALE
+    if offset == target:
+        return Verdict.DONE
     if mark is not None and mark.incarnation != key.incarnation:
         return Verdict.GO  # belongs to the topic's earlier life
     if offset == state.moved.get(key):
@@ -191,10 +214,15 @@ def adopt(ledger: Ledger, moved: Sequence[Key], committed: Committed, reason: st
     return skip_to(ledger, ends, reason)
 
 
-def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> int:
+def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
+    """The intent's number, and the fold that includes it: what was published below it is what its mark will cover."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
     appended = ledger.append(lambda state: IntentEntry(offsets=offsets))
-    return appended.number if appended else -1
+    if appended is None:
+        raise LedgerCorrupt(
+            f"the ledger of feed {ledger.feed} took no intent", remedy="this is a bug; nothing was sent"
+        )
+    return appended.number, appended.state
 
 
 def _marked(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
@@ -202,10 +230,17 @@ def _marked(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
     return CommittedOffset(offset, epoch, Mark(state.ledger_id, mark, key.incarnation).dump())
 
 
-def _send(member: Membership, settings: CommitSettings, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+def _send(
+    member: Membership,
+    settings: CommitSettings,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+    post: letters.Letters | None,
+) -> None:
     """Step 4. An unknown outcome is no failure yet: reading back decides."""
     try:
-        if settings.mode is CommitMode.TRANSACTIONAL:
+        if post:
+            member.commit_transaction(offsets, post.topic, post)
+        elif settings.mode is CommitMode.TRANSACTIONAL:
             member.commit_transaction(offsets)
         else:
             member.commit_plain(offsets)
@@ -226,11 +261,13 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
             )
 
 
-def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int]) -> None:
+def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, told: bool) -> None:
+    """Step 6. `told`: the ledger knows the newest mark that took effect; then only offsets may be news."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
 
     def decide(state: State) -> CommitEntry | None:
-        if all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items()):
+        known = all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items())
+        if known and (told or state.last_mark >= mark):
             return None
         return CommitEntry(mode=settings.mode, mark=mark, offsets=offsets)
 

@@ -118,6 +118,21 @@ class Member:
     instance_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record to publish to a partition of the dead-letter topic, stamped in ms (-1: never was).
+
+    `source` is the record that it is made of, as `topic:partition:offset`.
+    """
+
+    partition: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    source: str
+
+
 class Membership(Protocol):
     """Our place in the group: the member id and generation of one join, never refreshed."""
 
@@ -129,8 +144,19 @@ class Membership(Protocol):
         """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
         ...
 
-    def commit_transaction(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """All offsets in one transaction under our member id and generation. Raises CommitFenced, Unknown."""
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions a topic has that letters are to go to. Raises UnknownTopic; it is never created."""
+        ...
+
+    def commit_transaction(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+    ) -> None:
+        """All offsets in one transaction under our member id and generation, and with them the letters to `topic`.
+
+        Letters are taken one after the other, and each partition keeps their order. Whatever is raised but Unknown:
+        neither offsets nor letters are there for anybody. CommitFenced, Unknown; UsageError for a letter that the
+        topic does not take, and for more of them than the transaction's time allows.
+        """
         ...
 
     def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown
-from sluice.pipelines.ports import Member
+from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
+from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
@@ -134,6 +134,13 @@ class FakeGroup:
     lose: str | None = None
     """`after`: the next commit takes effect and its answer is lost; `before`: it does not."""
     on_commit: Callable[[], None] = lambda: None
+    topics: dict[str, int] = field(default_factory=dict)
+    """The topics that letters may go to, with how many partitions they have."""
+    letters: list[tuple[str, Letter]] = field(default_factory=list)
+    """What readers see in them."""
+    on_letter: Callable[[Letter], None] = lambda letter: None
+    on_end: Callable[[], None] = lambda: None
+    """Called when a transaction has taken effect, before its caller hears of it."""
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         return {tp: self.offsets.get(tp) for tp in partitions}
@@ -165,18 +172,34 @@ class FakeMembership:
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         return self._group.committed(partitions)
 
-    def commit_transaction(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    def partitions_of(self, topic: str) -> int:
+        if topic not in self._group.topics:
+            raise UnknownTopic(f"no topic {topic}", topic=topic)
+        return self._group.topics[topic]
+
+    def commit_transaction(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+    ) -> None:
         self._group.on_commit()
         if self._epoch != self._group.epoch:
             raise CommitFenced("fenced by a newer producer")
-        self.commit_plain(offsets)
+        pending = []
+        for letter in letters:
+            self._group.on_letter(letter)
+            pending.append((topic, letter))
+        self._commit(offsets, pending)
 
     def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self._commit(offsets, [])
+
+    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: list[tuple[str, Letter]]) -> None:
         if self._generation != self._group.generation:
             raise CommitFenced("illegal generation")
         lose, self._group.lose = self._group.lose, None
         if lose != "before":
             self._group.offsets.update(offsets)
+            self._group.letters += letters
+            self._group.on_end()
         if lose:
             raise Unknown("no answer")
 

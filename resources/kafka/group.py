@@ -17,14 +17,15 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
-from sluice.pipelines.ports import Member
+from sluice.pipelines.errors import CommitFenced, FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
+from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.values import CommittedOffset, TopicPartition
-from sluice.resources.kafka import group_messages
+from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import told
 from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, Producer, Seat
 from sluice.resources.kafka.messages import partition_errors, top_error
+from sluice.resources.kafka.producing import Outbox
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Wire
 
@@ -208,6 +209,7 @@ class KafkaMembership:
         self._transactional_id = transactional_id
         self._timeout = timeout
         self._producer: Producer | None = None
+        self._sequences: dict[TopicPartition, int] = {}
 
     def init_transactions(self) -> None:
         """Fence older committers of the same transactional id (KIP-98); ends what they left open.
@@ -225,23 +227,37 @@ class KafkaMembership:
             top_error,
         )
         self._producer = Producer(key, response.producer_id, response.producer_epoch)
+        self._sequences = {}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
         return self._group.committed(partitions)
 
-    def commit_transaction(self, offsets: Offsets) -> None:
-        """All offsets in one transaction under our member id and generation.
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; never creates it."""
+        return producing.partitions_of(self._coordinators.wire, topic, self._timeout)
+
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+        """All offsets in one transaction under our member id and generation, and with them the letters to `topic`.
 
         Raises CommitFenced (nothing was committed), Unknown (the answer to its end was lost), NotAuthorized,
-        KafkaUnavailable (nothing was committed), ProofFailed for an offset that is none.
+        UnknownTopic, UsageError, KafkaUnavailable (nothing was committed), ProofFailed for an offset that is none.
+        After a failure transactions must be started again.
         """
         if self._producer is None:
             raise UsageError("transactions were not started", remedy="call init_transactions first")
         _refuse_invalid(offsets)
-        if offsets:
-            doing = f"committing the offsets of group {self._seat.group}"
-            self._coordinators.wire.run(doing, self._in_one_transaction, self._producer, offsets)
+        if not offsets:
+            return
+        producer, self._producer = self._producer, None
+        outbox = Outbox(self._coordinators, producer, topic, self._timeout, self._sequences)
+        try:
+            self._in_one_transaction(producer, offsets, outbox, letters)
+        except CommitFenced:
+            if outbox.late and outbox.sent:
+                outbox.give_up()
+            raise
+        self._producer = producer
 
     def commit_plain(self, offsets: Offsets) -> None:
         """The same by an ordinary OffsetCommit; where it is refused, some partitions may have been committed."""
@@ -256,18 +272,31 @@ class KafkaMembership:
                 final=True,
             )
 
-    async def _in_one_transaction(self, producer: Producer, offsets: Offsets) -> None:
-        key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
-        adding = partial(group_messages.ask_add_offsets, producer, seat.group)
-        sending = partial(group_messages.ask_commit_in, producer, seat, offsets)
-        ending = partial(group_messages.ask_end, producer, commit=True)
+    def _in_one_transaction(
+        self, producer: Producer, offsets: Offsets, outbox: Outbox, letters: Iterable[Letter]
+    ) -> None:
+        """Letters first: while offsets are pending, who reads them must wait."""
+        wire, doing = self._coordinators.wire, f"committing the offsets of group {self._seat.group}"
         try:
-            await ask(TRANSACTION, key, adding, top_error)
-            await ask(GROUP, seat.group, sending, partition_errors)
-        except KafkaError:
-            await self._abort(producer)
+            outbox.send(letters)
+            wire.run(doing, self._add, producer, offsets)
+        except BaseException:
+            with contextlib.suppress(SluiceError):
+                wire.run(doing, self._abort, producer)
             raise
-        await ask(TRANSACTION, key, ending, top_error, final=True)
+        wire.run(doing, self._end, producer)
+
+    # -- on the background thread
+
+    async def _add(self, producer: Producer, offsets: Offsets) -> None:
+        key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
+        await ask(TRANSACTION, key, partial(group_messages.ask_add_offsets, producer, seat.group), top_error)
+        sending = partial(group_messages.ask_commit_in, producer, seat, offsets)
+        await ask(GROUP, seat.group, sending, partition_errors)
+
+    async def _end(self, producer: Producer) -> None:
+        ending = partial(group_messages.ask_end, producer, commit=True)
+        await self._coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error, final=True)
 
     async def _abort(self, producer: Producer) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""

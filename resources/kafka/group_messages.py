@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.errors import GroupIdNotFoundError, KafkaError
+from kafka.errors import GroupIdNotFoundError, KafkaError, OperationNotAttemptedError
 from kafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
@@ -24,18 +24,23 @@ from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, Consume
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import (
     AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    ProduceRequest,
     TxnOffsetCommitRequest,
 )
+from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from sluice.pipelines.ports import Member
+from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.messages import Code, by_topic, partition_errors, top_error
 
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinator."""
+_PRODUCE_MS = 15_000
+_ENDLESS = 1 << 62
 _NAME = "range"
 
 
@@ -235,6 +240,69 @@ def ask_add_offsets(producer: Producer, group: str) -> Any:
         group_id=group,
         max_version=3,
     )
+
+
+def ask_add_partitions(producer: Producer, topic: str, partitions: Sequence[int]) -> Any:
+    """That the transaction will write to these (version 3: the last for clients that begin transactions this way)."""
+    named = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=producer.transactional_id,
+        v3_and_below_producer_id=producer.id,
+        v3_and_below_producer_epoch=producer.epoch,
+        v3_and_below_topics=[named],
+        max_version=3,
+    )
+
+
+def added_errors(response: Any) -> set[type[KafkaError]]:
+    """Where one partition is refused, the others are not attempted: that is no reason of its own."""
+    results = (p for t in response.results_by_topic_v3_and_below for p in t.results_by_partition)
+    found = {e for p in results if (e := error_of(p.partition_error_code))}
+    return found - {OperationNotAttemptedError} or found
+
+
+def record_batch(producer: Producer, sequence: int, letters: Sequence[Letter]) -> bytes:
+    """A batch of record-format version 2 of our open transaction, numbered from `sequence`; not compressed."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=True,
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        base_sequence=sequence,
+        batch_size=_ENDLESS,
+    )
+    for number, letter in enumerate(letters):
+        builder.append(number, letter.timestamp, letter.key, letter.value, letter.headers)
+    return bytes(builder.build())
+
+
+def ask_produce(producer: Producer, tp: TopicPartition, records: bytes) -> Any:
+    """Produce to one partition. Up to version 11 (KIP-890), and acknowledged by all replicas in sync."""
+    topic = ProduceRequest.TopicProduceData
+    partition = topic.PartitionProduceData(index=tp.partition, records=records)
+    return ProduceRequest(
+        transactional_id=producer.transactional_id,
+        acks=-1,
+        timeout_ms=_PRODUCE_MS,
+        topic_data=[topic(name=tp.topic, partition_data=[partition])],
+        min_version=8,
+        max_version=11,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """The answer for one batch; `first` is the place in it of the first record that was the reason to refuse it."""
+
+    error: Code
+    first: int
+
+
+def read_produced(response: Any) -> Produced:
+    (answer,) = (p for t in response.responses for p in t.partition_responses)
+    blamed = [e.batch_index for e in answer.record_errors or ()]
+    return Produced(error_of(answer.error_code), min(blamed, default=0))
 
 
 def ask_commit_in(producer: Producer, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:

@@ -1,0 +1,225 @@
+"""Dead letters: what was quarantined, as records for a topic of its own, sent with the offsets (DESIGN §7).
+
+A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of what landing had
+published below number n are sent. So a commit owes the letters of what landing published since the newest mark.
+
+Guarantees: an offset's letter is in at most one transaction that took effect, whatever crashes, is refused, is answered
+by nobody, is merged, replayed or landed anew; and each record that is in quarantine when a commit is made, and was not
+when the one before was, is in it, unless it was landed anew from a slice whose letters were sent. Memory holds a few
+megabytes of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.errors import LakeUnavailable, LedgerCorrupt, ProofFailed
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.formats import fixed, int64s
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PlanEntry, PublishEntry
+from sluice.pipelines.ports import Lake, Letter
+from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.values import Key, Part, PartKind, Request, RequestKind, Slice
+
+_OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
+"""Requests that write anew what landed: they read nothing from Kafka, and what they leave in quarantine was there."""
+_READ_BYTES, _READ_ROWS = 2 << 20, 1 << 12
+"""Rows that are decoded at once, of one file."""
+_WHERE = ("topic", "partition", "offset", "timestamp")
+_WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
+_HEADERS = (*_WHERE, *_WHY, "feed", "contract")
+_COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract"]
+
+Ranges = dict[Key, tuple[Range, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a feed's dead letters go, and the lake where the records lie that they are made of."""
+
+    feed: str
+    topic: str
+    lake: Lake
+
+    @classmethod
+    def of(cls, feed: Feed, lake: Lake) -> Outlet | None:
+        """None for a feed that sends none."""
+        return cls(feed.name, feed.dead_letters.topic, lake) if feed.dead_letters else None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of quarantined rows, and the offsets of its slice whose letters are owed."""
+
+    part: Part
+    slice: Slice
+    ranges: tuple[Range, ...]
+
+
+def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
+    """Where the letters are that a commit by `state` owes, when the newest mark that took effect is `since`.
+
+    In log order. Empty when there are none; rows that a file holds besides are told apart by `ranges`.
+    """
+    published = [b for b in _published(state) if (b.published or 0) > since]
+    due: Ranges = {}
+    for batch in published:
+        for key, ranges in _of_landing(ledger, state, batch, since).items():
+            due[key] = (*due.get(key, ()), *ranges)
+    found = (s for batch in published for s in _lying(ledger, state, batch, due)) if due else ()
+    return tuple(sorted(found, key=lambda s: (s.slice.key, s.slice.start, s.part.name)))
+
+
+def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
+    """The letters that are owed, for a topic of so many partitions; None when there are none."""
+    sources = owed(ledger, state, since)
+    return Letters(outlet, sources, partitions) if sources else None
+
+
+def _published(state: State) -> Iterator[Batch]:
+    return (b for b in state.batches.values() if b.published is not None)
+
+
+def _of_landing(ledger: Ledger, state: State, batch: Batch, since: int) -> Ranges:
+    """The ranges in which the batch quarantined records that no letter may have told of."""
+    out = _quarantined(ledger, batch)
+    if out and _request(ledger, batch).replace:
+        for earlier in _published(state):
+            told = _quarantined(ledger, earlier) if (earlier.published or 0) <= since else {}
+            out = {k: tuple(rest for r in held for rest in subtract(r, told.get(k, ()))) for k, held in out.items()}
+    return out
+
+
+def _quarantined(ledger: Ledger, batch: Batch) -> Ranges:
+    """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
+    out: Ranges = {}
+    if batch.merges or _request(ledger, batch).kind in _OUR_OWN:
+        return out
+    for r in _publication(ledger, batch).receipts:
+        if r.counts.quarantined:
+            out[r.slice.key] = (*out.get(r.slice.key, ()), r.slice.range)
+    return out
+
+
+def _lying(ledger: Ledger, state: State, batch: Batch, due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
+    """The batch's quarantined parts that count, as far as something is due of them.
+
+    All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
+    """
+    for r in state.receipts(batch.published or 0, _publication(ledger, batch)):
+        ranges = tuple(d for d in due.get(r.slice.key, ()) if d.meets(r.slice.range))
+        if ranges:
+            yield from (Source(p, r.slice, ranges) for p in r.parts if p.kind is PartKind.QUARANTINED)
+
+
+def _request(ledger: Ledger, batch: Batch) -> Request:
+    entry = ledger.entry(batch.id)
+    if not isinstance(entry, PlanEntry):
+        raise LedgerCorrupt(f"entry {batch.id} is not the plan of the batch that was published at {batch.published}")
+    return entry.plan.request
+
+
+def _publication(ledger: Ledger, batch: Batch) -> PublishEntry:
+    entry = ledger.entry(-1 if batch.published is None else batch.published)
+    if not isinstance(entry, PublishEntry):
+        raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
+    return entry
+
+
+# -- the letters themselves
+
+
+class Letters:
+    """The letters of the sources, made while they are taken, for a topic of so many partitions. `taken` counts them.
+
+    A letter is the record as it was, key, value, headers, timestamp, with headers of ours after its own. It goes to the
+    partition of the number that its record's has, modulo the topic's: what was in order stays in order.
+    """
+
+    def __init__(self, outlet: Outlet, sources: Sequence[Source], partitions: int) -> None:
+        self._outlet, self._sources, self._partitions = outlet, sources, partitions
+        self.topic = outlet.topic
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[Letter]:
+        """Raises LakeUnavailable for a part that has gone, ProofFailed for one that is not what the ledger says."""
+        for source in self._sources:
+            with _opened(self._outlet.lake, source.part) as file:
+                for rows in _rows(pq.ParquetFile(file), source):
+                    for row in rows.to_pylist():
+                        self.taken += 1
+                        yield self._letter(row)
+
+    def _letter(self, row: Mapping[str, Any]) -> Letter:
+        source = f"{row['topic']}:{row['partition']}:{row['offset']}"
+        theirs = tuple((h["key"], h["value"]) for h in row["headers"] or ())
+        stamp = -1 if row["timestamp"] is None else row["timestamp"]
+        where = row["partition"] % self._partitions
+        return Letter(where, stamp, row["key"], row["value"], (*theirs, *self._headers(row)), source)
+
+    def _headers(self, row: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+        for name in _HEADERS:
+            value = self._outlet.feed if name == "feed" else row.get(name)
+            yield f"sluice.{name}", b"" if value is None else str(value).encode()
+
+
+@contextmanager
+def _opened(lake: Lake, part: Part) -> Iterator[BinaryIO]:
+    """The part where readers find it, or where it was staged: whoever published it may have died before showing it."""
+    file: BinaryIO | None = None
+    for path in (part.path, part.staged):
+        with suppress(FileNotFoundError):
+            file = lake.open(path)
+            break
+    if file is None:
+        raise _gone(part)
+    try:
+        with file:
+            yield file
+    except FileNotFoundError:
+        raise _gone(part) from None
+    except (pa.ArrowException, OSError) as error:
+        raise _not_itself(part, type(error).__name__) from None
+
+
+def _rows(file: pq.ParquetFile, source: Source) -> Iterator[pa.RecordBatch]:
+    """The rows that are due, in the order of the file, a few at a time."""
+    if file.metadata.num_rows != source.part.rows:
+        raise _not_itself(source.part, f"{file.metadata.num_rows} rows instead of {source.part.rows}")
+    for index in range(file.num_row_groups):
+        group = file.metadata.row_group(index)
+        at_once = max(_READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+        for rows in file.iter_batches(min(at_once, _READ_ROWS), [index], _COLUMNS, use_threads=False):
+            stamps = rows.column("timestamp").cast(pa.int64())
+            yield _due(rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps), source.ranges)
+
+
+def _due(rows: pa.RecordBatch, ranges: Sequence[Range]) -> pa.RecordBatch:
+    offsets = int64s(rows.column("offset"))
+    due = np.zeros(len(offsets), bool)
+    for r in ranges:
+        due |= (offsets >= r.start) & (offsets < r.end)
+    return rows.take(fixed(pa.int64(), np.flatnonzero(due)))
+
+
+def _gone(part: Part) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"{part.path} went away before its letters were sent: it is being merged, replayed or landed anew",
+        remedy="nothing was sent; the next run commits again. If it says so again, see: sluice audit",
+    )
+
+
+def _not_itself(part: Part, why: str) -> ProofFailed:
+    return ProofFailed(
+        f"{part.path} is not the file that the ledger tells of ({why}): its letters cannot be sent",
+        remedy="nothing was sent, and landing goes on; see what else is: sluice audit --hashes; then bring the file"
+        " back from a backup, or land its offsets anew with --replace",
+    )
