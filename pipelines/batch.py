@@ -447,8 +447,8 @@ def _pinned(
     report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
     if not edges.liveness.is_dead(batch.owner):
         raise planning.busy(batch, s)
-    if batch.plan and batch.plan.request.kind is RequestKind.COMPACT:
-        abandon(ledger, batch.id, "the run that merged these parts died; they are as they were")
+    if batch.plan and batch.plan.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY):
+        abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
         return _pinned(feed, edges, ledger, found, request, owner, report)
     return _take_over(ledger, batch, s, owner), refusals
 
