@@ -19,6 +19,9 @@
     │   ├── WindowRetired          what had landed in it is not kept any longer
     │   ├── WindowHeld             an open transaction reaches into the window
     │   ├── QuarantineExceeded     too many records broke the contract
+    │   ├── ContractBroken         a batch as a whole is not what the contract expects
+    │   ├── SchemaChanged          what would land is not one table with what has landed
+    │   ├── SchemaDrifted          records differ from the schema, and the feed does not take that
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
@@ -148,6 +151,15 @@ class WindowHeld(Refused): ...
 
 
 class QuarantineExceeded(Refused): ...
+
+
+class ContractBroken(Refused): ...
+
+
+class SchemaChanged(Refused): ...
+
+
+class SchemaDrifted(Refused): ...
 
 
 class LedgerTooNew(Refused): ...

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from sluice.pipelines import layout
+from sluice.pipelines.contract.results import Result
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import AbandonEntry, PlanEntry, PublishEntry
@@ -26,13 +27,25 @@ Done = TypeVar("Done")
 
 
 def publish(
-    ledger: Ledger, batch: int, owner: Owner, receipts: Sequence[Receipt], failures: Sequence[SliceFailure]
+    ledger: Ledger,
+    batch: int,
+    owner: Owner,
+    receipts: Sequence[Receipt],
+    failures: Sequence[SliceFailure],
+    results: Sequence[Result] = (),
 ) -> Appended | None:
     """Put the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
 
-    Guarantee: decided on the state just below the entry's number, and again by whoever folds it.
+    `results`: what the batch as a whole said to its contract. Guarantee: decided on the state just below the entry's
+    number, and again by whoever folds it.
     """
-    entry = PublishEntry(batch=batch, token=owner.token, receipts=tuple(receipts), failures=tuple(failures))
+    entry = PublishEntry(
+        batch=batch,
+        token=owner.token,
+        receipts=tuple(receipts),
+        failures=tuple(failures),
+        results=tuple(results),
+    )
 
     def decide(state: State) -> PublishEntry | None:
         held = state.batches[batch]

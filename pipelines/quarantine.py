@@ -1,13 +1,14 @@
 """Whether so many records broke the contract that a batch must not be published, and what they have in common.
 
 Decided on proven receipts before anything is published: a batch that goes beyond the feed's limit stays staged. The
-next run takes it over and publishes it when the limit allows, or reads it again when the feed's schema was mended.
+next run takes it over and publishes it when the limit allows, or reads it again when what it is made to was mended. No
+value of a record is told, and nothing that a terminal obeys: where records are, and why they are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,26 +16,36 @@ import pyarrow.parquet as pq
 from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed import OnUndecodable, Policies
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.units import many
 from sluice.pipelines.values import Counts, Part, PartKind, Receipt
 
-LOOKED_AT = 20
-"""Quarantined parts that are opened to say what is wrong."""
+MOST_FAULTS = 1000
+"""Kinds of fault that are told apart; what comes after them is one more."""
+ROWS_AT_ONCE = 1 << 16
 _SAID = 5
+_MOST_TEXT = 120
+_KIND = ("stage", "expectation", "field", "reason", "detail")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`."""
+    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. Its texts
+    are short, and on one line."""
 
+    stage: str
     reason: str
-    field: str | None
     detail: str
     records: int
     first: str
+    field: str | None = None
+    expectation: str | None = None
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        return f"{where}{self.reason} ({self.detail}), {self.records:,} records, the first at {self.first}"
+        return f"{where}{self.reason} ({self.detail}), {many(self.records, 'record')}, the first at {self.first}"
+
+    def __add__(self, other: Fault) -> Fault:
+        return replace(self, records=self.records + other.records)
 
 
 def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake) -> None:
@@ -43,13 +54,16 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     if not _exceeds(counts, policies):
         return
     bad, all_ = counts.quarantined, counts.quarantined + counts.landed
-    parts = _parts(receipts)
-    lines = "".join(f"\n    {fault}" for fault in faults_of(parts[:LOOKED_AT], lake)[:_SAID])
+    parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    faults = faults_of([p.staged for p in parts], lake)
+    lines = [str(fault) for fault in faults[:_SAID]]
+    if rest := faults[_SAID:]:
+        lines.append(f"… and {many(sum(f.records for f in rest), 'record')} for {many(len(rest), 'other reason')}")
     raise QuarantineExceeded(
         f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
-        f"{lines}\n    all are in {_places(parts, lake)}",
-        remedy=f"look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema, or {_way_out(policies)}, "
-        "and run again: what was read is kept as long as the schema is the same",
+        "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
+        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema or the contract, or "
+        f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
     )
 
 
@@ -57,42 +71,57 @@ def _exceeds(counts: Counts, policies: Policies) -> bool:
     bad, limit = counts.quarantined, policies.quarantine_limit
     if policies.on_undecodable is OnUndecodable.FAIL:
         return bad > 0
-    return bad > 0 and bad >= limit.at_least and bad > limit.share * (bad + counts.landed)
+    many_ = bad >= limit.at_least and bad > limit.share * (bad + counts.landed)
+    return bad > 0 and (many_ or _too_many(counts, policies))
 
 
-def _way_out(policies: Policies) -> str:
+def _too_many(counts: Counts, policies: Policies) -> bool:
+    most = policies.quarantine_limit.at_most
+    return most is not None and counts.quarantined > most
+
+
+def _way_out(counts: Counts, policies: Policies) -> str:
     if policies.on_undecodable is OnUndecodable.FAIL:
         return "set policies.on_undecodable to quarantine"
-    return "raise policies.quarantine_limit"
-
-
-def _parts(receipts: Sequence[Receipt]) -> list[Part]:
-    return [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    return f"raise policies.quarantine_limit{'.at_most' if _too_many(counts, policies) else ''}"
 
 
 def _places(parts: Sequence[Part], lake: Lake) -> str:
-    more = f" and {len(parts) - 1} more files" if len(parts) > 1 else ""
+    more = f" and {many(len(parts) - 1, 'more file')}" if len(parts) > 1 else ""
     return lake.locate(parts[0].staged) + more
 
 
-def faults_of(parts: Sequence[Part], lake: Lake) -> list[Fault]:
-    """What is wrong with the records of staged parts, the most frequent first."""
-    tables = list(_read(parts, lake))
-    if not tables:
-        return []
-    rows = pa.concat_tables(tables)
-    kinds = rows.group_by(["reason", "field", "detail"], use_threads=False)
-    found = kinds.aggregate([("offset", "count"), ("topic", "first"), ("partition", "first"), ("offset", "first")])
-    faults = [Fault(r["reason"], r["field"], r["detail"], r["offset_count"], _place(r)) for r in found.to_pylist()]
-    return sorted(faults, key=lambda f: -f.records)
+def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
+    """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
+    no values; memory is bounded by `MOST_FAULTS` and a row group."""
+    found: dict[Fault, Fault] = {}
+    for path in files:
+        for fault in _faults(path, lake):
+            kind = replace(fault, records=0, first="")
+            if kind not in found and len(found) >= MOST_FAULTS:
+                kind, fault = _OTHERS, replace(_OTHERS, records=fault.records, first=fault.first)
+            found[kind] = found[kind] + fault if kind in found else fault
+    return sorted(found.values(), key=lambda f: -f.records)
 
 
-def _place(row: dict[str, object]) -> str:
-    return f"{row['topic_first']}:{row['partition_first']}:{row['offset_first']}"
+_OTHERS = Fault("", "others", "of further kinds", 0, "")
 
 
-def _read(parts: Sequence[Part], lake: Lake) -> Iterator[pa.Table]:
-    columns = ["reason", "field", "detail", "topic", "partition", "offset"]
-    for part in parts:
-        with lake.open(part.staged) as f:
-            yield pq.ParquetFile(f).read(columns=columns)
+def _faults(path: str, lake: Lake) -> Iterator[Fault]:
+    with lake.open(path) as f:
+        for batch in pq.ParquetFile(f).iter_batches(ROWS_AT_ONCE, columns=[*_KIND, "topic", "partition", "offset"]):
+            yield from _kinds(pa.Table.from_batches([batch]))
+
+
+def _kinds(rows: pa.Table) -> Iterator[Fault]:
+    counted = [("offset", "count"), ("topic", "first"), ("partition", "first"), ("offset", "first")]
+    for r in rows.group_by([*_KIND], use_threads=False).aggregate(counted).to_pylist():
+        first = f"{_plain(r['topic_first'])}:{r['partition_first']}:{r['offset_first']}"
+        stage, expectation, field, reason, detail = (None if r[k] is None else _plain(r[k]) for k in _KIND)
+        yield Fault(stage or "", reason or "", detail or "", r["offset_count"], first, field, expectation)
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal obeys, and short: names of fields come from records."""
+    short = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in short)

@@ -1,0 +1,53 @@
+"""Whether a batch as a whole is what its contract expects: decided on proven receipts, before anything is published.
+
+What fails a critical expectation stays staged and planned, and no offset moves. The next run takes it over: under the
+same contract it reads nothing from Kafka again and decides anew, under another it reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.contract.volume import earlier_rows
+from sluice.pipelines.contract.whole import hold_whole
+from sluice.pipelines.errors import ContractBroken
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.shape import Shape
+from sluice.pipelines.units import many
+from sluice.pipelines.values import Receipt
+
+_SAID = 20
+
+
+def check_contract(
+    shape: Shape, feed: str, state: State, batch: int, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
+) -> tuple[Result, ...]:
+    """What the batch's proven receipts say to the expectations about whole batches. `failed`: slices that have none.
+
+    Raises ContractBroken when a critical expectation fails that is not about each row by itself.
+    """
+    if shape.contract is None or not receipts:
+        return ()
+    results = hold_whole(shape, receipts, lake, earlier_rows(state, state.batches[batch]))
+    broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
+    if not broken:
+        return results
+    lines = [_line(o) for o in broken[:_SAID]]
+    lines += [f"… and {len(broken) - _SAID} more"] if len(broken) > _SAID else []
+    lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
+    raise ContractBroken(
+        f"batch {batch} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
+        remedy=f"look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend feeds/{feed}.contract.json, or what "
+        "produces the records, and run again: what was read is kept as long as the contract is the same",
+    )
+
+
+def _line(o: Outcome) -> str:
+    said = [f"observed {o.observed}"] if o.observed else []
+    if o.unexpected:
+        said += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]
+        said += [f"the first at {', '.join(o.first)}"] if o.first else []
+    return f"{text(o.expectation)}: {', '.join(said) or 'it is not so'}"

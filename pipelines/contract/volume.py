@@ -1,0 +1,73 @@
+"""How many rows are to be expected after the batches before: Great Expectations' `windows`, answered by the ledger.
+
+    {"type": "expect_table_row_count_to_be_between",
+     "kwargs": {"min_value": {"$PARAMETER": "least"},
+                "windows": [{"constraint_fn": "mean", "parameter_name": "least", "range": 5, "strict": false,
+                             "offset": {"positive": 0.5, "negative": 0.5}}]}}
+
+A parameter is what `constraint_fn` makes of the rows of the last `range` batches of the same kind, less `negative` of
+it for a lower bound, and more by `positive` of it for an upper one. While there are fewer such batches it has no value:
+what needs it passes and says so, or, where the window is `strict`, fails, as in Great Expectations does whatever needs
+a parameter without a value.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sluice.pipelines.contract.suite import Expectation
+from sluice.pipelines.ledger import Batch, State
+
+PARAMETER = "$PARAMETER"
+FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+}
+"""What `constraint_fn` may say."""
+
+
+class NoHistoryError(Exception):
+    """A parameter has no value yet. `strict`: what needs it fails; `needed` and `there` are batches."""
+
+    def __init__(self, strict: bool, needed: int, there: int) -> None:
+        super().__init__(f"no history yet: {there} of {needed} batches")
+        self.strict = strict
+
+
+def bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
+    """The least and the most rows, None where there is no bound. `earlier`: rows of the batches before, the newest
+    first. Raises NoHistoryError."""
+    least = _bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
+    most = _bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
+    return least, most
+
+
+def _bound(
+    e: Expectation, name: str, earlier: Sequence[int], factor: Callable[[Mapping[str, Any]], float]
+) -> float | None:
+    said = e.kwargs.get(name)
+    if not isinstance(said, Mapping):
+        return said
+    window = next(w for w in e.kwargs.get("windows") or () if w["parameter_name"] == said[PARAMETER])
+    rows = earlier[: window["range"]]
+    if len(rows) < window["range"]:
+        raise NoHistoryError(bool(window.get("strict")), window["range"], len(rows))
+    return FUNCTIONS[window["constraint_fn"]](rows) * factor(window)
+
+
+def earlier_rows(state: State, batch: Batch) -> list[int]:
+    """Rows that the batches published before this one landed, the newest first: those of the same kind of request, for
+    the same partitions, that landed whole."""
+    kind = _kind(batch)
+    like = (b for b in reversed(state.batches.values()) if b.id < batch.id and b.published is not None and not b.failed)
+    return [b.rows for b in like if _kind(b) == kind]
+
+
+def _kind(batch: Batch) -> tuple[str, str]:
+    """Of its request: one window is not compared with several, nor some partitions with all."""
+    what, _, only = batch.request.removesuffix(", replacing").partition(" of ")
+    return what.partition(" ")[0], only
