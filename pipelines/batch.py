@@ -17,6 +17,7 @@ from threading import Event, Thread
 from sluice.pipelines import layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
+from sluice.pipelines.contract.decision import check_contract
 from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
@@ -480,8 +481,9 @@ def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Ow
         abandon(ledger, batch.id, "Kafka does not hold any more what was to be landed anew")
     if not receipts or (failures and whole):
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
+    results = check_contract(feed.shape, feed.name, ledger.read(), batch.id, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
-    publish(ledger, batch.id, owner, receipts, failures)
+    publish(ledger, batch.id, owner, receipts, failures, results)
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number)

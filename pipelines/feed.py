@@ -197,10 +197,12 @@ class Limits(Settings):
 
 
 class QuarantineLimit(Settings):
-    """A batch fails before publishing once more than `share` of its records are bad, and `at_least` are."""
+    """A batch fails before publishing once more than `share` of its records are bad, and `at_least` are; and once more
+    than `at_most` are, whatever their share."""
 
     share: Annotated[float, BeforeValidator(number), Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
     at_least: Annotated[int, BeforeValidator(number), Field(ge=0, lt=1 << 62)] = 100
+    at_most: Annotated[int, BeforeValidator(number), Field(ge=0, lt=1 << 62)] | None = None
 
 
 class Policies(Settings):
