@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Thread
 
-from sluice.pipelines import layout, windows
+from sluice.pipelines import evolution, layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.contract.decision import check_contract
+from sluice.pipelines.drift import check_drift
 from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
@@ -48,6 +49,7 @@ from sluice.pipelines.proof import prove
 from sluice.pipelines.publish import abandon, check_owner, publish, roll_forward
 from sluice.pipelines.quarantine import check_quarantine
 from sluice.pipelines.ranges import subtract
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
     Counts,
@@ -205,6 +207,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     ledger = open_ledger(feed, edges)
     found = survey(feed, edges, ledger)
     _check_sound(found, request)
+    evolution.check_one_table(feed, evolution.effective_shape(feed, found.state), found.state)
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
     replaced = _replaced(feed, ledger, found, request, state)
@@ -313,13 +316,14 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         report(Progress("plan"))
         found = _bounded(survey(feed, edges, ledger), ends)
         _check_sound(found, request)
+        shape = evolution.declare(feed, ledger)
         _pin_origins(ledger, found)
         _pin_boundaries(feed, edges, ledger, found, request)
         losses += _accept_losses(feed, ledger, found, request)
         batch, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
         if batch is None:
             break
-        done.append(_carry_out(feed, edges, ledger, batch, owner, report))
+        done.append(_carry_out(feed, shape, edges, ledger, batch, owner, report))
         if not _goes_on(feed, done[-1], request, taken_over=batch.owner.token != owner.token):
             break
     state = ledger.read()
@@ -467,23 +471,27 @@ def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
     return batch
 
 
-def _carry_out(feed: Feed, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter) -> BatchResult:
+def _carry_out(
+    feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
+) -> BatchResult:
     plan = _plan_of(ledger, batch)
     with _watched(edges.lake, feed.name, batch.id, plan, report):
-        job = Job(plan, batch.id, owner.token, edges.wiring, feed.shape)
+        job = Job(plan, batch.id, owner.token, edges.wiring, shape)
         outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
     receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
     check_quarantine(receipts, feed.policies, edges.lake)
+    check_drift(receipts, feed.policies)
     whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
     if plan.request.replace and any(f.error == OffsetsLost.__name__ for f in failures):
         abandon(ledger, batch.id, "Kafka does not hold any more what was to be landed anew")
     if not receipts or (failures and whole):
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
-    results = check_contract(feed.shape, feed.name, ledger.read(), batch.id, receipts, edges.lake, len(failures))
+    results = check_contract(shape, feed.name, ledger.read(), batch.id, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
     publish(ledger, batch.id, owner, receipts, failures, results)
+    evolution.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number)

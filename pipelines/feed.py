@@ -50,6 +50,7 @@ __all__ = [
     "KafkaSettings",
     "LandingSettings",
     "Limits",
+    "OnDrift",
     "OnGroupMoved",
     "OnLoss",
     "OnUndecodable",
@@ -125,6 +126,13 @@ class OnUndecodable(StrEnum):
     QUARANTINE = "quarantine"
     FAIL = "fail"
     DROP = "drop"
+
+
+class OnDrift(StrEnum):
+    EXTRA = "extra"
+    EVOLVE = "evolve"
+    QUARANTINE = "quarantine"
+    FAIL = "fail"
 
 
 class Format(StrEnum):
@@ -213,6 +221,7 @@ class Policies(Settings):
     on_truncated: Literal["refuse"] = "refuse"
     on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE
     on_undecodable: OnUndecodable = OnUndecodable.QUARANTINE
+    on_drift: OnDrift = OnDrift.EXTRA
     quarantine_limit: QuarantineLimit = QuarantineLimit()
 
 
@@ -365,12 +374,15 @@ class Feed(Settings):
     def shape(self) -> Shape:
         """What its files say that records are made to."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
-        return Shape(self.columns, self.contract, dropping)
+        closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
+        return Shape(self.columns, self.contract, dropping, closed)
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
         if (self.columns is None) is (self.format is Format.JSON):
             raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
+        if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
+            raise ValueError("has policies.on_drift without a schema that records could drift from")
         return self
 
 

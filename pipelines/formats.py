@@ -23,7 +23,8 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 class Formatted:
     """A chunk or a part of one, sorted out. Both batches keep offset order; `quarantined` is None when nothing is.
 
-    `tallies` and `drift` are what was seen of these records, one for each expectation, and for each kind and field.
+    `tallies` and `drift` are what was seen of these records, one for each expectation, and for each kind and field;
+    `typed` are the records with a value that fits the schema: what a missing field is missing in.
     """
 
     landed: pa.RecordBatch
@@ -31,6 +32,7 @@ class Formatted:
     dropped: int = 0
     tallies: tuple[Tally, ...] = ()
     drift: tuple[Drift, ...] = ()
+    typed: int = 0
 
     @property
     def total(self) -> int:

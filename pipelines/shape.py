@@ -54,7 +54,7 @@ class Shape:
         if self.columns is not None:
             from sluice.pipelines.typed.format import JsonFormat
 
-            form = JsonFormat(self.columns, dropping=self.dropping)
+            form = JsonFormat(self.columns, dropping=self.dropping, closed=self.closed)
         if self.contract is not None:
             from sluice.pipelines.contract.format import ContractFormat
 

@@ -24,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines import layout
 from sluice.pipelines.decode import BatchDecoder
+from sluice.pipelines.drift import Drifts
 from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted
@@ -34,7 +35,6 @@ from sluice.pipelines.typed.landed import quarantined
 from sluice.pipelines.values import (
     Counts,
     Drift,
-    DriftKind,
     Isolation,
     Outcome,
     PartKind,
@@ -213,17 +213,13 @@ class Seen:
 
     def __init__(self) -> None:
         self._tallies: dict[int, Tally] = {}
-        self._drift: dict[tuple[DriftKind, str], Drift] = {}
-        self._landed = 0
+        self._drift = Drifts()
 
     def add(self, rows: Formatted) -> None:
-        self._landed += rows.landed.num_rows
         for tally in rows.tallies:
             before = self._tallies.get(tally.expectation)
             self._tallies[tally.expectation] = before + tally if before else tally
-        for drift in rows.drift:
-            before_ = self._drift.get(key := (drift.kind, drift.field))
-            self._drift[key] = before_ + drift if before_ else drift
+        self._drift.add(rows.drift, rows.typed)
 
     @property
     def tallies(self) -> tuple[Tally, ...]:
@@ -232,9 +228,8 @@ class Seen:
 
     @property
     def drift(self) -> tuple[Drift, ...]:
-        """By kind and field. A field is missing when no record that landed has it."""
-        found = (d for _, d in sorted(self._drift.items()))
-        return tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == self._landed)
+        """By kind and field."""
+        return self._drift.all
 
 
 class _Landing:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.typed.wider import joined
 from sluice.pipelines.units import show_instant, show_window
 
 
@@ -333,9 +334,9 @@ class Drift:
     type: str = ""
 
     def __add__(self, other: Drift) -> Drift:
-        """Of other records of the same kind and field. The later type stands: whoever finds types joins them."""
+        """Of other records of the same kind and field; the type is the least that would hold all of them."""
         records, first = self.records + other.records, min(self.first, other.first)
-        return Drift(self.kind, self.field, records, first, other.type or self.type)
+        return Drift(self.kind, self.field, records, first, joined(self.type, other.type))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ranges import Range, contiguous_end, subtract, union
+from sluice.pipelines.typed.wider import RAW_TYPES, one_table
 from sluice.pipelines.values import Key, Owner, Plan, Receipt, RequestKind, Slice, TopicPartition
 
 
@@ -112,6 +113,12 @@ class State:
     first_window: int | None = None
     shapes: dict[str, int] = field(default_factory=dict)
     """By the name of a shape, the newest schema entry that says what is behind it; the feed's own comes last."""
+    schemas: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the name of a shape, its columns and their types; those of raw rows are Kafka's."""
+    table: dict[str, str] = field(default_factory=dict)
+    """Every column that has landed in any file, with the type that reads all of them."""
+    evolved: dict[str, str] = field(default_factory=dict)
+    """Of the newest shape, the columns that came from records and not from the feed's file."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     void: tuple[int, ...] = ()
@@ -251,6 +258,8 @@ class State:
             rows=sum(r.counts.landed for r in entry.receipts),
         )
         self._class(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
+        for shape in sorted({r.format for r in entry.receipts}):
+            self.table = one_table(self.table, self.schemas.get(shape, {}))
         if batch.plan and batch.plan.replaces:
             self._supersede((r.slice.key, r.slice.range) for r in entry.receipts)
         for s in (r.slice for r in entry.receipts):
@@ -313,6 +322,8 @@ class State:
     def _schema(self, entry: SchemaEntry) -> None:
         self.shapes.pop(entry.shape, None)
         self.shapes[entry.shape] = self.number
+        self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.columns
+        self.evolved = entry.evolved
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
         """Put ranges in one class, and so out of every other."""

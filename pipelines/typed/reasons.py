@@ -22,6 +22,11 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     INEXACT = "inexact"
     MALFORMED = "malformed"
+    UNKNOWN_FIELD = "unknown_field"
+
+
+UNKNOWN = 60
+"""The code of a record with fields that the schema does not name; the loops have the others."""
 
 
 _SAID = {
@@ -48,6 +53,7 @@ _SAID = {
     fill.INEXACT: (Reason.INEXACT, "has digits that {type} cannot hold"),
     fill.NO_TIME: (Reason.MALFORMED, "not {type} in ISO 8601"),
     fill.NO_BASE64: (Reason.MALFORMED, "not Base64"),
+    UNKNOWN: (Reason.UNKNOWN_FIELD, "the schema does not name it"),
 }
 
 
@@ -59,7 +65,14 @@ class Stage(StrEnum):
     CONTRACT = "contract"
 
 
-_OF_SCHEMA = {Reason.WRONG_TYPE, Reason.MISSING, Reason.OUT_OF_RANGE, Reason.INEXACT, Reason.MALFORMED}
+_OF_SCHEMA = {
+    Reason.WRONG_TYPE,
+    Reason.MISSING,
+    Reason.OUT_OF_RANGE,
+    Reason.INEXACT,
+    Reason.MALFORMED,
+    Reason.UNKNOWN_FIELD,
+}
 
 
 def stage_of(code: int) -> Stage:

@@ -138,7 +138,7 @@ _TOPS = 0x8080808080808080
 
 
 @inner
-def _pack(start: int, stop: int, kind: int) -> int:
+def pack(start: int, stop: int, kind: int) -> int:
     return (kind << (2 * SIZE_BITS)) | ((stop - start) << SIZE_BITS) | start
 
 
@@ -217,7 +217,7 @@ def _escape(buf: Array, at: int, end: int) -> tuple[int, int]:
 
 
 @inner
-def _string(buf: Array, at: int, end: int) -> tuple[int, int]:
+def string(buf: Array, at: int, end: int) -> tuple[int, int]:
     """From the byte after a quote: (the closing quote, PLAIN, ODD or SURROGATE), or (−1 − byte, code)."""
     kind = PLAIN
     last_word = buf.size - 8
@@ -270,7 +270,7 @@ def _digits(buf: Array, at: int, end: int) -> int:
 
 
 @inner
-def _number(buf: Array, at: int, end: int) -> tuple[int, int]:
+def number(buf: Array, at: int, end: int) -> tuple[int, int]:
     """The number at `at`: (next byte, PLAIN or ODD), or (−1 − byte, code)."""
     kind = PLAIN
     if byte(buf, at) == 0x2D:
@@ -314,12 +314,12 @@ def _scalar(buf: Array, at: int, end: int) -> tuple[int, int]:
     """Any value that is no object or array: (next byte, code or kind), or (−1 − byte, code)."""
     b = byte(buf, at)
     if b == 0x22:
-        stop, kind = _string(buf, at + 1, end)
+        stop, kind = string(buf, at + 1, end)
         if stop < 0:
             return stop, kind
         return stop + 1, kind
     if b == 0x2D or uint64(b - 0x30) < uint64(10):
-        return _number(buf, at, end)
+        return number(buf, at, end)
     stop = _literal(buf, at, end)
     if stop < 0:
         return -1 - at, NO_LITERAL if 0x61 <= b <= 0x7A else NO_VALUE
@@ -327,7 +327,7 @@ def _scalar(buf: Array, at: int, end: int) -> tuple[int, int]:
 
 
 @inner
-def _skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, int]:
+def skip(buf: Array, at: int, end: int, depth: int, nest: Array) -> tuple[int, int]:
     """Any value, checked and passed over, below `depth` levels: (next byte, OK), or (−1 − byte, code)."""
     ground = depth
     while True:
@@ -384,7 +384,7 @@ def _name(buf: Array, at: int, end: int) -> tuple[int, int]:
         return -1 - end, CUT
     if byte(buf, at) != 0x22:
         return -1 - at, NO_NAME
-    stop, code = _string(buf, at + 1, end)
+    stop, code = string(buf, at + 1, end)
     if stop < 0:
         return stop, code
     return _colon(buf, stop + 1, end)
@@ -555,7 +555,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
     if at >= end:
         return CUT, end - begin
     if byte(buf, at) != 0x7B:
-        stop, code = _skip(buf, at, end, int64(0), t.nest)
+        stop, code = skip(buf, at, end, int64(0), t.nest)
         if stop < 0:
             return code, -1 - stop - begin
         at, stop = stop, at
@@ -596,7 +596,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         before = int64(guess) + 1
                         at += cell(nodes, child, NAME_SIZE)
                     else:
-                        stop, kind = _string(buf, at, end)
+                        stop, kind = string(buf, at, end)
                         if stop < 0:
                             return kind, -1 - stop - begin
                         place = _member(buf, at, stop, kind, t, node)
@@ -606,7 +606,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                             before = place + 1
                         at = stop + 1
                 else:
-                    stop, kind = _string(buf, at, end)
+                    stop, kind = string(buf, at, end)
                     if stop < 0:
                         return kind, -1 - stop - begin
                     child = cell(nodes, node, CHILD) + 1
@@ -615,7 +615,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         return _CROWDED, at - begin
                     if kind == SURROGATE:
                         _note(state, SURROGATE, child - 1, at - begin)
-                    _set(t, child - 1, _pack(at, stop, kind & ODD), at - begin)
+                    _set(t, child - 1, pack(at, stop, kind & ODD), at - begin)
                     at = stop + 1
                 name_end = at
                 at, code = _colon(buf, at, end)
@@ -629,7 +629,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 return CUT, end - begin
             b = byte(buf, at)
             if child < 0:
-                stop, code = _skip(buf, at, end, depth, t.nest)
+                stop, code = skip(buf, at, end, depth, t.nest)
                 if stop < 0:
                     return code, -1 - stop - begin
                 if depth == 1:
@@ -639,18 +639,18 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
             else:
                 want = cell(nodes, child, SHAPE)
                 if want == TEXT and b == 0x22:
-                    stop, kind = _string(buf, at + 1, end)
+                    stop, kind = string(buf, at + 1, end)
                     if stop < 0:
                         return kind, -1 - stop - begin
                     if kind == SURROGATE:
                         _note(state, SURROGATE, child, at - begin)
-                    _set(t, child, _pack(at + 1, stop, kind & ODD), at - begin)
+                    _set(t, child, pack(at + 1, stop, kind & ODD), at - begin)
                     at = stop + 1
                 elif want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
-                    stop, kind = _number(buf, at, end)
+                    stop, kind = number(buf, at, end)
                     if stop < 0:
                         return kind, -1 - stop - begin
-                    _set(t, child, _pack(at, stop, kind), at - begin)
+                    _set(t, child, pack(at, stop, kind), at - begin)
                     at = stop
                 elif b == 0x6E:
                     stop = _literal(buf, at, end)
@@ -658,19 +658,19 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         return NO_LITERAL, at - begin
                     if cell(nodes, child, REQUIRED):
                         _note(state, IS_NULL, child, at - begin)
-                    _set(t, child, _pack(at, stop, NULL), at - begin)
+                    _set(t, child, pack(at, stop, NULL), at - begin)
                     at = stop
                 elif want == TRUTH and (b == 0x74 or b == 0x66):
                     stop = _literal(buf, at, end)
                     if stop < 0:
                         return NO_LITERAL, at - begin
-                    _set(t, child, _pack(at, stop, PLAIN), at - begin)
+                    _set(t, child, pack(at, stop, PLAIN), at - begin)
                     at = stop
                 elif (want == LIST and b == 0x5B) or (want >= STRUCT and want != LIST and b == 0x7B):
                     if depth >= MOST_DEPTH:
                         return TOO_DEEP, at - begin
                     first = int64(0) if want == STRUCT else counts[cell(nodes, child, INNER)]
-                    _set(t, child, _pack(first, first, PLAIN), at - begin)
+                    _set(t, child, pack(first, first, PLAIN), at - begin)
                     stack[2 * depth] = node
                     stack[2 * depth + 1] = before
                     depth += 1
@@ -680,11 +680,11 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                     at += 1
                     continue
                 else:
-                    stop, code = _skip(buf, at, end, depth, t.nest)
+                    stop, code = skip(buf, at, end, depth, t.nest)
                     if stop < 0:
                         return code, -1 - stop - begin
                     if want == ANYTHING:
-                        _set(t, child, _pack(at, stop, PLAIN), at - begin)
+                        _set(t, child, pack(at, stop, PLAIN), at - begin)
                     else:
                         _note(state, WRONG_TYPE, child, at - begin)
                     at = stop
@@ -707,7 +707,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
             if cell(nodes, node, SHAPE) != STRUCT:
                 slot = cell(nodes, node, BASE) + counts[cell(nodes, node, LEVEL)]
                 first = spans[slot] & START_MASK
-                spans[slot] = _pack(first, counts[cell(nodes, node, INNER)], PLAIN)
+                spans[slot] = pack(first, counts[cell(nodes, node, INNER)], PLAIN)
             elif cell(nodes, node, DEMANDS):
                 _demand(t, node, at - begin)
             at += 1

@@ -348,6 +348,17 @@ class _Parser:
         return SchemaProblem(self._place, f"cannot be read at {where}: {what}", _TYPES)
 
 
+def path_below(parent: str, kind: Kind, name: str) -> str:
+    """How people call a member of what is at `parent`: `lines[].sku`, `tags{}`."""
+    match kind:
+        case Kind.LIST:
+            return parent + "[]"
+        case Kind.MAP:
+            return parent + "{}"
+        case _:
+            return f"{parent}.{name}" if parent else name
+
+
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 

@@ -14,7 +14,7 @@ import numpy as np
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.typed import scan
 from sluice.pipelines.typed.scan import Tables
-from sluice.pipelines.typed.schema import Field, Kind, Schema, Type
+from sluice.pipelines.typed.schema import Field, Kind, Schema, Type, path_below
 
 BLOCK_SLOTS = 1 << 15
 """Spans that a block of rows takes, about: little enough to stay in the processor's caches until they are filled."""
@@ -68,7 +68,7 @@ def nodes_of(schema: Schema) -> tuple[Node, ...]:
             node.inner, levels = levels, levels + 1
         for child in _children(t):
             node.children.append(len(queue))
-            queue.append(_Growing(child, _path(node.path, t.kind, child), node.inner))
+            queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
     return tuple(
         Node(i, g.said.type, g.path, g.level, g.inner, tuple(g.children), g.said.required, g.said.name)
         for i, g in enumerate(queue)
@@ -79,16 +79,6 @@ def _children(t: Type) -> Iterator[Field]:
     if t.kind is Kind.MAP:
         yield Field("", Type(Kind.STRING), required=True)
     yield from t.fields
-
-
-def _path(parent: str, kind: Kind, child: Field) -> str:
-    match kind:
-        case Kind.LIST:
-            return parent + "[]"
-        case Kind.MAP:
-            return parent + "{}"
-        case _:
-            return f"{parent}.{child.name}" if parent else child.name
 
 
 def tables_of(nodes: tuple[Node, ...]) -> Tables:
