@@ -280,6 +280,7 @@ def of_commit(group: str, result: CommitResult) -> Metadata:
         "status": str(result.status),
         "committed_offsets": sum(m.after for m in result.offsets),
         "mark": result.mark,
+        **({"dead_letters": result.letters, "dead_letters_to": result.letters_to} if result.letters else {}),
         "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
     }
 

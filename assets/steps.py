@@ -26,6 +26,7 @@ from sluice.pipelines.commit import CommitResult, CommitSettings, commit
 from sluice.pipelines.errors import SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.letters import Outlet
 from sluice.pipelines.outlook import Outlook, look_ahead
 from sluice.pipelines.ports import Engine
 from sluice.pipelines.positions import key_of
@@ -249,7 +250,7 @@ def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
             evidence.roll_forward(context.instance, books)
             evidence.demand(context.instance, books)
             settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
-            result = commit(ledger, edges.group, settings)
+            result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake))
         session.witness.committed = result
     return books, result
 
