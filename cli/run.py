@@ -323,6 +323,8 @@ def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     yield "published", ", ".join(f"batch {b.batch}" for b in ran.batches if b.number is not None) or "nothing"
     if ran.outcome.committed is not None:
         yield "committed", _committed_text(ran.outcome.committed)
+        if ran.outcome.committed.letters:
+            yield "dead letters", f"{count(ran.outcome.committed.letters)} to {ran.outcome.committed.letters_to}"
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in ran.stages.items() if spent >= 0.05)
     yield "took", f"{seconds(sum(ran.stages.values()))} ({stages})"
     yield "Dagster run", ran.outcome.run_id
@@ -335,6 +337,8 @@ def _committed_text(result: CommitResult) -> str:
         case "unchanged":
             return "the frontier, as before"
     moved = [m for m in result.offsets if m.before != m.after]
+    if not moved:
+        return "the frontier, as before"
     ends = ", ".join(f"{m.key} → {count(m.after)}" for m in moved[:6])
     return ends + (f" … {len(moved) - 6} more" if len(moved) > 6 else "")
 
@@ -388,6 +392,8 @@ def _committed(result: CommitResult) -> dict[str, Any]:
     return {
         "status": str(result.status),
         "mark": result.mark,
+        "letters": result.letters,
+        "letters_to": result.letters_to or None,
         "offsets": [_place(m.key) | {"before": m.before, "after": m.after} for m in result.offsets],
     }
 

@@ -21,6 +21,7 @@ from sluice.pipelines.batch import Edges, Landed, land, open_ledger
 from sluice.pipelines.commit import CommitResult, CommitSettings, commit
 from sluice.pipelines.feed import Feed, load_feed
 from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.letters import Outlet
 from sluice.pipelines.ports import Job
 from sluice.pipelines.values import AskedRange, Outcome, Owner, Request, RequestKind
 from sluice.resources import executor
@@ -85,7 +86,8 @@ def run(feed: Feed, request: Request = CATCH_UP, owner: Owner | None = None) -> 
 
 def commit_feed(feed: Feed) -> CommitResult:
     with edges(feed) as opened:
-        return commit(open_ledger(feed, opened), opened.group, settings(feed))
+        outlet = Outlet.of(feed, opened.lake)
+        return commit(open_ledger(feed, opened), opened.group, settings(feed), outlet)
 
 
 def settings(feed: Feed) -> CommitSettings:

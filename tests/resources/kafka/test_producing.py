@@ -1,0 +1,178 @@
+"""Letters into a real topic, in the transaction of the offsets: there with them or not at all, in order, as they
+were."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Plain
+
+from sluice.pipelines.errors import CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.ports import Letter
+from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.resources.kafka import producing
+from sluice.resources.kafka.group import KafkaGroup
+from tests.resources.kafka.tools import address, until
+
+STAMP = 1_700_000_000_000
+
+
+def letter(n, partition=0, **changes):
+    plain = {
+        "partition": partition,
+        "timestamp": STAMP + n,
+        "key": b"k%d" % n,
+        "value": b"v%d" % n,
+        "headers": (("n", b"%d" % n), ("none", None), ("é", b"\xff\x00")),
+        "source": f"orders:0:{n}",
+    }
+    return Letter(**plain | changes)
+
+
+def read(kafka, topic, isolation="read_committed"):
+    """What a plain consumer sees, by partition."""
+    with closing(
+        KafkaConsumer(
+            bootstrap_servers=kafka.bootstrap, isolation_level=isolation, auto_offset_reset="earliest", check_crcs=True
+        )
+    ) as consumer:
+        tps = [Plain(topic, p) for p in sorted(consumer.partitions_for_topic(topic))]
+        consumer.assign(tps)
+        ends = consumer.end_offsets(tps)
+        out = {tp.partition: [] for tp in tps}
+        while any(consumer.position(tp) < ends[tp] for tp in tps):
+            for tp, records in consumer.poll(200).items():
+                out[tp.partition] += records
+        return out
+
+
+@pytest.fixture
+def spot(fresh_topic):
+    """Where offsets are committed."""
+    return TopicPartition(fresh_topic(name="orders"), 0)
+
+
+@pytest.fixture
+def group(kafka, spot):
+    with closing(KafkaGroup(address(kafka), f"g-{spot.topic}", session=6.0, transaction=10.0)) as opened:
+        yield opened
+
+
+def as_sent(records):
+    return [(r.timestamp, r.key, r.value, tuple(r.headers)) for r in records]
+
+
+def as_meant(letters):
+    return [(m.timestamp, m.key, m.value, m.headers) for m in letters]
+
+
+def test_letters_are_there_with_the_offsets_in_order_and_as_they_were(kafka, group, spot, fresh_topic, monkeypatch):
+    monkeypatch.setattr(producing, "CHUNK_BYTES", 20_000)
+    topic = fresh_topic(partitions=3)
+    odd = letter(0, 2, key=None, value=None, headers=(), timestamp=-1)
+    first = [odd, *(letter(n, n % 3) for n in range(1, 1000))]
+    second = [letter(n, 1, value=b"x" * 1000) for n in range(1000, 1100)]
+    with group.join([spot.topic], f"t-{topic}") as member:
+        assert member.partitions_of(topic) == 3
+        member.init_transactions()
+        for number, letters in enumerate((first, second)):
+            member.commit_transaction({spot: CommittedOffset(number)}, topic, iter(letters))
+        member.commit_transaction({spot: CommittedOffset(2)}, topic, [])
+        assert member.committed([spot]) == {spot: CommittedOffset(2)}
+    found = until(lambda: sum(map(len, (r := read(kafka, topic)).values())) == 1100 and r)
+    for partition in range(3):
+        meant = [m for m in first + second if m.partition == partition]
+        assert as_sent(found[partition]) == as_meant(meant)
+
+
+def test_a_failed_transaction_leaves_nothing_and_the_next_one_goes_through(kafka, group, spot, fresh_topic):
+    topic = fresh_topic()
+
+    def broken():
+        yield letter(1)
+        yield letter(2, value=b"x" * 900_000)
+        raise RuntimeError("the lake is gone")
+
+    with group.join([spot.topic], f"t-{topic}") as member:
+        member.init_transactions()
+        with pytest.raises(RuntimeError):
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, broken())
+        with pytest.raises(UsageError, match="not started"):
+            member.commit_transaction({spot: CommittedOffset(1)})
+        assert member.committed([spot]) == {spot: None}
+        member.init_transactions()
+        member.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(3)])
+    assert len(until(lambda: read(kafka, topic, "read_uncommitted")[0])) == 2
+    assert [r.key for r in until(lambda: read(kafka, topic)[0])] == [b"k3"]
+
+
+def test_a_newer_committer_fences_what_is_half_sent(kafka, group, spot, fresh_topic, monkeypatch):
+    monkeypatch.setattr(producing, "CHUNK_BYTES", 1000)
+    topic = fresh_topic()
+    with (
+        closing(KafkaGroup(address(kafka), f"other-{topic}")) as other,
+        other.join([spot.topic], f"t-{topic}") as rival,
+    ):
+
+        def interrupted():
+            yield from (letter(n) for n in range(100))
+            rival.init_transactions()
+            yield from (letter(n) for n in range(100, 200))
+
+        with group.join([spot.topic], f"t-{topic}") as member:
+            member.init_transactions()
+            with pytest.raises(CommitFenced, match=r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH"):
+                member.commit_transaction({spot: CommittedOffset(1)}, topic, interrupted())
+            rival.commit_transaction({spot: CommittedOffset(2)}, topic, [letter(7)])
+            assert member.committed([spot]) == {spot: None}
+    assert [r.key for r in until(lambda: read(kafka, topic)[0])] == [b"k7"]
+
+
+def test_a_topic_that_is_not_there_and_one_that_is_kafkas_own(group, spot):
+    with group.join([spot.topic], "t-none") as member:
+        for name in ("no-such-topic", "__consumer_offsets"):
+            with pytest.raises(UnknownTopic, match=f"`{name}`.*(?s:.)*create the topic"):
+                member.partitions_of(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong", "why"),
+    [
+        ({"max.message.bytes": "5000"}, {"value": b"x" * 6000}, "MESSAGE_SIZE_TOO_LARGE(?s:.)*max.message.bytes"),
+        ({"cleanup.policy": "compact"}, {"key": None}, "INVALID_RECORD(?s:.)*cleanup.policy"),
+        (
+            {"message.timestamp.after.max.ms": "1000"},
+            {"timestamp": STAMP * 2},
+            "INVALID_TIMESTAMP(?s:.)*message.timestamp.type",
+        ),
+    ],
+)
+def test_what_the_topic_does_not_take_is_named(kafka, group, spot, fresh_topic, config, wrong, why):
+    topic = fresh_topic(config=config)
+    letters = [letter(n, **({"value": b"x" * 500} | (wrong if n == 77 else {}))) for n in range(100)]
+    with group.join([spot.topic], f"t-{topic}") as member:
+        member.init_transactions()
+        with pytest.raises(UsageError, match=f"orders:0:77 (?s:.)*{why}"):
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, letters)
+        assert member.committed([spot]) == {spot: None}
+        member.init_transactions()
+        # Many that are too large together go in halves.
+        member.commit_transaction({spot: CommittedOffset(2)}, topic, letters[:77] + letters[78:])
+    assert len(until(lambda: read(kafka, topic)[0])) == 99
+
+
+def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh_topic, monkeypatch):
+    monkeypatch.setattr(producing, "CHUNK_BYTES", 100)
+    topic = fresh_topic()
+    with (
+        closing(KafkaGroup(address(kafka), f"g-{topic}", session=6.0, transaction=1.0)) as hasty,
+        hasty.join([spot.topic], f"t-{topic}") as member,
+    ):
+        member.init_transactions()
+        endless = iter(lambda: letter(1), None)
+        with pytest.raises(UsageError, match=r"(?s)dead letters were sent.*transaction_timeout_ms"):
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, endless)
+        assert member.committed([spot]) == {spot: None}
+    assert read(kafka, topic)[0] == []
