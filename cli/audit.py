@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import FeedName, Session, command
@@ -95,6 +96,9 @@ def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
         table(held, shortened(kept, len(held)), right=" ".join(held[1:])),
     ]
     out += [bad(str(p)) for p in report.problems]
+    if again := sum(a.relanded for a in report.accounts):
+        mended = sum(a.mended for a in report.accounts)
+        out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
     out.append(_verdict(report, rescanned))
     return out
 
@@ -153,6 +157,8 @@ def _account(a: Account) -> dict[str, Any]:
         "lost": a.lost,
         "skipped": a.skipped,
         "retired": a.retired,
+        "relanded": a.relanded,
+        "mended": a.mended,
         "holes": ranges(a.holes),
         "reserved": ranges(a.reserved),
         "files": a.files,

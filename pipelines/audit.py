@@ -11,16 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout
+from sluice.pipelines.formats import int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import sha256
-from sluice.pipelines.ranges import Range
+from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
 
 READERS = 4
@@ -54,6 +56,10 @@ class Account:
     reserved: tuple[Range, ...]
     files: int
     bytes: int
+    relanded: int = 0
+    """Of what landed, what had been in quarantine before."""
+    mended: int = 0
+    """Of these, what has other bytes than the log had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,8 @@ def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
         reserved=state.reserved(key),
         files=sum(len(r.parts) for r in mine),
         bytes=sum(p.bytes for r in mine for p in r.parts),
+        relanded=sum(x.span for r in mine for x in r.relanded),
+        mended=sum(x.span for r in mine for x in r.mended),
     )
 
 
@@ -123,6 +131,17 @@ def _sums(receipts: Iterable[Receipt]) -> Iterator[Problem]:
             rows = sum(p.rows for p in r.parts if p.kind is kind)
             if rows != count:
                 yield Problem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+        yield from _again(r)
+
+
+def _again(r: Receipt) -> Iterator[Problem]:
+    """What was re-landed is among what landed, what was mended among that."""
+    relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
+    inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
+    if span > r.counts.landed or not inside:
+        yield Problem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
+    if union((*relanded, *r.mended)) != relanded:
+        yield Problem(5, f"{r.slice}: records are mended that were never re-landed")
 
 
 def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
@@ -193,3 +212,9 @@ def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Probl
     first, last = values[0].as_py(), values[-1].as_py()
     if first < r.slice.start or last >= r.slice.end:
         yield Problem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
+    if part.kind is PartKind.QUARANTINED and r.relanded:
+        known, starts = int64s(values), np.array([x.start for x in r.relanded])
+        at = np.searchsorted(starts, known, side="right") - 1
+        both = known[(at >= 0) & (known < np.array([x.end for x in r.relanded])[at])]
+        if len(both):
+            yield Problem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

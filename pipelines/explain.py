@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,9 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
     if found := _published(ledger, state, key, offset):
-        return _landed(lake, tp, offset, *found)
+        told = _landed(lake, tp, offset, *found)
+        again = _relanded(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
+        return replace(told, text=told.text + again)
     return _unlanded(state, key, offset)
 
 
@@ -102,6 +104,45 @@ def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int
     text = f"read by batch {batch} and not landed: {told}" + (f" (slice {r.slice} has {shown})" if possible else "")
     kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
+
+
+def _relanded(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
+    """Which replay landed it, and why it had been in quarantine; empty for what was landed at once."""
+    if not _among(offset, r.relanded):
+        return ""
+    state, replayed = ledger.read(), None
+    for at in sorted(n for n in set(_candidates(state, key, offset)) if n <= number and n not in state.void)[::-1]:
+        entry = ledger.entry(at)
+        receipts = entry.receipts if isinstance(entry, PublishEntry) else ()
+        held = [x for x in receipts if x.slice.key == key and x.slice.start <= offset < x.slice.end]
+        if held and not _among(offset, held[0].relanded):
+            break
+        if held and isinstance(entry, PublishEntry):
+            replayed = entry.batch, held[0].slice
+    if replayed is None:
+        return ""
+    batch, s = replayed
+    how = f"re-landed by batch {batch}, {'mended' if _among(offset, r.mended) else 'as it was'}"
+    return f"; {how}: {_was(lake, layout.relanded_path(ledger.feed, batch, s), offset)}"
+
+
+def _among(offset: int, ranges: Iterable[Range]) -> bool:
+    return any(x.start <= offset < x.end for x in ranges)
+
+
+def _was(lake: Lake, path: str, offset: int) -> str:
+    """Why the record had been in quarantine, as the replay noted it."""
+    try:
+        with lake.open(path) as f:
+            file = pq.ParquetFile(f)
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                if (at := _place(rows.column("offset"), offset)) is not None:
+                    row = rows.slice(at, 1).to_pylist()[0]
+                    return f"it was quarantined by batch {row['batch']}: {_said(row)}"
+    except FileNotFoundError:
+        pass
+    return "it was quarantined, and nothing tells why any more"
 
 
 _UNSEEN = {
@@ -147,10 +188,13 @@ def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
     """Why the record is in quarantine."""
     with _opened(lake, part) as f:
         columns = ["reason", "field", "detail", "byte"]
-        said = pq.ParquetFile(f).read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0]
-    where = f"{said['field']}: " if said["field"] else ""
-    place = f" (byte {said['byte']})" if said["byte"] is not None else ""
-    return f"{where}{said['reason']}: {said['detail']}{place}"
+        return _said(pq.ParquetFile(f).read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    where = f"{row['field']}: " if row["field"] else ""
+    place = f" (byte {row['byte']})" if row.get("byte") is not None else ""
+    return f"{where}{row['reason']}: {row['detail']}{place}"
 
 
 def _opened(lake: Lake, part: Part) -> AbstractContextManager[BinaryIO]:

@@ -9,6 +9,8 @@
                    staging/<batch>/<attempt>/<slice>.receipt.json
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
+                   reports/<batch>[-<attempt>].html     a batch's report, for people; an attempt's if it was refused
+                   relanded/<batch>/<slice>.parquet     why what a replay landed had been in quarantine
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
 by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
@@ -35,6 +37,7 @@ _WINDOW_FOLDER = {
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+_RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^/]+\.parquet")
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
@@ -112,6 +115,26 @@ def manifest_window(path: str) -> tuple[int, int] | None:
         return parse_window(found[1]), parse_duration(found[2])
     except ValueError:
         return None
+
+
+def relanded_folder(feed: str) -> str:
+    return f"_sluice/{feed}/relanded"
+
+
+def relanded_path(feed: str, batch: int, s: Slice) -> str:
+    """Where a replay notes why the records that it landed had been in quarantine."""
+    return f"{relanded_folder(feed)}/{batch}/{slice_name(s)}.parquet"
+
+
+def relanded_batch(path: str) -> int | None:
+    """The replay whose note stands at `path`; None when it is none."""
+    found = _RELANDED.fullmatch(path)
+    return int(found[1]) if found else None
+
+
+def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
+    """The report of a batch, or of an `attempt` at one that was not published."""
+    return f"_sluice/{feed}/reports/{batch}{f'-{attempt}' if attempt else ''}.html"
 
 
 # -- staging

@@ -75,17 +75,6 @@ class Desk:
     settings: LandingSettings
     stop: Event
 
-    def check_source(self, part: Part) -> None:
-        """Raises ProofFailed for a part that is not what the ledger says."""
-        with suppress(FileNotFoundError), self.lake.open(part.path) as file:
-            if sha256(file) == part.sha256:
-                return
-        raise ProofFailed(
-            f"{part.path} is not the file that the ledger tells of: nothing is made of it",
-            remedy=f"see what else is: sluice audit {self.feed} --hashes; then bring it back from a backup, or land "
-            "its offsets anew with --replace",
-        )
-
     def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
         """What takes the slice's rows of a kind."""
         target = Target(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
@@ -104,6 +93,18 @@ class Desk:
             if self.stop.is_set():
                 raise Failed("it was ended early", remedy="nothing was changed; run it again")
             yield rows
+
+
+def check_source(lake: Lake, feed: str, part: Part) -> None:
+    """Raises ProofFailed for a part that is not what the ledger says."""
+    with suppress(FileNotFoundError), lake.open(part.path) as file:
+        if sha256(file) == part.sha256:
+            return
+    raise ProofFailed(
+        f"{part.path} is not the file that the ledger tells of: nothing is made of it",
+        remedy=f"see what else is: sluice audit {feed} --hashes; then bring it back from a backup, or land its "
+        "offsets anew with --replace",
+    )
 
 
 def rows_of(lake: Lake, path: str) -> Rows:
@@ -128,7 +129,7 @@ class Merger:
         Raises ProofFailed, LakeFull, LakeUnavailable.
         """
         for part in m.parts:
-            self.desk.check_source(part)
+            check_source(self.desk.lake, self.desk.feed, part)
         writers: list[PartWriter] = []
         try:
             for kind in PartKind:

@@ -23,6 +23,7 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publish import abandon, roll_forward
+from sluice.pipelines.rewriting import AGAIN
 from sluice.pipelines.units import many, show_window
 from sluice.pipelines.values import AskedRange, Owner, Part, Receipt, Request, RequestKind, Verdict
 
@@ -157,8 +158,10 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
     """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
     finished, planned = finished_slices(lake, feed, batch)
     give_up = f"sluice repair {feed} --abandon {batch.id}   gives it up"
-    if batch.plan is None or batch.plan.request.kind is RequestKind.COMPACT:
-        return "nothing of it counts yet", (f"sluice compact {feed}   gives it up and merges anew", give_up)
+    if batch.plan is None or batch.plan.request.kind in AGAIN:
+        again = AGAIN.get(batch.plan.request.kind) if batch.plan else None
+        ways = (f"{again.format(feed=feed)}   gives it up and begins anew",) if again else ()
+        return "nothing of it counts yet", (*ways, give_up)
     kept = f"{finished} of {planned} slices are finished" if finished else "no slice is finished"
     return kept, (f"{command(feed, batch.plan.request)}   finishes it, and reads only what is missing", give_up)
 

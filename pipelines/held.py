@@ -1,0 +1,215 @@
+"""What is in quarantine now: counted by reason, looked at row by row. From the ledger's receipts and their parts.
+
+Promise: counting reads columns of coordinates and reasons only; nothing is held in memory but what it says in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines import manifest
+from sluice.pipelines.errors import ProofFailed
+from sluice.pipelines.feed import WindowSettings
+from sluice.pipelines.formats import fixed, int64s, text_array
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.merging import rows_of
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.values import Part, PartKind, Receipt, TopicPartition
+
+_AT_ONCE = 1 << 16
+
+
+class Kind(NamedTuple):
+    """What quarantined records have in common: who refused them, and why."""
+
+    stage: str
+    reason: str
+    expectation: str | None
+    field: str | None
+    detail: str
+
+    def __str__(self) -> str:
+        what = self.expectation or self.reason
+        return f"{self.field}: {what}" if self.field else what
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which quarantined records; what is empty restricts nothing. `windows` are starts (ms)."""
+
+    windows: frozenset[int] | None = None
+    reasons: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    expectations: tuple[str, ...] = ()
+    places: tuple[tuple[TopicPartition, int], ...] = ()
+
+    def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
+        """The receipts that count and may hold such records, by window and in log order."""
+
+        def wanted(lies_in: int | None) -> bool:
+            return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
+
+        found = [r for r in manifest.receipts_lying(ledger, state, wanted) if self._meets(r)]
+        return sorted(found, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
+
+    def _meets(self, r: Receipt) -> bool:
+        s = r.slice
+        return not self.places or any(tp == s.tp and s.start <= offset < s.end for tp, offset in self.places)
+
+    def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Those rows of a partition's quarantine that are meant, and the others."""
+        masks = [_among(rows, name, texts) for name, texts in self._named() if texts]
+        if self.places:
+            offsets = np.array([o for at, o in self.places if at == tp], np.int64)
+            masks.append(flags(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
+        if not masks:
+            return rows, rows.slice(0, 0)
+        mask = reduce(pc.and_, masks)
+        return rows.filter(mask), rows.filter(pc.invert(mask))
+
+    def _named(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        yield from (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
+
+
+def _among(rows: pa.RecordBatch, name: str, texts: Sequence[str]) -> pa.Array:
+    return pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
+
+
+def flags(values: Any) -> pa.Array:
+    """Booleans as an Arrow array."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
+# -- counted
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Records of one window (its start, ms; None: outside windows) that were refused alike; `first` is a coordinate."""
+
+    window: int | None
+    kind: Kind
+    records: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowHeld:
+    """What became of a window's records so far: `relanded` of those that `landed` had been in quarantine, `mended` of
+    these have other bytes than in the log."""
+
+    window: int | None
+    landed: int = 0
+    quarantined: int = 0
+    relanded: int = 0
+    mended: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of all records, those that are in quarantine."""
+        return self.quarantined / max(self.landed + self.quarantined, 1)
+
+    def __add__(self, other: WindowHeld) -> WindowHeld:
+        names = ("landed", "quarantined", "relanded", "mended")
+        return WindowHeld(self.window, *(getattr(self, n) + getattr(other, n) for n in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All that is in quarantine, the most frequent first, and the windows where something is, or was re-landed."""
+
+    held: tuple[Held, ...]
+    windows: tuple[WindowHeld, ...]
+
+
+def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
+    """Count what is in quarantine now."""
+    windows: dict[int | None, WindowHeld] = {}
+    kinds: dict[tuple[int | None, Kind], Held] = {}
+    for r in asked.receipts(ledger, ledger.read(), settings):
+        window = None if r.slice.window is None else settings.start_of(r.slice.window)
+        windows[window] = windows.get(window, WindowHeld(window)) + _account(window, r)
+        for part in quarantined_parts(r):
+            for kind, records, first in _counted(lake, part, asked, r.slice.tp):
+                held = kinds.get((window, kind), Held(window, kind, 0, f"{r.slice.tp}:{first}"))
+                kinds[window, kind] = Held(window, kind, held.records + records, held.first)
+    ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
+    touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
+    return Listing(tuple(ranked), tuple(touched))
+
+
+def _account(window: int | None, r: Receipt) -> WindowHeld:
+    relanded, mended = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
+    return WindowHeld(window, r.counts.landed, r.counts.quarantined, relanded, mended)
+
+
+def quarantined_parts(r: Receipt) -> list[Part]:
+    return [p for p in r.parts if p.kind is PartKind.QUARANTINED]
+
+
+def _counted(lake: Lake, part: Part, asked: Filter, tp: TopicPartition) -> Iterator[tuple[Kind, int, int]]:
+    with readable(part), lake.open(_place(lake, part)) as file:
+        for rows in pq.ParquetFile(file).iter_batches(_AT_ONCE, columns=["offset", *Kind._fields], use_threads=False):
+            yield from kinds_of(asked.split(rows, tp)[0])
+
+
+def _place(lake: Lake, part: Part) -> str:
+    """Where the part is now: its batch may not be visible yet."""
+    return part.path if lake.size(part.path) is not None else part.staged
+
+
+@contextmanager
+def readable(part: Part) -> Iterator[None]:
+    """Raises ProofFailed where the file is gone, or is none."""
+    try:
+        yield
+    except (FileNotFoundError, pa.ArrowException, OSError) as error:
+        raise ProofFailed(
+            f"{part.path} cannot be read: {error}",
+            remedy="see what else is not there: sluice audit FEED --hashes; then bring it back from a backup",
+        ) from None
+
+
+def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:
+    """Rows of the quarantine by kind: how many, and the offset of the first."""
+    if not rows.num_rows:
+        return []
+    grouped = pa.Table.from_batches([rows]).group_by(list(Kind._fields), use_threads=False)
+    found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
+    return [(Kind(*(r[n] for n in Kind._fields)), r["offset_count"], r["offset_min"]) for r in found]
+
+
+# -- looked at
+
+
+def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:
+    """The first rows that are asked for, whole, with the receipts that hold them; `most` in all."""
+    for r in receipts:
+        for part in quarantined_parts(r):
+            for rows in _rows(lake, part):
+                found = asked.split(rows, r.slice.tp)[0].slice(0, most)
+                most -= found.num_rows
+                if found.num_rows:
+                    yield r, pa.Table.from_batches([found])
+                if not most:
+                    return
+
+
+def _rows(lake: Lake, part: Part) -> Iterator[pa.RecordBatch]:
+    with readable(part):
+        yield from rows_of(lake, _place(lake, part))
+
+
+def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
+    """The rows but for those of these offsets (an array)."""
+    mine = int64s(rows.column(rows.schema.get_field_index("offset")))
+    return rows.take(fixed(pa.int64(), np.flatnonzero(~np.isin(mine, offsets))))
