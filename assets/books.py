@@ -1,6 +1,6 @@
 """A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
 
-Nothing here knows Dagster. Publish entries are read once, however many windows one of them tells of.
+Nothing here knows Dagster. Entries are read once, however many windows one of them tells of.
 """
 
 from __future__ import annotations
@@ -12,12 +12,22 @@ from functools import cached_property
 
 from sluice.pipelines import windows
 from sluice.pipelines.batch import Edges
+from sluice.pipelines.contract.results import Outcome, contract_results
+from sluice.pipelines.contract.suite import Contract
 from sluice.pipelines.errors import LedgerCorrupt
+from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.ranges import Range, subtract, union
+from sluice.pipelines.shape import Shape
 from sluice.pipelines.values import Key, Receipt
+
+
+def quarantines(feed: Feed) -> bool:
+    """Whether there are records that the feed would not land: by its schema, or by its contract."""
+    return feed.columns is not None or feed.contract is not None
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,7 @@ class Books:
     state: State
     now: int
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
+    _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
@@ -89,6 +100,42 @@ class Books:
         start = self.feed.window.start_of
         return {start(w) for b in batches for w in self.windows_of(b) if w is not None} & self.complete
 
+    def shape(self, name: str) -> Shape | None:
+        """What stands behind the format of a receipt; None where neither the feed nor the ledger knows it."""
+        if name not in self._shapes:
+            own = self.feed.shape
+            self._shapes[name] = own if own.name == name else shape_named(self.ledger, self.state, name)
+        return self._shapes[name]
+
+    def judged(self, window: int) -> list[Judged]:
+        """What a window said to each expectation that it was held against: of one contract, or of several."""
+        receipts = self.receipts_in(window)
+        contracts = {c.hash: c for r in receipts if (c := self._contract(r.format)) is not None}
+        found = []
+        for hash_, contract in contracts.items():
+            entries = (e for e in self._deciding(window) if self._contract(e.receipts[0].format) == contract)
+            results = [x for e in entries for x in e.results]
+            found += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
+        return found
+
+    def _contract(self, format_: str) -> Contract | None:
+        shape = self.shape(format_)
+        return shape.contract if shape else None
+
+    def _deciding(self, window: int) -> list[PublishEntry]:
+        """The publish entries of the batches that landed what is in a window now, the oldest first.
+
+        Merging decides nothing: whoever landed what was merged speaks for it.
+        """
+        found, newer = [], dict[Key, tuple[Range, ...]]()
+        for entry in map(self.entry, reversed(self.batches_in(window))):
+            slices = [r.slice for r in entry.receipts if self._holds(window, r.slice.window)]
+            if any(subtract(s.range, newer.get(s.key, ())) for s in slices):
+                found.append(entry)
+            for s in slices:
+                newer[s.key] = union((*newer.get(s.key, ()), s.range))
+        return found[::-1]
+
     def batch_version(self, batch: Batch) -> str:
         return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
 
@@ -120,6 +167,14 @@ class Books:
                 raise LedgerCorrupt(f"entry {number} of feed {self.feed.name} is no publish entry")
             self._entries[number] = _Entry(entry, _by_window(self.state.receipts(number, entry)))
         return self._entries[number]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of one expectation of the contract with that hash."""
+
+    outcome: Outcome
+    contract: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 Two kinds of events say what landed. A window's, in its partition, once it is complete: never before, so that an hour
 that landed in part does not show green. A batch's, without partition, where no window says all that it landed. Both
 carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch in it, by which the event log finds them.
-A run that ended between the publish entry and its events leaves a gap; `roll_forward` fills it from the ledger, with
-the same metadata, and `demand` refuses to go on while there is one.
+Beside a window's stand what it says to the feed's checks. A run that ended between the publish entry and its events
+leaves a gap; `roll_forward` fills it from the ledger, with the same metadata, and `demand` refuses to go on while there
+is one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from collections.abc import Collection, Iterable, Iterator
 
 import dagster as dg
 
-from sluice.assets import metadata
-from sluice.assets.books import Books
+from sluice.assets import contracts, metadata
+from sluice.assets.books import Books, quarantines
+from sluice.assets.contracts import Said
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.units import show_window
 
 VERSION = "dagster/data_version"
+COMPLETE = "complete"
+"""The check of a window's rows: are they all there?"""
+WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
 def landed_key(feed: str) -> dg.AssetKey:
@@ -36,9 +41,9 @@ def committed_key(feed: str) -> dg.AssetKey:
 
 
 def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
-    """The assets that landing makes: the rows, and for typed feeds beside them those that broke the contract."""
+    """The assets that landing makes: the rows, and those that did not fit, of feeds that can say so."""
     landed = (landed_key(feed.name),)
-    return landed if feed.columns is None else (*landed, quarantined_key(feed.name))
+    return (*landed, quarantined_key(feed.name)) if quarantines(feed) else landed
 
 
 # -- what says what landed
@@ -88,6 +93,21 @@ def _window_metadata(books: Books, key: dg.AssetKey, window: int) -> metadata.Me
     return of(books, window)
 
 
+def judged(books: Books, windows: Iterable[int]) -> Iterator[dg.AssetCheckEvaluation]:
+    """What complete windows say to the feed's checks."""
+    key = landed_key(books.feed.name)
+    for window in sorted(windows):
+        yield evaluation(key, COMPLETE, window, WHOLE)
+        for name, said in contracts.verdicts(books, window):
+            yield evaluation(key, name, window, said)
+
+
+def evaluation(key: dg.AssetKey, name: str, window: int | None, said: Said) -> dg.AssetCheckEvaluation:
+    """A check's result of another partition than the step's, or from a step without partition."""
+    partition = None if window is None else show_window(window)
+    return dg.AssetCheckEvaluation(asset_key=key, check_name=name, partition=partition, **said)
+
+
 # -- what the event log lacks
 
 
@@ -110,6 +130,8 @@ def roll_forward(instance: dg.DagsterInstance, books: Books) -> list[int]:
     windows = untold_windows(instance, books, landed_key(books.feed.name)) | books.complete_of(batches)
     for event in told(books, batches, windows, why):
         instance.report_runless_asset_event(event)
+    for said in judged(books, windows):
+        instance.report_runless_asset_event(said)
     return [b.id for b in batches]
 
 

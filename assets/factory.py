@@ -1,7 +1,7 @@
 """From a feed to what Dagster sees of it: assets by window, checks, jobs, a schedule. Opens no socket.
 
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
-                      <feed>/quarantined
+                      <feed>/quarantined      of feeds with a schema or a contract
 
 A topic that several feeds read is one asset. `land_<feed>` lands one window; `catch_up_<feed>` lands whatever is asked
 for and tells of the windows that it completes. The bodies are in `steps`; they take the feed from its file when they
@@ -18,9 +18,9 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from pydantic import Field
 
-from sluice.assets import metadata, steps
+from sluice.assets import contracts, metadata, steps
 from sluice.assets.compaction import compact_job
-from sluice.assets.evidence import committed_key, landed_key, outputs, quarantined_key
+from sluice.assets.evidence import COMPLETE, committed_key, landed_key, outputs, quarantined_key
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, Session, pool
 from sluice.assets.steps import topic_key
@@ -165,7 +165,7 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
                 quarantined_key(feed.name),
                 deps=[topic_key(t) for t in topics],
                 group_name=feed.name,
-                description=f"The records of `{feed.topics}` that broke the contract: as they came, and why.",
+                description=f"The records of `{feed.topics}` that do not fit {_not(feed)}: as they came, and why.",
                 kinds={"parquet", "kafka"},
                 metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
             )
@@ -175,7 +175,8 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
         name=f"{feed.name}__landed",
         specs=specs,
         check_specs=[
-            _check(steps.COMPLETE, key, _COMPLETE, windows),
+            _check(COMPLETE, key, _COMPLETE, windows),
+            *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
             dg.AssetCheckSpec(steps.ACCOUNT, asset=key, description=_ACCOUNT),
         ],
         pool=pool(feed.name),
@@ -186,6 +187,10 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
         yield from steps.land_window(context, feed.name)
 
     return landed
+
+
+def _not(feed: Feed) -> str:
+    return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
 
 
 def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:

@@ -15,22 +15,20 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from sluice.assets.books import Books
+from sluice.assets.books import Books, Judged, quarantines
 from sluice.pipelines import layout, windows
 from sluice.pipelines.batch import Landed
 from sluice.pipelines.commit import CommitResult
+from sluice.pipelines.drift import drift_of
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Counts, Key, Part, PartitionState, PartKind, Receipt
+from sluice.pipelines.values import Counts, DriftKind, Key, Part, PartitionState, PartKind, Receipt
 from sluice.pipelines.watch import Watched
 
 Metadata = dict[str, Any]
-
-REASON = "reason"
-"""The column of quarantined rows that says why."""
 
 MAX_ROWS = 200
 """Rows of a table: an event is read whole by every page that shows it."""
@@ -82,6 +80,8 @@ def of_window(books: Books, window: int) -> Metadata:
         "dagster/uri": books.lake.locate(f"{layout.visible_roots(books.feed.name)[0]}/{folder}"),
         "boundaries": _boundaries(books, window, receipts),
         **_amounts(receipts),
+        **_quality(books, window, receipts),
+        **column_schema(books, receipts),
         **_rates(books, batches),
         **_provenances(books.state, batches),
     }
@@ -104,16 +104,49 @@ def of_quarantine(books: Books, window: int) -> Metadata:
     }
 
 
-def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
-    """Rows by reason, the most frequent first; what a part's file does not say is not told."""
-    import pyarrow.parquet as pq  # late: definitions load without it
+def _quality(books: Books, window: int, receipts: Sequence[Receipt]) -> Metadata:
+    """Numbers to plot: how much of the window broke the contract, and how many fields the schema does not name."""
+    counts, said = sum((r.counts for r in receipts), Counts()), Metadata()
+    if books.feed.contract is not None:
+        said |= unexpected(books.judged(window))
+    if quarantines(books.feed):
+        rows = counts.landed + counts.quarantined
+        said["quarantined_share"] = round(counts.quarantined / rows, 6) if rows else 0.0
+    if books.feed.columns is not None:
+        said["new_fields"] = sum(d.kind is DriftKind.NEW for d in drift_of(receipts))
+    return said
 
-    found: Counter[str] = Counter()
+
+def unexpected(found: Iterable[Judged]) -> Metadata:
+    """Values that broke an expectation, of all that were held against one."""
+    both = [(j.outcome.unexpected, j.outcome.checked) for j in found]
+    count, checked = sum(u for u, _ in both), sum(c for _, c in both)
+    return {"unexpected": count, "unexpected_share": round(count / checked, 6) if checked else 0.0}
+
+
+def column_schema(books: Books, receipts: Sequence[Receipt]) -> Metadata:
+    """The columns that these rows landed with, by the newest of their shapes: a feed may have taken in more than its
+    file says."""
+    names = {r.format for r in receipts}
+    newest = next((n for n in reversed(books.state.shapes) if n in names), None)
+    shape = books.shape(newest) if newest else None
+    return {"dagster/column_schema": columns_of(shape.landed)} if shape else {}
+
+
+def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
+    """Rows by who refused them and why, the most frequent first; what a part's file does not say is not told."""
+    from sluice.pipelines.quarantine import faults_of  # late: definitions load without it
+
+    found: Counter[tuple[str, ...]] = Counter()
     for part in parts:
-        with suppress(OSError, pa.ArrowException), lake.open(part.path) as file:
-            reasons = pq.ParquetFile(file).read([REASON]).column(REASON).combine_chunks()
-            found.update({str(v["values"]): v["counts"].as_py() for v in reasons.value_counts()})
-    return table([{"reason": r, "rows": n} for r, n in found.most_common()], {"reason": "string", "rows": "int"})
+        with suppress(OSError, pa.ArrowException):
+            for f in faults_of([part.path], lake):
+                found[f.stage, f.reason, f.expectation or "", f.field or ""] += f.records
+    names = ("stage", "reason", "expectation", "field")
+    rows: list[dict[str, str | int]] = [
+        dict(zip(names, why, strict=True)) | {"rows": n} for why, n in found.most_common()
+    ]
+    return table(rows, dict.fromkeys(names, "string") | {"rows": "int"})
 
 
 def _amounts(receipts: Sequence[Receipt]) -> Metadata:

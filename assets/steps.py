@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
-from sluice.assets import evidence, metadata
+from sluice.assets import contracts, evidence, metadata
 from sluice.assets.books import Books
-from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.contracts import Said
+from sluice.assets.evidence import COMPLETE, WHOLE, committed_key, evaluation, landed_key
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import informed
 from sluice.assets.memory import remember
@@ -23,7 +24,7 @@ from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
 from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger
 from sluice.pipelines.commit import CommitResult, CommitSettings, commit
-from sluice.pipelines.errors import SluiceError, UnknownTopic, WindowIncomplete
+from sluice.pipelines.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.letters import Outlet
@@ -38,8 +39,8 @@ from sluice.resources.liveness import new_owner
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
 Topics = Mapping[str, list[PartitionState]]
-COMPLETE, ACCOUNT, FRONTIER = "complete", "account", "frontier"
-"""The checks: a window's rows, the whole feed's account, and whether the committed offsets have passed a window."""
+ACCOUNT, FRONTIER = "account", "frontier"
+"""The checks of the whole feed's account, and of whether the committed offsets have passed a window."""
 
 
 def topic_key(topic: str) -> dg.AssetKey:
@@ -63,8 +64,20 @@ def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
+            try:
+                books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
+            except BatchRefused as refused:
+                yield from _refused(context, feed, edges, refused, window)
+                raise
             yield from _own_window(books, landed, window)
+
+
+def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
+    """What keeps the window out, in its checks; nothing when it was another window's batch, taken over."""
+    held = (s.window for b, s in open_ledger(feed, edges).read().live_slices() if b.owner.run == context.run.run_id)
+    if window in held:
+        for name, said in contracts.refusals(feed, refused):
+            yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
 
 
 def _own_window(books: Books, landed: Landed, window: int) -> Events:
@@ -74,6 +87,8 @@ def _own_window(books: Books, landed: Landed, window: int) -> Events:
     key = landed_key(feed.name)
     yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
     yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed))
+    for name, said in contracts.verdicts(books, window):
+        yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
     landed.check()
     if not whole:
         raise _in_part(feed.name, window)
@@ -97,7 +112,7 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Eve
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
-        yield _evaluation(landed_key(name), ACCOUNT, None, _account(books, landed))
+        yield evaluation(landed_key(name), ACCOUNT, None, _account(books, landed))
         landed.check()
     yield dg.Output(None)
 
@@ -135,8 +150,7 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None) 
     for event in evidence.told(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event
-    for window in sorted(tell - mine):
-        yield _evaluation(key, COMPLETE, window, _window_said(True, landed))
+    yield from evidence.judged(books, tell - mine)
 
 
 @contextmanager
@@ -149,18 +163,10 @@ def _canceling(engine: Engine) -> Iterator[None]:
         raise
 
 
-Said = dict[str, Any]
-"""What a check says: passed, severity, description, metadata."""
-
-
 def _window_said(whole: bool, landed: Landed) -> Said:
     """Is the window whole?"""
-    return {
-        "passed": whole,
-        "severity": dg.AssetCheckSeverity.ERROR,
-        "description": "every offset of the window is accounted for" if whole else _said(_failed(landed), 0, 0),
-        "metadata": {} if whole else metadata.of_failures(landed),
-    }
+    said = _said(_failed(landed), 0, 0)
+    return WHOLE if whole else {"passed": False, "description": said, "metadata": metadata.of_failures(landed)}
 
 
 def _account(books: Books, landed: Landed) -> Said:
@@ -173,12 +179,6 @@ def _account(books: Books, landed: Landed) -> Said:
         "description": _said(failed, len(open_), len(found)),
         "metadata": metadata.of_standings(found) | metadata.of_failures(landed),
     }
-
-
-def _evaluation(key: dg.AssetKey, name: str, window: int | None, said: Said) -> dg.AssetCheckEvaluation:
-    """A check's result of another partition than the step's, or from a step without partition."""
-    partition = None if window is None else show_window(window)
-    return dg.AssetCheckEvaluation(asset_key=key, check_name=name, partition=partition, **said)
 
 
 def _in_part(feed: str, window: int) -> WindowIncomplete:
@@ -261,7 +261,7 @@ def _also_committed(context: Context, books: Books, result: CommitResult, own: i
     for window in sorted(untold):
         yield _committed_event(books, result, window)
     for window in sorted((untold | _just_passed(books, result)) - {own}):
-        yield _evaluation(committed_key(books.feed.name), FRONTIER, window, _passed(books, window))
+        yield evaluation(committed_key(books.feed.name), FRONTIER, window, _passed(books, window))
 
 
 def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:

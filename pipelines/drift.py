@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sluice.pipelines.errors import SchemaDrifted
+from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.feed import OnDrift, Policies
 from sluice.pipelines.values import Drift, DriftKind, Receipt
 
@@ -75,6 +75,7 @@ def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
         f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
         remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
         "and run again: what was read is kept as long as the schema is the same",
+        breaches=[Breach("schema", described(d), "", d.records, 0, (_first(d, receipts),)) for d in found],
     )
 
 

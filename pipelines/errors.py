@@ -18,10 +18,11 @@
     │   ├── WindowIncomplete       reading it now would miss records
     │   ├── WindowRetired          what had landed in it is not kept any longer
     │   ├── WindowHeld             an open transaction reaches into the window
-    │   ├── QuarantineExceeded     too many records broke the contract
-    │   ├── ContractBroken         a batch as a whole is not what the contract expects
+    │   ├── BatchRefused           what a batch holds must not be published
+    │   │   ├── QuarantineExceeded too many records broke the contract
+    │   │   ├── ContractBroken     the batch as a whole is not what the contract expects
+    │   │   └── SchemaDrifted      records differ from the schema, and the feed does not take that
     │   ├── SchemaChanged          what would land is not one table with what has landed
-    │   ├── SchemaDrifted          records differ from the schema, and the feed does not take that
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
@@ -45,6 +46,8 @@ An error carries topic, partition and range as fields and says what to do next i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 
@@ -150,16 +153,45 @@ class WindowRetired(Refused): ...
 class WindowHeld(Refused): ...
 
 
-class QuarantineExceeded(Refused): ...
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """One thing that keeps a batch from being published: the stage that says so (`decode`, `schema`, `contract`), the
+    sentence, the type of the expectation where there is one, `records` of `checked` ones that are not so (0: none were
+    counted), and `topic:partition:offset` of the first of them.
+    """
+
+    stage: str
+    said: str
+    expectation: str = ""
+    records: int = 0
+    checked: int = 0
+    first: tuple[str, ...] = ()
 
 
-class ContractBroken(Refused): ...
+MOST_BREACHES = 50
+
+
+class BatchRefused(Refused):
+    """`breaches` say what is wrong with the batch, the worst first, and no more than `MOST_BREACHES`."""
+
+    def __init__(self, message: str, *, remedy: str = "", breaches: Sequence[Breach] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.breaches = tuple(breaches[:MOST_BREACHES])
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"breaches": [asdict(b) for b in self.breaches]}
+
+
+class QuarantineExceeded(BatchRefused): ...
+
+
+class ContractBroken(BatchRefused): ...
+
+
+class SchemaDrifted(BatchRefused): ...
 
 
 class SchemaChanged(Refused): ...
-
-
-class SchemaDrifted(Refused): ...
 
 
 class LedgerTooNew(Refused): ...

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import QuarantineExceeded
+from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed import OnUndecodable, Policies
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.units import many
@@ -64,6 +64,7 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
         "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
         remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema or the contract, or "
         f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
+        breaches=[Breach(f.stage, str(f), f.expectation or "", f.records, all_, (f.first,)) for f in faults],
     )
 
 

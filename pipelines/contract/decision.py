@@ -12,7 +12,7 @@ from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.results import Outcome, Result, contract_results
 from sluice.pipelines.contract.volume import earlier_rows
 from sluice.pipelines.contract.whole import hold_whole
-from sluice.pipelines.errors import ContractBroken
+from sluice.pipelines.errors import Breach, ContractBroken
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.shape import Shape
@@ -42,7 +42,12 @@ def check_contract(
         f"batch {batch} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
         remedy=f"look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend feeds/{feed}.contract.json, or what "
         "produces the records, and run again: what was read is kept as long as the contract is the same",
+        breaches=[_breach(o) for o in broken],
     )
+
+
+def _breach(o: Outcome) -> Breach:
+    return Breach("contract", _line(o), o.expectation.type, o.unexpected, o.checked, o.first)
 
 
 def _line(o: Outcome) -> str:

@@ -184,7 +184,9 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
     assert [landed[f"{DAY}0{h}:00"]["rows"] for h in range(2)] == [44, 44]
     first, second = (quarantined[f"{DAY}0{h}:00"] for h in range(2))
     assert (first["rows"], first["share"], second["rows"]) == (6, 0.12, 6), "of its own run, and of a catch-up"
-    assert cells(first["reasons"]) == [{"reason": "not_json", "rows": 6}]
+    assert cells(first["reasons"]) == [
+        {"stage": "decode", "reason": "not_json", "expectation": "", "field": "", "rows": 6}
+    ]
     assert first["dagster/uri"] == "memory://quarantine/orders/date=2024-05-01/hour=00"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,8 +22,10 @@ from sluice.pipelines.formats import HEADERS, RawFormat
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Job, Progress
+from sluice.pipelines.typed.landed import REFUSED, quarantined
 from sluice.pipelines.values import (
     Counts,
+    Drift,
     OffsetAtTime,
     Outcome,
     Part,
@@ -33,6 +35,7 @@ from sluice.pipelines.values import (
     RequestKind,
     Slice,
     SliceFailure,
+    Tally,
     TopicPartition,
 )
 from sluice.resources.project import Project
@@ -92,12 +95,14 @@ class StampedCluster(FakeCluster):
 class MadeUpEngine:
     """Writes a row for each offset; fails where told to, raises when told to.
 
-    `bad`: so many offsets at the end of each slice are no JSON.
+    `bad`: so many offsets at the end of each slice are no JSON. `says`: what a slice says to contract and schema.
     """
 
     lake: MemoryLake
     failing: set[TopicPartition] = field(default_factory=set)
     bad: int = 0
+    why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
+    says: Callable[[Slice], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
     canceled: int = 0
 
@@ -115,9 +120,12 @@ class MadeUpEngine:
         good = next(RawFormat().convert(s, _records(s))).landed.slice(0, s.span - self.bad)
         parts = self._written(job, s, PartKind.LANDED, good)
         if self.bad:
-            parts += self._written(job, s, PartKind.QUARANTINED, _refused(s, self.bad))
+            bad = Slice(s.topic, s.partition, s.incarnation, s.end - self.bad, s.end)
+            parts += self._written(job, s, PartKind.QUARANTINED, _refused(bad, self.why, job.batch))
         counts = Counts(landed=good.num_rows, quarantined=self.bad)
-        return Receipt(s, s.end, counts, parts, job.attempt, input_bytes=s.span * 10)
+        tallies, drift = self.says(s)
+        made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, format=job.shape.name)
+        return replace(made, tallies=tallies, drift=drift)
 
     def _written(self, job: Job, s: Slice, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
         target = Target(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
@@ -126,9 +134,15 @@ class MadeUpEngine:
         return writer.close()
 
 
-def _refused(s: Slice, count: int) -> pa.RecordBatch:
-    offsets = pa.array(np.arange(s.end - count, s.end))
-    return pa.RecordBatch.from_pydict({"offset": offsets, "reason": pa.array(["not_json"] * count)})
+def _refused(s: Slice, why: tuple[str | None, ...], batch: int) -> pa.RecordBatch:
+    raw = next(RawFormat().convert(s, _records(s))).landed
+    said = [pa.array([word] * s.span, pa.string()).dictionary_encode() for word in why]
+    columns = [*raw.columns, *said, pa.nulls(s.span, pa.int32())]
+    return quarantined(
+        pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, REFUSED, strict=True)], schema=REFUSED),
+        batch,
+        "",
+    )
 
 
 def _records(s: Slice) -> pa.RecordBatch:
