@@ -10,7 +10,7 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
-from sluice.pipelines.ports import FetchFailed, FetchLimits
+from sluice.pipelines.ports import FetchFailed, FetchLimits, Letter
 from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
@@ -131,6 +131,14 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
             pytest.raises(NotAuthorized, match="TRANSACTIONAL_ID"),
         ):
             member.init_transactions()
+        letter, letters = Letter(0, 1, b"k", b"v", (), "orders:0:1"), fresh_topic(cluster=behind.cluster)
+        with (
+            _forbidden(behind, ResourceType.TOPIC, letters, ACLOperation.WRITE),
+            group.join([topic], f"t-{topic}") as member,
+            pytest.raises(NotAuthorized, match="WRITE on the topic"),
+        ):
+            member.init_transactions()
+            member.commit_transaction({spot: CommittedOffset(1)}, letters, [letter])
         with _forbidden(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
             group.committed([spot])
         assert group_name in caught.value.message

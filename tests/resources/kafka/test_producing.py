@@ -9,12 +9,15 @@ import pytest
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.errors import CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.ports import Letter
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from sluice.resources.kafka import producing
 from sluice.resources.kafka.group import KafkaGroup
 from tests.resources.kafka.tools import address, until
+
+PRODUCE, ADD_PARTITIONS = 0, 24
+"""API keys."""
 
 STAMP = 1_700_000_000_000
 
@@ -176,3 +179,38 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
             member.commit_transaction({spot: CommittedOffset(1)}, topic, endless)
         assert member.committed([spot]) == {spot: None}
     assert read(kafka, topic)[0] == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
+def test_lost_answers_double_nothing(behind, fresh_topic, monkeypatch, key):
+    monkeypatch.setattr(producing, "CHUNK_BYTES", 2000)
+    topic, source = fresh_topic(partitions=2, cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
+    letters = [letter(n, n % 2) for n in range(200)]
+    with (
+        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=6.0)) as group,
+        group.join([source], f"t-{topic}") as member,
+    ):
+        member.init_transactions()
+        behind.proxy.lose = {key: 2}
+        member.commit_transaction({TopicPartition(source, 0): CommittedOffset(1)}, topic, letters)
+    assert behind.proxy.lose == {key: 0}
+    found = until(lambda: sum(map(len, (r := read(behind.cluster, topic)).values())) == 200 and r)
+    assert [as_sent(found[p]) for p in (0, 1)] == [as_meant(letters[p::2]) for p in (0, 1)]
+
+
+@pytest.mark.faults
+def test_a_leader_that_does_not_come_back_commits_nothing(behind, fresh_topic):
+    topic, source = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
+    spot = TopicPartition(source, 0)
+    with (
+        closing(KafkaGroup(address(behind.cluster), f"g-{topic}", session=6.0, transaction=3.0)) as group,
+        group.join([source], f"t-{topic}") as member,
+    ):
+        member.init_transactions()
+        behind.proxy.lose = {PRODUCE: 999}
+        with pytest.raises((UsageError, KafkaUnavailable)):
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
+        behind.proxy.lose = {}
+        assert member.committed([spot]) == {spot: None}
+    assert read(behind.cluster, topic)[0] == []
