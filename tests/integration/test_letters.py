@@ -1,4 +1,5 @@
-"""Dead letters on a real Kafka: with the offsets or not at all, each once, as a plain consumer sees what is committed."""
+"""Dead letters on a real Kafka: with the offsets or not at all, each once, as a plain consumer of what is committed
+sees them."""
 
 from __future__ import annotations
 

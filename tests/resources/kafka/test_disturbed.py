@@ -132,13 +132,13 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
         ):
             member.init_transactions()
         letter, letters = Letter(0, 1, b"k", b"v", (), "orders:0:1"), fresh_topic(cluster=behind.cluster)
-        with (
-            _forbidden(behind, ResourceType.TOPIC, letters, ACLOperation.WRITE),
-            group.join([topic], f"t-{topic}") as member,
-            pytest.raises(NotAuthorized, match="WRITE on the topic"),
-        ):
+        with group.join([topic], f"t-{topic}") as member:
             member.init_transactions()
-            member.commit_transaction({spot: CommittedOffset(1)}, letters, [letter])
+            with (
+                _forbidden(behind, ResourceType.TOPIC, letters, ACLOperation.WRITE),
+                pytest.raises(NotAuthorized, match="WRITE on the topic"),
+            ):
+                member.commit_transaction({spot: CommittedOffset(1)}, letters, [letter])
         with _forbidden(behind, ResourceType.GROUP, group_name), pytest.raises(NotAuthorized, match="GROUP") as caught:
             group.committed([spot])
         assert group_name in caught.value.message
