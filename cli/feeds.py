@@ -30,10 +30,10 @@ def list_(session: Session) -> int:
     """
     files = session.files
     rows = [
-        (f.name, str(f.topics), f.group, str(f.start), str(f.isolation), str(f.commit), f.lake)
+        (f.name, str(f.topics), f.group, str(f.start), str(f.isolation), str(f.commit), _contract(f), f.lake)
         for f in files.feeds.values()
     ]
-    names = ("feed", "topics", "group", "start", "isolation", "commit", "lake")
+    names = ("feed", "topics", "group", "start", "isolation", "commit", "contract", "lake")
     session.terminal.show(table(names, rows) if rows else f"no feed in {session.project.feeds_folder}")
     session.terminal.show(*(bad(e.message) for e in files.broken.values()))
     session.terminal.document(
@@ -53,7 +53,9 @@ def check(session: Session) -> None:
     """
     feeds = session.project.feeds()
     folder = session.project.feeds_folder
-    session.terminal.show(good(f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"))
+    lines = [f"{many(len(feeds), 'feed')} in {folder}: {', '.join(feeds) or 'none'}"]
+    lines += [f"{name}: a contract of {_contract(feed)}" for name, feed in feeds.items() if feed.contract]
+    session.terminal.show(*map(good, lines))
     session.terminal.document({"feeds": list(feeds)})
 
 
@@ -93,6 +95,12 @@ def _refreshed(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str,
     return {"feed": name} | (topics.fields() if isinstance(topics, SluiceError) else {"topics": topics})
 
 
+def _contract(feed: Feed) -> str:
+    return many(len(feed.contract.expectations), "expectation") if feed.contract else ""
+
+
 def _document(feed: Feed) -> Mapping[str, Any]:
-    """The whole feed; secrets are masked by the feed itself."""
-    return feed.model_dump(mode="json", by_alias=True, exclude_none=True)
+    """The whole feed, and how much its contract expects; secrets are masked by the feed itself."""
+    held = feed.contract
+    contract = {"contract": {"expectations": len(held.expectations), "hash": held.hash}} if held else {}
+    return feed.model_dump(mode="json", by_alias=True, exclude_none=True) | contract

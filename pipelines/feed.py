@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from sluice.pipelines import units
-from sluice.pipelines.contract.suite import Contract
+from sluice.pipelines.contract.suite import CONTRACT, Contract, ContractError, read_contract
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.feed_errors import problems_of, raise_problems
 from sluice.pipelines.kafka_settings import KafkaSettings
@@ -389,12 +389,12 @@ class Feed(Settings):
 def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
     """The feed in the file; its relative paths count from the parent of the file's folder.
 
-    Raises FeedError.
+    With the contract in the file beside it, if there is one. Raises FeedError.
     """
     found = _load(path, environ)
     if isinstance(found, Feed):
         return found
-    raise_problems([(str(path), p) for p in found])
+    raise_problems(found)
 
 
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
@@ -402,19 +402,43 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
     if not folder.is_dir():
         raise FeedError(f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it")
     feeds: dict[str, tuple[Path, Feed]] = {}
-    problems: list[tuple[str, Problem]] = []
+    problems = _orphans(folder)
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")):
         found = _load(path, environ)
-        clashes = found if isinstance(found, tuple) else _clashes(found, feeds)
-        problems += [(str(path), p) for p in clashes]
-        if isinstance(found, Feed):
-            feeds.setdefault(found.name, (path, found))
+        if isinstance(found, tuple):
+            problems += found
+            continue
+        problems += [(str(path), p) for p in _clashes(found, feeds)]
+        feeds.setdefault(found.name, (path, found))
     if problems:
         raise_problems(problems)
     return {name: feed for name, (_, feed) in feeds.items()}
 
 
-def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
+def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[tuple[str, Problem], ...]:
+    found = _read(path, environ)
+    if isinstance(found, Feed):
+        return _under_contract(found, path.with_suffix(CONTRACT))
+    return tuple((str(path), p) for p in found)
+
+
+def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, Problem], ...]:
+    try:
+        contract = read_contract(path, feed.columns)
+    except ContractError as error:
+        return tuple((str(path), Problem(p.place, p.what, p.remedy)) for p in error.problems)
+    return feed.model_copy(update={"contract": contract}) if contract else feed
+
+
+def _orphans(folder: Path) -> list[tuple[str, Problem]]:
+    """Contracts of no feed: somebody believes that they are kept."""
+    found = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
+    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in found]
+    missing = [(p, name) for p, name in names if not (folder / name).exists()]
+    return [(str(p), Problem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
+
+
+def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
         return (Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
@@ -424,6 +448,8 @@ def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
         data = {"feed": path.stem} | read_yaml(path, environ)
     except YamlError as error:
         return error.problems
+    if "contract" in data:
+        return (Problem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
     return _validated(data, path.resolve().parent.parent)
 
 

@@ -57,7 +57,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
 def _unknown(key: str, path: Sequence[str], model: type[BaseModel]) -> Problem:
     if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
         return Problem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
-    known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items()]
+    known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
     near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
     return Problem(key, "is unknown", hint)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.catalogue import Entry, Kwarg, Takes
-from sluice.pipelines.contract.literals import Family, bound, family, member, whole_range
+from sluice.pipelines.contract.literals import Family, bound, family, member
 from sluice.pipelines.typed.schema import Kind, Type
 
 MOST_VALUES = 10_000
@@ -145,6 +145,10 @@ def _comparable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
     kinds = {_measure(types[name]) for name in names}
     if len(kinds) > 1 and kinds != {"whole numbers", "decimals"} and kinds != {"whole numbers", "floats"}:
         raise Wrong(f"compares {' with '.join(sorted(kinds))}", "compare columns that are alike")
+    if "decimals" in kinds and _digits([types[name] for name in names])[0] > DECIMALS:
+        raise Wrong(
+            f"compares decimals that together need more than {DECIMALS} digits", "compare columns that are alike"
+        )
 
 
 def _measure(t: Type) -> str:
@@ -164,11 +168,17 @@ def _summable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
         raise Wrong("has a sum that can have too many digits", f"at most {DECIMALS}; fewer columns or smaller decimals")
 
 
-def digits_of_sum(types: list[Type]) -> tuple[int, int]:
+def digits_of_sum(types: Sequence[Type]) -> tuple[int, int]:
     """Digits of the sum of whole numbers and decimals, in all and behind the point."""
+    digits, scale = _digits(types)
+    return digits + len(types) - 1, scale
+
+
+def _digits(types: Sequence[Type]) -> tuple[int, int]:
+    """Digits that hold a value of each type, whole numbers of any width as those of 64 bits."""
     scale = max(t.scale for t in types)
-    whole = max(t.precision - t.scale if t.kind is Kind.DECIMAL else len(str(whole_range(t)[1])) for t in types)
-    return whole + scale + len(types) - 1, scale
+    whole = [t.precision - t.scale if t.kind is Kind.DECIMAL else 20 if t.kind is Kind.UINT64 else 19 for t in types]
+    return max(whole) + scale, scale
 
 
 # -- what each kind of argument may be
@@ -288,8 +298,10 @@ def _of_re2(pattern: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from sluice.pipelines.formats import text_array
+
     try:
-        pc.match_substring_regex(pa.scalar("", pa.string()), pattern)
+        pc.match_substring_regex(text_array([""]), pattern)
     except pa.ArrowInvalid as error:
         why = str(error).removeprefix("Invalid regular expression: ")
         part = why.partition(": ")[2]

@@ -308,11 +308,10 @@ def columns(expectation: Expectation) -> tuple[str, ...]:
     """The columns that it is about; none for a table as a whole."""
     found: list[str] = []
     for kwarg in entry(expectation).kwargs.values():
-        said = expectation.kwargs.get(kwarg.name)
         if kwarg.takes is Takes.COLUMN:
-            found.append(said)
+            found.append(expectation.kwargs[kwarg.name])
         elif kwarg.takes is Takes.COLUMNS:
-            found += said
+            found += expectation.kwargs[kwarg.name]
     return tuple(found)
 
 

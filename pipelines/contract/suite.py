@@ -6,6 +6,7 @@ problems, each named by its place in the file. Size, depth and counts are bounde
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,15 @@ from decimal import Decimal
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.contract.arguments import flaws, shown
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
 from sluice.pipelines.typed.schema import Schema, Type
 
+CONTRACT = ".contract.json"
+"""How the file of a contract ends; it begins as its feed's does."""
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 32
 MOST = 500
@@ -87,6 +91,19 @@ class ContractError(ValueError):
     def __init__(self, *problems: ContractProblem) -> None:
         super().__init__("; ".join(f"{p.place}: {p.what}" if p.place else p.what for p in problems))
         self.problems = problems[:MOST_PROBLEMS]
+
+
+def read_contract(path: Path, columns: Schema | None) -> Contract | None:
+    """The contract in a file, None where there is no file. Raises ContractError."""
+    if not path.exists() and not path.is_symlink():
+        return None
+    data = None
+    if path.is_file():
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    if data is None:
+        raise ContractError(ContractProblem("", "cannot be read", "check that it is a file and its permissions"))
+    return parse_contract(data, columns)
 
 
 def parse_contract(data: bytes, columns: Schema | None) -> Contract:
