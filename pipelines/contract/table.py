@@ -35,9 +35,6 @@ _FLOATS = (Kind.FLOAT32, Kind.FLOAT64)
 _AS_FLOAT = (*_FLOATS, Kind.DECIMAL)
 
 
-Config = dict[str, str | bool | int | float | list[str]]
-
-
 class Table:
     """Column `c0`, `c1`, … for each name. Times are whole numbers of their unit, dates of days; of nested values the
     table has only whether they are there. With `placed` it can say where rows are."""
@@ -58,9 +55,11 @@ class Table:
         import duckdb
 
         with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
-            config: Config = {"memory_limit": f"{memory >> 10}KiB", "temp_directory": folder, "threads": _THREADS}
             try:
-                with duckdb.connect(config=config) as db:
+                with duckdb.connect() as db:
+                    db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {_THREADS}")
+                    db.execute("set temp_directory = $folder", {"folder": folder})
+                    db.execute("set enable_progress_bar = false")
                     yield cls(db, types, typed=typed, placed=placed)
             except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
                 raise Failed(
@@ -102,13 +101,16 @@ class Table:
     def aggregates(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
         """Of (function, column): `min`, `max`, `count` of values, `sum`, `avg`, `stddev_samp`. None: of no values."""
         asked = list(dict.fromkeys(wanted))
-        said = [f"{function}({self._number(function, name)})" for function, name in asked]
+        said = [self._aggregate(function, name) for function, name in asked]
         return dict(zip(asked, self._one(f"select {', '.join(said)} from t"), strict=True)) if asked else {}
 
-    def _number(self, function: str, name: str) -> str:
-        """Sums of whole numbers are exact, those of others floats."""
+    def _aggregate(self, function: str, name: str) -> str:
+        """Sums of whole numbers are exact, those of others floats. One value deviates from nothing, whatever parts of
+        the table the engine puts together."""
         floats = self._types[name].kind in _AS_FLOAT and function in ("sum", "avg", "stddev_samp")
-        return self._names[name] + ("::double" if floats else "")
+        value = self._names[name] + ("::double" if floats else "")
+        said = f"{function}({value})"
+        return f"case when count({value}) > 1 then {said} end" if function == "stddev_samp" else said
 
     def ranked(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The values at places of the column in order, counted from 0 without nulls."""
