@@ -32,6 +32,7 @@ from sluice.cli import (
     peek,
     plan,
     produce,
+    quarantine,
     repair,
     run,
     status,
@@ -55,7 +56,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek)
-_MENDING = (accept, unstick, repair, compact, expire)
+_MENDING = (accept, unstick, repair, quarantine, compact, expire)
 for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui, bench):
     module.register(app)
 
