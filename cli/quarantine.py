@@ -1,0 +1,410 @@
+"""`sluice quarantine`: what did not fit, by reason; the records themselves; and those that fit by now, landed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli import parse, windows
+from sluice.cli.compact import name
+from sluice.cli.plan import shortened
+from sluice.cli.records import document as record_document
+from sluice.cli.records import rows as record_rows
+from sluice.cli.records import view as record_view
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import bad, count, good, heading, rate, safe, seconds, table, warn
+from sluice.cli.windows import From, To, Window
+from sluice.pipelines.units import many, show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.batch import Edges
+    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.held import Filter, Kind, Listing
+    from sluice.pipelines.replay import Replayed, Trial
+
+group = typer.Typer(help="What did not fit: count it, look at it, land it after all.", no_args_is_help=True)
+
+REFUSED = 3
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="quarantine")
+
+
+def _texts(option: str, what: str) -> Any:
+    return typer.Option(option, metavar="NAME", help=f"Only this {what}; repeatable.", show_default=False)
+
+
+Reason = Annotated[list[str] | None, _texts("--reason", "reason")]
+Field = Annotated[list[str] | None, _texts("--field", "field")]
+Expectation = Annotated[list[str] | None, _texts("--expectation", "expectation")]
+Place = Annotated[
+    list[str] | None,
+    typer.Option("--offset", metavar="T:P:O", help="Only this record; repeatable.", show_default=False),
+]
+
+
+def _asked(
+    session: Session,
+    feed: Feed,
+    within: tuple[list[str] | None, str | None, str | None],
+    reason: list[str] | None,
+    field: list[str] | None,
+    expectation: list[str] | None,
+    place: list[str] | None,
+) -> Filter:
+    """What the options ask for. Raises UsageError."""
+    from sluice.pipelines.held import Filter
+    from sluice.pipelines.windows import check_aligned
+
+    chosen: frozenset[int] | None = None
+    if any(within):
+        with session.open_edges(feed) as edges:
+            chosen = frozenset(windows.named(feed.window, edges.clock(), *within))
+        for window in chosen:
+            check_aligned(window, feed.window)
+    places = tuple(map(parse.record, place or ()))
+    return Filter(chosen, tuple(reason or ()), tuple(field or ()), tuple(expectation or ()), places)
+
+
+# -- list
+
+
+@command(group, name="list")
+def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
+    """Count what is in quarantine now, by reason and by window.
+
+    From the ledger and the files; Kafka is not asked. What was re-landed by a replay is told beside it.
+
+    $ sluice quarantine list orders
+    $ sluice quarantine list orders --from 2026-11-20 --json
+    """
+    from sluice.pipelines.held import listing
+    from sluice.pipelines.ledger import Ledger
+
+    found = session.feed(feed)
+    asked = _asked(session, found, (window, start, end), None, None, None, None)
+    with session.open_edges(found) as edges, session.terminal.working("counting"):
+        listed = listing(Ledger(edges.lake, feed, edges.clock), edges.lake, asked, found.window)
+    session.terminal.show(*list_view(feed, listed))
+    session.terminal.document(list_document(feed, listed))
+
+
+def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
+    """For people: the reasons of all windows together, then the windows."""
+    held = sum(w.quarantined for w in listed.windows)
+    yield heading(f"Quarantine of {feed}", many(held, "record"))
+    if not listed.windows:
+        yield good("nothing is in quarantine, nothing was re-landed")
+        return
+    if listed.held:
+        names = ("stage", "why", "what", "records", "share", "windows", "first")
+        yield table(names, shortened(list(_reasons(listed)), len(names)), right="records share windows")
+    yield heading("By window")
+    names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
+    yield table(names, shortened(_windows(listed), len(names)), right="landed quarantined share re-landed mended")
+
+
+def _reasons(listed: Listing) -> Iterator[list[str | Text]]:
+    all_ = sum(w.landed + w.quarantined for w in listed.windows)
+    of_kind: dict[Kind, list[Any]] = {}
+    for h in listed.held:
+        of_kind.setdefault(h.kind, []).append(h)
+    ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
+    for kind, held in ranked:
+        n = sum(h.records for h in held)
+        first = min(held, key=lambda h: h.window or 0).first
+        yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(held)), first]
+
+
+def _windows(listed: Listing) -> list[list[str | Text]]:
+    mostly: dict[int | None, str] = {}
+    for h in listed.held:
+        mostly.setdefault(h.window, str(h.kind))
+    return [
+        [
+            name(w.window),
+            *map(count, (w.landed, w.quarantined)),
+            _share(w.quarantined, w.landed + w.quarantined),
+            *map(count, (w.relanded, w.mended)),
+            mostly.get(w.window, ""),
+        ]
+        for w in listed.windows
+    ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / max(whole, 1):.2%}"
+
+
+def list_document(feed: str, listed: Listing) -> dict[str, Any]:
+    """For programs."""
+    sizes = {w.window: w.landed + w.quarantined for w in listed.windows}
+    return {
+        "feed": feed,
+        "records": sum(w.quarantined for w in listed.windows),
+        "held": [
+            {
+                "window": _key(h.window),
+                **h.kind._asdict(),
+                "records": h.records,
+                "share": h.records / max(sizes.get(h.window, 0), 1),
+                "first": h.first,
+            }
+            for h in listed.held
+        ],
+        "windows": [
+            {
+                "window": _key(w.window),
+                "landed": w.landed,
+                "quarantined": w.quarantined,
+                "share": w.share,
+                "relanded": w.relanded,
+                "mended": w.mended,
+            }
+            for w in listed.windows
+        ],
+    }
+
+
+def _key(window: int | None) -> str | None:
+    return None if window is None else show_window(window)
+
+
+# -- show
+
+
+@command(group)
+def show(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    reason: Reason = None,
+    field: Field = None,
+    expectation: Expectation = None,
+    offset: Place = None,
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=10_000, help="How many records.")] = 10,
+) -> None:
+    """Show records that are in quarantine, and why they are.
+
+    Values are shortened and control characters escaped; --json has them whole, in base64.
+
+    $ sluice quarantine show orders --field amount -n 3
+    $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
+    """
+    from sluice.pipelines.held import samples
+    from sluice.pipelines.ledger import Ledger
+
+    found = session.feed(feed)
+    asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
+    with session.open_edges(found) as edges, session.terminal.working("looking"):
+        ledger = Ledger(edges.lake, feed, edges.clock)
+        receipts = asked.receipts(ledger, ledger.read(), found.window)
+        seen = [
+            (r.slice.window, row)
+            for r, some in samples(edges.lake, receipts, asked, number)
+            for row in record_rows(some)
+        ]
+    session.terminal.show(*show_view(feed, seen))
+    session.terminal.document({"feed": feed, "records": [_record(w, row) for w, row in seen]})
+
+
+Seen = Sequence[tuple[int | None, Mapping[str, Any]]]
+
+
+def show_view(feed: str, seen: Seen) -> Iterator[RenderableType]:
+    """For people: a table for each partition of each window."""
+    if not seen:
+        yield good(f"nothing of {feed} in quarantine is what this asks for")
+    for place in dict.fromkeys((w, row["topic"], row["partition"]) for w, row in seen):
+        rows = [row for w, row in seen if (w, row["topic"], row["partition"]) == place]
+        yield heading(f"{place[1]}:{place[2]}", name(place[0]))
+        yield record_view(rows, [safe(_why(row)) for row in rows])
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    where = f"{row['field']}: " if row["field"] else ""
+    byte = f" (byte {row['byte']})" if row["byte"] is not None else ""
+    return f"{where}{row['expectation'] or row['reason']}: {row['detail']}{byte}"
+
+
+_WHY = ("stage", "reason", "expectation", "field", "detail", "byte", "batch", "contract")
+
+
+def _record(window: int | None, row: Mapping[str, Any]) -> dict[str, Any]:
+    return record_document(row) | {"window": _key(window)} | {n: row[n] for n in _WHY}
+
+
+# -- replay
+
+
+@command(group)
+def replay(
+    session: Session,
+    feed: FeedName,
+    window: Window = None,
+    start: From = None,
+    end: To = None,
+    reason: Reason = None,
+    field: Field = None,
+    expectation: Expectation = None,
+    offset: Place = None,
+    mend: Annotated[
+        str | None,
+        typer.Option(
+            "--mend",
+            metavar="FILE.py:FUNCTION",
+            help="Ask this function for each record's value; or MODULE:FUNCTION, of the project's folder.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would land and why the rest would not.")] = False,
+) -> int:
+    """Land the records that fit by now.
+
+    After the schema or the contract was mended, or with a function that mends values, each record is tried by the feed
+    as its files say it today. What fits lands in its own window, in its place among the offsets; what does not stays
+    in quarantine. Kafka is not asked, and committed offsets stay. The function is given a record (key, value, headers,
+    topic, partition, offset, timestamp, stage, reason, field, detail, expectation) and returns bytes, text, or a dict
+    or list for JSON; None leaves the record where it is. It is asked twice of each. Exit 3 when slices were left alone
+    because another batch is at work on them, or because what had landed there does not fit today's types.
+
+    $ sluice quarantine replay orders --dry-run
+    $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
+    $ sluice quarantine replay orders --mend mends.py:cents_to_euros --reason out_of_range
+    """
+    from sluice.pipelines.mending import load
+
+    found = session.feed(feed)
+    asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
+    mender = load(mend, session.project.root) if mend else None
+    began = time.monotonic()
+    done = (_looked if dry_run else _landed)(session, found, asked, mender)
+    ran = Ran(feed, done, time.monotonic() - began, dry_run)
+    session.terminal.show(*replay_view(ran))
+    session.terminal.document(replay_document(ran))
+    return REFUSED if done.busy or done.found.unfit else 0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was re-landed, or would be."""
+
+    feed: str
+    done: Replayed
+    seconds: float
+    dry_run: bool
+
+
+def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Replayed:
+    from sluice.pipelines.replay import foreseen
+
+    with session.open_edges(feed) as edges, session.terminal.progress() as meter:
+        return foreseen(feed, edges, asked, mender, meter)
+
+
+def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Replayed:
+    from sluice.pipelines.replay import replay as carry_out
+    from sluice.resources.liveness import new_owner
+
+    with session.open_edges(feed) as edges:
+        with session.terminal.progress() as meter:
+            done = carry_out(feed, edges, asked, mender, new_owner("replay"), meter)
+        if done.batches:
+            _tell(session, feed, edges)
+    return done
+
+
+def _tell(session: Session, feed: Feed, edges: Edges) -> None:
+    """Let Dagster know of the batches: a commit waits for that."""
+    from sluice.assets import evidence
+    from sluice.assets.books import Books
+    from sluice.assets.instance import open_instance
+    from sluice.pipelines.compaction import open_ledger
+
+    with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
+        evidence.roll_forward(instance, Books.open(feed, open_ledger(feed, edges), edges))
+
+
+def replay_view(ran: Ran) -> Iterator[RenderableType]:
+    """For people: what came of each kind, why the rest does not fit, what went wrong."""
+    trial = ran.done.trial
+    yield heading(f"Replay of {ran.feed}'s quarantine", f"{many(trial.tried.total(), 'record')} tried")
+    if not trial.tried:
+        yield good("nothing in quarantine is what this asks for")
+        return
+    landed = ran.done.landed.fit
+    names = ("stage", "was refused for", "what", "tried", "would land" if ran.dry_run else "landed", "stay")
+    kinds = [
+        [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
+        for k, n in trial.tried.most_common()
+    ]
+    yield table(names, shortened(kinds, len(names)), right="tried would landed stay")
+    yield from _stays(trial)
+    yield from _verdict(ran)
+
+
+def _stays(trial: Trial) -> Iterator[RenderableType]:
+    if trial.why:
+        yield heading("What does not fit today")
+        ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
+        kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
+        yield table(("stage", "why", "what", "records", "first"), shortened(kinds, 5), right="records")
+    if trial.botched:
+        yield heading("What the mending function did not do")
+        ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
+        yield table(("what", "records", "first"), [[w, count(n), first] for w, (n, first) in ranked_], right="records")
+    if trial.left:
+        yield Text(f"  The mending function left {many(trial.left, 'record')} alone.", style="dim")
+
+
+def _verdict(ran: Ran) -> Iterator[Text]:
+    done, landed = ran.done, ran.done.landed
+    n = landed.fit.total()
+    mended = f", {count(landed.mended)} of them mended" if landed.mended else ""
+    if ran.dry_run:
+        yield Text(f"  A dry run: nothing was changed. {many(n, 'record')} would land{mended}.")
+    elif n:
+        batches = f"{'batch' if len(done.batches) == 1 else 'batches'} {', '.join(map(str, done.batches))}"
+        yield good(f"{many(n, 'record')} re-landed{mended}: {batches}")
+        yield Text(f"  {seconds(ran.seconds)}, {rate(done.trial.tried.total(), ran.seconds)} tried", style="dim")
+    else:
+        yield warn("nothing was re-landed")
+    for window, batch in done.busy.items():
+        yield warn(f"{name(window)} was left alone where batch {batch} is at work")
+    for s, why in done.found.unfit[:5]:
+        yield bad(f"{s} was left alone: {why}")
+    if (more := len(done.found.unfit) - 5) > 0:
+        yield bad(f"so were {more} more slices")
+
+
+def replay_document(ran: Ran) -> dict[str, Any]:
+    """For programs."""
+    done, trial, landed = ran.done, ran.done.trial, ran.done.landed
+    return {
+        "feed": ran.feed,
+        "dry_run": ran.dry_run,
+        "tried": trial.tried.total(),
+        "landed": landed.fit.total(),
+        "mended": landed.mended,
+        "stay": trial.tried.total() - landed.fit.total(),
+        "left": trial.left,
+        "kinds": [
+            {**k._asdict(), "tried": n, "landed": landed.fit[k], "stay": n - landed.fit[k]}
+            for k, n in trial.tried.most_common()
+        ],
+        "why": [{**k._asdict(), "records": n, "first": first} for k, (n, first) in trial.why.items()],
+        "botched": [{"what": w, "records": n, "first": first} for w, (n, first) in trial.botched.items()],
+        "seconds": round(ran.seconds, 3),
+        "batches": list(done.batches),
+        "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "unfit": [{"slice": str(s), "why": why} for s, why in done.found.unfit],
+    }
