@@ -13,7 +13,9 @@ from sluice.cli.terminal import good
 
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", help="raw, typed, or lake by itself; none: raw and typed.", show_default=False),
+    typer.Argument(
+        metavar="[NAME]...", help="raw, typed, contract, or lake by itself; none: all but lake.", show_default=False
+    ),
 ]
 Records = Annotated[
     int | None, typer.Option(min=1, help="Records in the topic; otherwise what the benchmark says (raw: 2,000,000).")

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import duckdb
+import pyarrow.compute as pc
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from sluice.bench.batches import Batch, batches
@@ -26,10 +27,14 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A topic with all of a workload's records. `digests` is what each partition holds."""
+    """A topic with all of a workload's records. `digests` is what each partition holds: all of it typed, what does not
+    break the workload's contract, and as it came what does.
+    """
 
     topic: str
     digests: dict[int, Digest]
+    sound: dict[int, Digest]
+    bad: dict[int, Digest]
 
     @property
     def ends(self) -> dict[int, int]:
@@ -57,18 +62,22 @@ def _load(workload: Workload, bootstrap: str) -> Loaded:
             admin.delete_topics(cut_short)
         shape = {"num_partitions": len(workload.weights), "configs": {"retention.ms": "-1"}}
         admin.create_topics({topic: shape}, wait_for_metadata=True)
-    digests = dict.fromkeys(range(len(workload.weights)), Digest())
+    partitions = range(len(workload.weights))
+    loaded = Loaded(topic, *(dict.fromkeys(partitions, Digest()) for _ in range(3)))
     with Producer(bootstrap, topic) as producer:
-        for turn in zip_longest(*(_packed(workload, p, digests) for p in digests)):
+        for turn in zip_longest(*(_packed(workload, p, loaded) for p in partitions)):
             producer.send({p: batch for p, batch in enumerate(turn) if batch})
         producer.flush()
-    return Loaded(topic, digests)
+    return loaded
 
 
-def _packed(workload: Workload, partition: int, digests: dict[int, Digest]) -> Iterator[Batch]:
-    """The partition's batches; what they hold is added to its digest on the way."""
-    for chunk in workload.chunks(partition):
-        digests[partition] += digest_of_sent(partition, chunk, workload.schema)
+def _packed(workload: Workload, p: int, loaded: Loaded) -> Iterator[Batch]:
+    """The partition's batches; what they hold is added to its digests on the way."""
+    for chunk in workload.chunks(p):
+        loaded.digests[p] += digest_of_sent(p, chunk, workload.schema)
+        if workload.contract:
+            loaded.sound[p] += digest_of_sent(p, chunk.filter(pc.invert(chunk["bad"])), workload.schema)
+            loaded.bad[p] += digest_of_sent(p, chunk.filter(chunk["bad"]))
         yield from batches(chunk, workload.codec, workload.batch_bytes)
 
 
@@ -80,18 +89,20 @@ def _ends(bootstrap: str, topic: str) -> dict[int, int]:
         return {tp.partition: ends[tp] for tp in found if begins[tp] == 0}
 
 
+_DIGESTS = ("digests", "sound", "bad")
+
+
 def _recall(memo: Path) -> Loaded | None:
     try:
         kept = json.loads(memo.read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return Loaded(kept["topic"], {int(p): Digest(*d) for p, d in kept["digests"].items()})
+    return Loaded(kept["topic"], *({int(p): Digest(*d) for p, d in kept[name].items()} for name in _DIGESTS))
 
 
 def _remember(memo: Path, loaded: Loaded) -> None:
     memo.parent.mkdir(parents=True, exist_ok=True)
     partial = memo.with_suffix(".partial")
-    partial.write_text(
-        json.dumps({"topic": loaded.topic, "digests": {p: (d.rows, d.sum) for p, d in loaded.digests.items()}})
-    )
+    digests = {name: {p: (d.rows, d.sum) for p, d in getattr(loaded, name).items()} for name in _DIGESTS}
+    partial.write_text(json.dumps({"topic": loaded.topic, **digests}))
     partial.replace(memo)

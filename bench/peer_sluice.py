@@ -19,6 +19,7 @@ from typing import Any
 
 from sluice.bench.stand import Assignment, Ready, serve
 from sluice.pipelines.batch import BatchResult, land
+from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Progress
 from sluice.pipelines.values import Owner, Request, RequestKind
@@ -52,7 +53,9 @@ def _feed(given: Assignment, out: Path) -> Feed:
     }
     if given.schema:
         settings |= {"format": "json", "schema": given.schema}
-    return Feed.model_validate(settings, context={"root": out.parent})
+    feed = Feed.model_validate(settings, context={"root": out.parent})
+    contract = parse_contract(given.contract.encode(), feed.columns) if given.contract else None
+    return feed.model_copy(update={"contract": contract})
 
 
 def _owner() -> Owner:

@@ -43,17 +43,20 @@ _IN_SPARK = (
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later."""
+    """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later; one that
+    `validates` holds rows against the workload's contract: it lands below `data` and `quarantine`.
+    """
 
     name: str
     title: str
     module: str
     warms_up: bool = True
+    validates: bool = False
     artifacts: tuple[java.Artifact, ...] = ()
     packages: tuple[str, ...] = ()
 
 
-SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice")
+SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice", validates=True)
 SPARK = Peer(
     "spark",
     "Spark's Kafka connector",

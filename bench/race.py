@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.bench.check import Schema, check_landed
+from sluice.bench.check import check_landed
 from sluice.bench.load import Loaded, ensure
 from sluice.bench.measure import metered
 from sluice.bench.peers import Peer, Running, connector_jars, running
@@ -58,7 +58,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
     peers = [p for p in race.peers if not terms.peers or p in terms.peers]
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
-        track = _Track(kafka, loaded, workload.schema, folder, terms, note)
+        track = _Track(kafka, loaded, workload, folder, terms, note)
         results = track.run(peers)
     shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
     return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results))
@@ -70,7 +70,7 @@ class _Track:
 
     kafka: LocalKafka
     loaded: Loaded
-    schema: Schema
+    workload: Workload
     folder: Path
     terms: Terms
     note: Note
@@ -95,8 +95,9 @@ class _Track:
     def _standing_by(self, peer: Peer) -> Iterator[Running]:
         self.note(f"{peer.title}: getting ready")
         jars = connector_jars(peer)
-        loaded, schema = self.loaded, dict(self.schema)
-        assignment = Assignment(self.kafka.bootstrap, loaded.topic, loaded.ends, self.terms.cores, jars, schema)
+        loaded, schema = self.loaded, dict(self.workload.schema)
+        where = (self.kafka.bootstrap, loaded.topic, loaded.ends, self.terms.cores)
+        assignment = Assignment(*where, jars, schema, self.workload.contract)
         with running(peer, assignment, self.folder) as ready:
             yield ready
 
@@ -110,12 +111,21 @@ class _Track:
         try:
             with metered(peer.pid, self._brokers()) as meter:
                 detail = peer.land(out)
-            files, size = check_landed(peer.peer.title, out, self.loaded.topic, self.loaded.digests, self.schema)
+            files, size = self._check(peer.peer, out)
         finally:
             shutil.rmtree(out, ignore_errors=True)
         rate = sum(self.loaded.ends.values()) / meter.cost.seconds
         self.note(f"{peer.peer.title}, {which}: {meter.cost.seconds:.2f} s, {rate:,.0f} records/s, rows checked")
         return Landing(meter.cost, files, size, detail)
+
+    def _check(self, peer: Peer, out: Path) -> tuple[int, int]:
+        """Parquet files and their bytes, all of whose rows are right, and where they belong. Raises ProofFailed."""
+        loaded, schema = self.loaded, self.workload.schema
+        if not (self.workload.contract and peer.validates):
+            return check_landed(peer.title, out, loaded.topic, loaded.digests, schema)
+        landed = check_landed(peer.title, out / "data", loaded.topic, loaded.sound, schema)
+        quarantined = check_landed(peer.title, out / "quarantine", loaded.topic, loaded.bad)
+        return landed[0] + quarantined[0], landed[1] + quarantined[1]
 
     def _brokers(self) -> tuple[int, ...]:
         return tuple(broker.pid for broker in self.kafka.status().brokers if broker.pid)

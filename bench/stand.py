@@ -21,7 +21,7 @@ from sluice.cli.terminal import claimed_stdout
 class Assignment:
     """What to land: a whole topic, to the end of each partition, on so many cores, typed by `schema` if there is one.
 
-    `jars` is a folder, or empty.
+    `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty.
     """
 
     bootstrap: str
@@ -30,6 +30,7 @@ class Assignment:
     cores: int
     jars: str = ""
     schema: dict[str, str] = field(default_factory=dict)
+    contract: str = ""
 
     @property
     def records(self) -> int:

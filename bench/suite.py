@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sluice.bench.peers import KAFKA_PYTHON, SLUICE, SPARK
 from sluice.bench.race import Race
-from sluice.bench.workloads import ORDERS, TYPED_ORDERS
+from sluice.bench.workloads import CHECKED_ORDERS, ORDERS, TYPED_ORDERS
 from sluice.pipelines.errors import UsageError
 
 RAW = Race(
@@ -21,7 +21,13 @@ TYPED = Race(
     workload=TYPED_ORDERS,
     peers=(SLUICE, SPARK),
 )
-SUITE: Mapping[str, Race] = {race.name: race for race in (RAW, TYPED)}
+CONTRACT = Race(
+    name="contract",
+    about="as typed, by Sluice with a contract of 10 row expectations, by the other with no validation at all",
+    workload=CHECKED_ORDERS,
+    peers=(SLUICE, SPARK),
+)
+SUITE: Mapping[str, Race] = {race.name: race for race in (RAW, TYPED, CONTRACT)}
 
 
 def race(name: str) -> Race:

@@ -8,6 +8,7 @@ peer must have landed, can be told without reading it.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -30,18 +31,21 @@ _ROLLED = """
         SELECT range AS i, md5_number_lower($p || '/' || range) AS r, md5_number_upper($p || '/' || range) AS s
         FROM range($first, $last)
     )
-    SELECT i AS "offset", key, value, $epoch + i AS timestamp, trace FROM rolled,
-        LATERAL (SELECT {key} AS key, {value} AS value, {trace} AS trace)
+    SELECT i AS "offset", key, value, $epoch + i AS timestamp, trace, bad FROM rolled,
+        LATERAL (SELECT {key} AS key, {value} AS value, {trace} AS trace, {bad} AS bad)
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """SQL expressions over `i`, `r` and `s` for a record's key, value and header (NULL: none)."""
+    """SQL expressions over `i`, `r` and `s` for a record's key, value and header (NULL: none), and for whether it
+    breaks the workload's contract.
+    """
 
     key: str
     value: str
     trace: str = "NULL::VARCHAR"
+    bad: str = "FALSE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Workload:
     """A topic to measure over. `weights` are the partitions' shares; `batch_bytes` what a producer packs together.
 
     `schema`: names and types, as a feed says them, by which the values are to be typed; none: they land as they are.
+    `contract`: the text of a contract that rows are held against, by those peers that do so.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Workload:
     batch_bytes: int = 40_000
     brokers: int = 1
     schema: tuple[tuple[str, str], ...] = ()
+    contract: str = ""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -81,7 +87,7 @@ class Workload:
         return replace(self, records=records or self.records)
 
     def chunks(self, partition: int) -> Iterator[pa.Table]:
-        """The partition's records in order: `offset`, `key`, `value`, `timestamp` (ms) and `trace`, by the chunk."""
+        """The partition's records in order: `offset`, `key`, `value`, `timestamp` (ms), `trace` and `bad`; by the chunk."""
         count = self.counts[partition]
         for first in range(0, count, CHUNK_RECORDS):
             yield _rows(self.shape, partition, first, min(first + CHUNK_RECORDS, count))
@@ -110,26 +116,33 @@ def _filled(template: str, **holes: str) -> str:
 
 
 _CUSTOMER = _filled("c-<number>", number=_padded("r % 5000", 6))
-_ORDER = _filled(
-    '{"order_id":"o-<number>-<tag>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,'
-    '"currency":"<currency>","items":<items>,"country":"<country>","channel":"<channel>","status":"<status>"}',
-    number=_padded("i", 10),
-    tag="lower(substr(hex(s), 1, 6))",
-    customer=_CUSTOMER,
-    time=f"strftime(make_timestamp_ms({EPOCH_MS} + i), '%Y-%m-%dT%H:%M:%S.%gZ')",
-    whole="(r >> 13) % 1000",
-    cents=_padded("(r >> 23) % 100", 2),
-    currency=_one_of("r >> 30", "EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK"),
-    items="1 + ((r >> 33) & 7)",
-    country=_one_of("r >> 36", "DE", "FR", "US", "GB", "CH", "SE", "NL", "IT"),
-    channel=_one_of("r >> 44", "web", "app", "store", "phone"),
-    status=_one_of("r >> 46", "placed", "paid", "shipped", "returned"),
-)
+_FIELDS = {
+    "order": _filled("o-<number>-<tag>", number=_padded("i", 10), tag="lower(substr(hex(s), 1, 6))"),
+    "customer": _CUSTOMER,
+    "time": f"strftime(make_timestamp_ms({EPOCH_MS} + i), '%Y-%m-%dT%H:%M:%S.%gZ')",
+    "whole": "(r >> 13) % 1000",
+    "cents": _padded("(r >> 23) % 100", 2),
+    "currency": _one_of("r >> 30", "EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK"),
+    "items": "1 + ((r >> 33) & 7)",
+    "country": _one_of("r >> 36", "DE", "FR", "US", "GB", "CH", "SE", "NL", "IT"),
+    "channel": _one_of("r >> 44", "web", "app", "store", "phone"),
+    "status": _one_of("r >> 46", "placed", "paid", "shipped", "returned"),
+}
+
+
+def _order(**fields: str) -> str:
+    """SQL for an order; fields by SQL of their own replace the usual ones."""
+    return _filled(
+        '{"order_id":"<order>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,"currency":"<currency>",'
+        '"items":<items>,"country":"<country>","channel":"<channel>","status":"<status>"}',
+        **_FIELDS | fields,
+    )
+
 
 ORDERS = Workload(
     name="orders",
     about="JSON orders of about 190 bytes, keyed by customer, every tenth with a header",
-    shape=Shape(_CUSTOMER, _ORDER, trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
+    shape=Shape(_CUSTOMER, _order(), trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
 )
 TYPED_ORDERS = replace(
     ORDERS,
@@ -145,4 +158,37 @@ TYPED_ORDERS = replace(
         ("channel", "string"),
         ("status", "string"),
     ),
+)
+
+
+def _spoiled(field: str, kind: int, otherwise: str) -> str:
+    """SQL for the field, which in one of 1,000 records is otherwise."""
+    return f"CASE WHEN {_LUCK} = {kind} THEN {otherwise} ELSE {_FIELDS[field]} END"
+
+
+_LUCK = "(s >> 24) % 1000"
+_SPOILED = {
+    "currency": _spoiled("currency", 0, "'XXX'"),
+    "whole": _spoiled("whole", 1, "-1 - (r >> 13) % 1000"),
+    "items": _spoiled("items", 2, "0"),
+    "order": _spoiled("order", 3, "upper('o-' || hex(s))"),
+}
+_CONTRACT: tuple[tuple[str, dict[str, object]], ...] = (
+    ("expect_column_values_to_not_be_null", {"column": "order_id"}),
+    ("expect_column_values_to_not_be_null", {"column": "customer"}),
+    ("expect_column_values_to_match_regex", {"column": "order_id", "regex": "^o-[0-9]{10}-[0-9a-f]{6}$"}),
+    ("expect_column_value_lengths_to_equal", {"column": "customer", "value": 8}),
+    ("expect_column_values_to_be_between", {"column": "ts", "min_value": "2025-01-01", "max_value": "2026-01-01"}),
+    ("expect_column_values_to_be_between", {"column": "amount", "min_value": 0, "max_value": "999.99"}),
+    ("expect_column_values_to_be_between", {"column": "items", "min_value": 1, "max_value": 8}),
+    ("expect_column_values_to_be_in_set", {"column": "currency", "value_set": ["EUR", "USD", "GBP", "CHF", "SEK"]}),
+    ("expect_column_values_to_be_in_set", {"column": "channel", "value_set": ["web", "app", "store", "phone"]}),
+    ("expect_column_values_to_not_be_in_set", {"column": "country", "value_set": ["XX", "ZZ"]}),
+)
+CHECKED_ORDERS = replace(
+    TYPED_ORDERS,
+    name="checked-orders",
+    about=f"{ORDERS.about}, 4 of 1,000 of which break the contract",
+    shape=replace(ORDERS.shape, value=_order(**_SPOILED), bad=f"{_LUCK} < {len(_SPOILED)}"),
+    contract=json.dumps({"name": "orders", "expectations": [{"type": t, "kwargs": k} for t, k in _CONTRACT]}),
 )

@@ -21,6 +21,7 @@ from sluice.bench import cli as bench
 from sluice.cli import (
     accept,
     compact,
+    contract,
     demo,
     expire,
     explain,
@@ -34,6 +35,7 @@ from sluice.cli import (
     produce,
     quarantine,
     repair,
+    report,
     run,
     status,
     ui,
@@ -55,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek)
+_LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
 for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui, bench):
     module.register(app)

@@ -1,0 +1,239 @@
+"""A contract proposed from a sample: what held for every row that was seen, and may be meant.
+
+Promises: each proposal holds for the whole sample; all are warnings, so that none puts a row into quarantine before
+somebody decides; what was seen is told in counts, and values of records stand in proposed sets, in patterns' fixed
+parts, and, rounded away from what was seen, in bounds. Nothing is proposed of columns of which too little was seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.contract.literals import PER_UNIT, Family, family, unit_of
+from sluice.pipelines.contract.suite import Severity
+from sluice.pipelines.typed.schema import KAFKA, Field, Kind, Schema, Type
+from sluice.pipelines.units import many
+
+ENOUGH = 200
+"""Rows, and values of a column, below which nothing is learnt."""
+MOST_IN_SET = 30
+MOST_TEXT = 64
+"""Characters of a value that a set may have."""
+_LEAST_OFTEN = 20
+_LEAST_SHARE = 1000
+"""Each value of a set is there so often, and once in so many rows."""
+_KEY_LIKE = re.compile(r"(^|[_-])(id|uuid|guid|key|no|number)$|[a-z](Id|ID|Key|Uuid)$", re.IGNORECASE)
+_PATTERNS = (
+    ("a UUID", r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
+    ("two capitals, as countries have", r"^[A-Z]{2}$"),
+    ("three capitals, as currencies have", r"^[A-Z]{3}$"),
+    ("32 hexadecimal digits", r"^[0-9a-f]{32}$"),
+    ("40 hexadecimal digits", r"^[0-9a-f]{40}$"),
+    ("64 hexadecimal digits", r"^[0-9a-f]{64}$"),
+    ("an e-mail address", r"^[^@\s]+@[^@\s]+\.[^@\s]+$"),
+    ("a web address", r"^https?://[^\s]+$"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One expectation that the sample suggests. `why` is for people, `seen` are counts."""
+
+    column: str
+    type: str
+    kwargs: Mapping[str, Any]
+    why: str
+    seen: Mapping[str, int]
+
+    @property
+    def item(self) -> dict[str, Any]:
+        """As a suite has it."""
+        kwargs, meta = {"column": self.column, **self.kwargs}, {"sluice": {"seen": dict(self.seen)}}
+        return {"type": self.type, "kwargs": kwargs, "severity": str(Severity.WARNING), "meta": meta}
+
+
+def candidates(columns: Schema | None) -> tuple[Field, ...]:
+    """The columns that are looked at: a typed feed's own, and the records' keys."""
+    key = Type(Kind.BINARY)
+    return (*columns.fields, Field(f"{KAFKA}key", key)) if columns else (Field("key", key),)
+
+
+def propose(rows: pa.Table, columns: Schema | None) -> tuple[Proposal, ...]:
+    """What landed rows, with the columns of `candidates`, suggest, column by column; nothing of fewer than ENOUGH."""
+    if rows.num_rows < ENOUGH:
+        return ()
+    return tuple(p for f in candidates(columns) for p in _of_column(f, rows.column(f.name)))
+
+
+def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:
+    rows, nulls = len(column), column.null_count
+    if not nulls and not f.required:  # where it is required, the schema sees to it
+        yield Proposal(f.name, "expect_column_values_to_not_be_null", {}, "never null", {"rows": rows, "nulls": 0})
+    values = column.drop_null().combine_chunks()
+    if f.type.kind in (Kind.FLOAT32, Kind.FLOAT64):
+        values = values.filter(pc.is_finite(values))
+    if len(values) < ENOUGH:
+        return
+    match family(f.type):
+        case Family.NUMBER:
+            yield from _of_numbers(f, values)
+        case Family.TEXT:
+            yield from _of_texts(f, values)
+        case Family.TIME:
+            yield from _of_times(f.name, values.cast(pa.int64()), PER_UNIT[unit_of(f.type)])
+        case Family.DAY:
+            yield from _of_times(f.name, values.cast(pa.int32()), 86_400 * 10**9)
+
+
+# -- numbers
+
+
+def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
+    whole = f.type.kind not in (Kind.FLOAT32, Kind.FLOAT64, Kind.DECIMAL)
+    if whole and _is_key(f.name, values):
+        yield _unique(f.name, values)
+        return
+    low, high = (_decimal(v.as_py()) for v in pc.min_max(values).values())
+    counts = _counts(values) if whole else {}
+    if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
+        yield _in_set(f.name, counts, len(values))
+    elif low < high:
+        yield _between(f.name, low, high, len(values))
+
+
+def _decimal(value: int | float | Decimal) -> Decimal:
+    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+
+
+def _between(name: str, low: Decimal, high: Decimal, seen: int) -> Proposal:
+    """Half as much room again on both sides, rounded outwards; what never was negative stays so."""
+    margin = (high - low) / 2
+    least, most = _rounded(low - margin, ROUND_FLOOR), _rounded(high + margin, ROUND_CEILING)
+    least = max(least, Decimal(0)) if low >= 0 else least
+    most = min(most, Decimal(0)) if high <= 0 else most
+    why = f"seen {_told(low)} to {_told(high)}"
+    bounds = {"min_value": _number(least), "max_value": _number(most)}
+    return Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
+
+
+def _rounded(value: Decimal, how: str) -> Decimal:
+    """To two digits that count."""
+    step = Decimal(1).scaleb(value.adjusted() - 1) if value else Decimal(1)
+    return (value / step).to_integral_value(how) * step
+
+
+def _number(value: Decimal) -> int | float:
+    """The same number in JSON: two digits and a power of ten are what a float's text says exactly."""
+    return int(value) if value == value.to_integral_value() and abs(value) < 10**15 else float(value)
+
+
+def _told(value: Decimal) -> str:
+    return f"{value:,f}" if -12 < value.adjusted() < 15 else f"{value:.3g}"
+
+
+# -- times
+
+
+def _of_times(name: str, values: pa.Array, nanoseconds: int) -> Iterator[Proposal]:
+    """Whole years, with room behind for the years to come: what is beyond has the wrong unit, or no year."""
+    try:
+        first, last = (_moment(v.as_py() * nanoseconds) for v in pc.min_max(values).values())
+    except OverflowError:
+        return
+    bounds = {"min_value": f"{max(first.year - 1, 1):04}-01-01", "max_value": f"{min(last.year + 10, 9999):04}-01-01"}
+    why = f"seen {first:%Y-%m} to {last:%Y-%m}"
+    yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": len(values)})
+
+
+def _moment(nanoseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=nanoseconds // 1000)
+
+
+# -- texts
+
+
+def _of_texts(f: Field, values: pa.Array) -> Iterator[Proposal]:
+    counts = _counts(values)
+    if counts and all(len(str(v)) <= MOST_TEXT for v in counts):
+        yield _in_set(f.name, counts, len(values))
+        return
+    if _is_key(f.name, values):
+        yield _unique(f.name, values)
+    yield _pattern(f.name, values) or _lengths(f.name, values)
+
+
+def _pattern(name: str, values: pa.Array) -> Proposal | None:
+    for what, regex in (*_PATTERNS, *_numbered(values)):
+        if pc.all(pc.match_substring_regex(values, regex)).as_py():
+            why = f"each is {what}"
+            return Proposal(name, "expect_column_values_to_match_regex", {"regex": regex}, why, {"values": len(values)})
+    return None
+
+
+def _numbered(values: pa.Array) -> Iterator[tuple[str, str]]:
+    """What is the same in all but its digits; so many digits as there are where they begin with zeros."""
+    frames = pc.unique(pc.replace_substring_regex(values, r"[0-9]+", "0"))
+    frame = frames[0].as_py()
+    if len(frames) > 1 or len(frame) > MOST_TEXT or "0" not in frame or not frame.isprintable():
+        return
+    lengths = pc.min_max(pc.utf8_length(values))
+    padded = pc.any(pc.match_substring_regex(values, r"(^|[^0-9])0[0-9]")).as_py()
+    if padded and frame.count("0") == 1 and lengths["min"].as_py() == lengths["max"].as_py():
+        digits = f"[0-9]{{{lengths['max'].as_py() - len(frame) + 1}}}"
+    else:
+        digits = "[0-9]+"
+    yield "alike but for its digits", f"^{digits.join(map(_literal, frame.split('0')))}$"
+
+
+def _literal(text: str) -> str:
+    """As both kinds of regular expressions take it."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
+
+
+def _lengths(name: str, values: pa.Array) -> Proposal:
+    least, most = (v.as_py() for v in pc.min_max(pc.utf8_length(values)).values())
+    seen = {"values": len(values)}
+    if least == most:
+        return Proposal(
+            name, "expect_column_value_lengths_to_equal", {"value": most}, f"each has {many(most, 'character')}", seen
+        )
+    bounds = {"min_value": min(least, 1), "max_value": int(_rounded(Decimal(2 * most), ROUND_CEILING))}
+    why = f"seen {least} to {most} characters"
+    return Proposal(name, "expect_column_value_lengths_to_be_between", bounds, why, seen)
+
+
+# -- sets and keys
+
+
+def _counts(values: pa.Array) -> dict[Any, int]:
+    """How often each value is there, where there are few and each is often; otherwise none."""
+    counted = pc.value_counts(values)
+    if len(counted) > MOST_IN_SET:
+        return {}
+    found = {row["values"]: row["counts"] for row in counted.to_pylist()}
+    often = min(found.values()) >= max(_LEAST_OFTEN, len(values) // _LEAST_SHARE)
+    return dict(sorted(found.items())) if often else {}
+
+
+def _in_set(name: str, counts: Mapping[Any, int], seen: int) -> Proposal:
+    least = min(counts.values())
+    each = "always the same value" if len(counts) == 1 else f"{len(counts)} values, each at least {least:,} times"
+    said = {"values": seen, "distinct": len(counts), "least_often": least}
+    return Proposal(name, "expect_column_values_to_be_in_set", {"value_set": [*counts]}, each, said)
+
+
+def _is_key(name: str, values: pa.Array) -> bool:
+    return bool(_KEY_LIKE.search(name)) and pc.count_distinct(values).as_py() == len(values)
+
+
+def _unique(name: str, values: pa.Array) -> Proposal:
+    said = {"values": len(values), "distinct": len(values)}
+    return Proposal(name, "expect_column_values_to_be_unique", {}, "called a key, and no value came twice", said)

@@ -1,0 +1,49 @@
+"""Great Expectations itself, for the two commands that need it; nothing else imports it while Sluice runs.
+
+Loading it takes some seconds, so it is loaded by the first call. It is told to send nothing to anybody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_MOST = 300
+"""Characters of what it says about one expectation."""
+
+
+def suite_text(name: str, expectations: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
+    """The file of a suite of these expectations (type, kwargs, severity, meta), as Great Expectations writes it."""
+    made = _suite()(name=name, expectations=[dict(e) for e in expectations], meta=dict(meta))
+    return json.dumps(made.to_json_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """The places of those that Great Expectations does not take, and what it says of them."""
+    suite = _suite()
+    for place, item in enumerate(expectations):
+        try:
+            suite(name="one", expectations=[dict(item)])
+        except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
+            yield place, _said(error)
+
+
+def _suite() -> Any:
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
+    from great_expectations.core.expectation_suite import ExpectationSuite
+
+    return ExpectationSuite
+
+
+def _said(error: Exception) -> str:
+    """In one line; of what pydantic refuses, the arguments and why."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors()]
+    else:
+        lines = [str(error) or type(error).__name__]
+    return "; ".join(" ".join(line.split()) for line in lines)[:_MOST]
