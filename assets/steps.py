@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
-from sluice.assets import contracts, evidence, metadata
+from sluice.assets import batch_pages, contracts, evidence, metadata
 from sluice.assets.books import Books
 from sluice.assets.contracts import Said
 from sluice.assets.evidence import COMPLETE, WHOLE, committed_key, evaluation, landed_key
@@ -124,14 +124,15 @@ def _land(
     session, run = _session(context), context.run.run_id
     ledger = open_ledger(feed, edges, run)
     evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
-    with _canceling(edges.engine):
+    with _canceling(edges.engine), _told(context, ledger, edges):
         landed = land(
             feed, informed(edges, context.instance), request, new_owner(run), session.reporter(context.log), skip
         )
     session.witness.landed = landed
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
-    yield from _read_topics(context, feed, edges, landed, books.state)
+    outlook = yield from _read_topics(context, feed, edges, landed, books.state)
+    batch_pages.keep_all(context, ledger, edges, landed.batches, outlook)
     yield from _published(context, books, landed, request.window if context.has_partition_key else None)
     return books, landed
 
@@ -151,6 +152,16 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None) 
         if own is None or event.partition != show_window(own):
             yield event
     yield from evidence.judged(books, tell - mine)
+
+
+@contextmanager
+def _told(context: Context, ledger: Ledger, edges: Edges) -> Iterator[None]:
+    """A batch that is refused leaves its report."""
+    try:
+        yield
+    except BatchRefused as refused:
+        batch_pages.keep_refused(context, ledger, edges, context.run.run_id, refused)
+        raise
 
 
 @contextmanager
@@ -201,7 +212,9 @@ def _said(failed: int, open_: int, partitions: int) -> str:
     return f"every offset from origin to frontier is accounted for in all {partitions} partitions"
 
 
-def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
+def _read_topics(
+    context: Context, feed: Feed, edges: Edges, landed: Landed, state: State
+) -> Generator[Any, None, Outlook | None]:
     """The topics that were just read, as they are now. Seeing them is a comfort: failing to is only logged."""
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
@@ -209,10 +222,11 @@ def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, sta
         outlook = _outlook(edges, feed, state, seen)
     except SluiceError as error:
         context.log.warning("the topics could not be observed after landing: %s", error.message)
-        return
+        return None
     for topic, partitions in sorted(seen.items()):
         said = metadata.of_topic(partitions, [_reader(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(topic_key(topic), metadata=said)
+    return outlook
 
 
 # -- committed

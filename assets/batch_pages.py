@@ -1,0 +1,60 @@
+"""The reports of the batches that a run published, or that it was refused: written for people, and never what a run
+fails by. A report that could not be written is made anew by `sluice report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import dagster as dg
+
+from sluice.pipelines.batch import BatchResult, Edges
+from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.outlook import Outlook
+from sluice.pipelines.units import many
+from sluice.pipelines.values import SliceFailure
+
+
+class Context(Protocol):
+    """Of Dagster's contexts, what a report needs."""
+
+    @property
+    def log(self) -> dg.DagsterLogManager: ...
+
+
+def keep_all(
+    context: Context, ledger: Ledger, edges: Edges, batches: Sequence[BatchResult], outlook: Outlook | None
+) -> None:
+    """Of batches that were carried out, whatever came of them. `outlook`: of the feed now, where Kafka told it."""
+    for b in batches:
+        why = "" if b.number is not None else f"{many(len(b.failures), 'slice')} failed, and nothing is published."
+        _keep(context, ledger, edges, b.batch, why, b.failures, outlook)
+
+
+def keep_refused(context: Context, ledger: Ledger, edges: Edges, run: str, refused: BatchRefused) -> None:
+    """Of the batch that this run was at when it was refused."""
+    for b in ledger.read().live():
+        if b.owner.run == run:
+            _keep(context, ledger, edges, b.id, refused.message)
+
+
+def _keep(
+    context: Context,
+    ledger: Ledger,
+    edges: Edges,
+    batch: int,
+    why: str = "",
+    failures: Sequence[SliceFailure] = (),
+    outlook: Outlook | None = None,
+) -> None:
+    from sluice.pipelines.batch_page import store
+    from sluice.pipelines.batch_page.account import behind
+
+    try:
+        path = store.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)
+    except Exception as error:  # noqa: BLE001 - whatever it is: the batch is decided, and its report is a comfort
+        context.log.warning("the report of batch %d was not written: %s: %s", batch, type(error).__name__, error)
+        return
+    context.log.info("the report of batch %d: %s", batch, edges.lake.locate(path))

@@ -1,0 +1,234 @@
+"""What is known of one batch: its plan, its receipts, its contract, and the batches before it.
+
+From the ledger and, for a batch that is not published, from the receipts that its tasks left in staging. Nothing of
+the feed's file goes in: what a batch was held against is what the ledger keeps of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import TypeAdapter, ValidationError
+
+from sluice.pipelines import layout
+from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.contract.suite import Contract
+from sluice.pipelines.contract.volume import earlier_rows
+from sluice.pipelines.contract.whole import hold_whole
+from sluice.pipelines.errors import LedgerCorrupt, UsageError
+from sluice.pipelines.evolution import shape_named
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import PlanEntry, PublishEntry
+from sluice.pipelines.outlook import Outlook
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.shape import RAW, Shape
+from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Part, PartKind, Plan, Receipt, SliceFailure
+
+PAST = 30
+"""Batches of the history, this one included."""
+AT_ONCE = 8
+"""Files of the lake read side by side."""
+_RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One batch of the history; `at` is when it was published (ms), None when it is not."""
+
+    batch: int
+    at: int | None
+    landed: int
+    quarantined: int
+
+    @property
+    def share(self) -> float:
+        """Of the records that landed or were refused, those that were refused."""
+        seen = self.landed + self.quarantined
+        return self.quarantined / seen if seen else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a partition is behind: offsets that are owed, and how old (ms) the oldest is where that is known."""
+
+    key: Key
+    offsets: int
+    age: int | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """One batch. `at` is when its publish entry was written (ms), None without one; `why` says why there is none."""
+
+    feed: str
+    ledger_id: str
+    batch: Batch
+    plan: Plan
+    at: int | None
+    receipts: tuple[Receipt, ...]
+    failures: tuple[SliceFailure, ...]
+    results: tuple[Result, ...]
+    contract: Contract | None
+    types: dict[str, str]
+    past: tuple[Past, ...]
+    why: str = ""
+
+    @property
+    def published(self) -> bool:
+        return self.batch.status is BatchStatus.PUBLISHED
+
+    @cached_property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """What came of each expectation that is decided."""
+        return contract_results(self.contract, self.receipts, self.results) if self.contract else []
+
+    def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
+        """The batch's files of a kind, in log order."""
+        ordered = sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
+        return [(r, p) for r in ordered for p in r.parts if p.kind is kind]
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(p.bytes for r in self.receipts for p in r.parts)
+
+    @cached_property
+    def files(self) -> int:
+        return sum(len(r.parts) for r in self.receipts)
+
+    @property
+    def took(self) -> int | None:
+        """Milliseconds from the plan to its publish entry."""
+        return None if self.at is None else max(self.at - self.batch.planned_at, 1)
+
+    @cached_property
+    def timings(self) -> dict[str, int]:
+        """Nanoseconds of all tasks together by activity, the longest first; adopted slices took none of it."""
+        total: dict[str, int] = {}
+        for r in (r for r in self.receipts if not r.adopted):
+            for activity, spent in r.timings.items():
+                total[activity] = total.get(activity, 0) + spent
+        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+
+    @cached_property
+    def drift(self) -> list[Drift]:
+        """What drifted, over all slices; `first` is an offset of one of them."""
+        found: dict[tuple[DriftKind, str], Drift] = {}
+        for d in (d for r in self.receipts for d in r.drift):
+            found[d.kind, d.field] = found[d.kind, d.field] + d if (d.kind, d.field) in found else d
+        return sorted(found.values(), key=lambda d: (-d.records, d.kind, d.field))
+
+
+def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()) -> Account:
+    """The batch of that number. `why` and `failures`: what is known besides of one that was not published.
+
+    Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
+    """
+    state = ledger.read()
+    batch = _batch(state, ledger.feed, number)
+    plan = _plan(ledger, batch)
+    entry = _published(ledger, batch)
+    receipts = entry.receipts if entry else _staged(lake, plan, number)
+    shape = _shape(ledger, state, receipts)
+    whole = (
+        entry.results if entry else hold_whole(shape, receipts, lake, earlier_rows(state, batch)) if receipts else ()
+    )
+    return Account(
+        feed=ledger.feed,
+        ledger_id=state.ledger_id,
+        batch=batch,
+        plan=plan,
+        at=entry.at if entry else None,
+        receipts=receipts,
+        failures=entry.failures if entry else tuple(failures),
+        results=whole,
+        contract=shape.contract,
+        types=shape.columns.texts() if shape.columns else {},
+        past=_past(ledger, state, batch, receipts),
+        why=why,
+    )
+
+
+def newest(state: State, feed: str) -> int:
+    """The newest batch that was not given up. Raises UsageError when there is none."""
+    there = [b.id for b in state.batches.values() if b.status is not BatchStatus.ABANDONED]
+    if not there:
+        raise UsageError(f"feed {feed} has no batch yet", remedy=f"land one: sluice run {feed}")
+    return max(there)
+
+
+def behind(outlook: Outlook) -> tuple[Behind, ...]:
+    """What each partition owes, by an outlook; those that owe nothing are left out."""
+    ages = outlook.ages()
+    return tuple(Behind(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
+
+
+def _batch(state: State, feed: str, number: int) -> Batch:
+    if (found := state.batches.get(number)) is not None:
+        return found
+    recent = ", ".join(map(str, [*state.batches][-5:])) or "none"
+    raise UsageError(f"feed {feed} has no batch {number}", remedy=f"its newest: {recent}")
+
+
+def _plan(ledger: Ledger, batch: Batch) -> Plan:
+    entry = ledger.entry(batch.id)
+    if not isinstance(entry, PlanEntry):
+        raise LedgerCorrupt(f"entry {batch.id} of feed {ledger.feed} is no plan")
+    return entry.plan
+
+
+def _published(ledger: Ledger, batch: Batch) -> PublishEntry | None:
+    entry = None if batch.published is None else ledger.entry(batch.published)
+    return entry if isinstance(entry, PublishEntry) else None
+
+
+def _staged(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
+    """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
+    paths = [p for p in lake.list(layout.staging_folder(plan.feed, batch)) if layout.receipt_slice(p)]
+    with ThreadPoolExecutor(AT_ONCE, "sluice-receipts") as pool:
+        found = [r for r in pool.map(lambda p: _receipt(lake, p), paths) if r]
+    first: dict[str, Receipt] = {}
+    for r in sorted(found, key=lambda r: r.attempt):
+        first.setdefault(layout.slice_name(r.slice), r)
+    return tuple(first[name] for s in plan.slices if (name := layout.slice_name(s)) in first)
+
+
+def _receipt(lake: Lake, path: str) -> Receipt | None:
+    try:
+        return _RECEIPT.validate_json(lake.get(path) or b"")
+    except ValidationError:
+        return None
+
+
+def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
+    """What the newest of the slices was made to, as far as the ledger knows it."""
+    return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
+
+
+def _past(ledger: Ledger, state: State, batch: Batch, receipts: Sequence[Receipt]) -> tuple[Past, ...]:
+    """The batches that landed something up to this one, the oldest first."""
+    before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
+    recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
+    with ThreadPoolExecutor(AT_ONCE, "sluice-history") as pool:
+        found = [p for p in pool.map(lambda b: _earlier(ledger, b), recent) if p]
+    counts = sum((r.counts for r in receipts), Counts())
+    at = entry.at if (entry := _published(ledger, batch)) else None
+    return (*found, Past(batch.id, at, counts.landed, counts.quarantined))
+
+
+def _earlier(ledger: Ledger, batch: Batch) -> Past | None:
+    if (entry := _published(ledger, batch)) is None:
+        return None
+    counts = sum((r.counts for r in entry.receipts), Counts())
+    return Past(batch.id, entry.at, counts.landed, counts.quarantined)
+
+
+def windows(receipts: Sequence[Receipt]) -> Iterator[int]:
+    """The windows (their starts, ms) that receipts lie in, in order."""
+    return iter(sorted({r.slice.window for r in receipts if r.slice.window is not None}))

@@ -1,0 +1,133 @@
+"""HTML made of elements, so that no text from outside is ever markup: what is not `Html` is escaped, and harmless.
+
+Harmless: control characters, those that turn the direction of text, and halves of surrogate pairs are shown as
+escapes; a text of any length is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+LONGEST = 1200
+"""Characters of one text, whatever it is."""
+CELL = 200
+"""Characters of a value."""
+_VOID = frozenset({"meta", "br", "rect", "line"})
+_KEPT = frozenset("\n")
+
+
+class Html(str):
+    """Markup that is safe as it stands."""
+
+    __slots__ = ()
+
+
+def tag(element: str, /, *inside: str, **attributes: str | float | None) -> Html:
+    """An element. Attributes: `class_` is `class`, `_` is `-`; those that are None are left out."""
+    said = "".join(f' {_attribute(k)}="{plain(str(v))}"' for k, v in attributes.items() if v is not None)
+    if element in _VOID:
+        return Html(f"<{element}{said}>" if element in ("meta", "br") else f"<{element}{said}/>")
+    return Html(f"<{element}{said}>{joined(inside)}</{element}>")
+
+
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-") if name not in ("viewBox", "preserveAspectRatio") else name
+
+
+def joined(pieces: Iterable[str]) -> Html:
+    """One after the other."""
+    return Html("".join(p if isinstance(p, Html) else plain(p) for p in pieces))
+
+
+def plain(text: str, most: int = LONGEST) -> Html:
+    """Text as text."""
+    return Html(escape(harmless(cut(text, most)), quote=True))
+
+
+def value(text: str, most: int = CELL) -> Html:
+    """A text from outside, which reads from left to right or from right to left without turning what is beside it."""
+    return tag("bdi", cut(text, most))
+
+
+def cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
+
+
+def harmless(text: str) -> str:
+    """The text with escapes in the place of what is not seen."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _KEPT else _escape(c) for c in text)
+
+
+def _escape(c: str) -> str:
+    return c.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def readable(data: bytes, most: int = CELL) -> str:
+    """Bytes as text where they are UTF-8, with escapes for those that are not."""
+    text = data[: 4 * most + 4].decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return cut(text, most)
+
+
+# -- tables
+
+
+def table(
+    caption: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    right: Iterable[str] = (),
+    cards: Iterable[str] | None = None,
+) -> Html:
+    """A table; `right` names the columns of numbers, those without a name hold bars. Given `cards`, its rows stand as
+    cards on a phone, where these columns' cells, and numbers, carry the names of their columns."""
+    names, flush = list(columns), set(right)
+    kinds = ["n" if n in flush else None if n else "g" for n in names]
+    labels = [n if cards is not None and n in {*cards, *flush} else None for n in names]
+    head = tag("tr", *(tag("th", n, scope="col", class_=k) for n, k in zip(names, kinds, strict=True)))
+    body = (
+        tag(
+            "tr", *(tag("td", c, class_=k, data_k=n if c else None) for c, k, n in zip(row, kinds, labels, strict=True))
+        )
+        for row in rows
+    )
+    inside = (tag("caption", caption), tag("thead", head), tag("tbody", *body))
+    every = tag("table", *inside, class_=None if cards is None else "wide")
+    return tag("div", every, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def section(name: str, title: str, *inside: str, note: str = "") -> Html:
+    """A part of the page with its heading; `note` stands below it."""
+    said = [tag("p", note, class_="note")] if note else []
+    return tag("section", tag("h2", title), *said, *inside, id=name)
+
+
+def folded(summary: str, *inside: str) -> Html:
+    """What is opened by those who ask for it."""
+    return tag("details", tag("summary", summary), *inside)
+
+
+def number(n: float | None) -> str:
+    """A count."""
+    return "–" if n is None else f"{n:,.0f}"
+
+
+def size(n: float) -> str:
+    """Bytes, to three digits: `1.23 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:,.3g} TB"
+
+
+def share(part: float, whole: float) -> str:
+    """A share as percent; a small one is never called none, nor a large one all."""
+    if not whole:
+        return "–"
+    of = 100 * part / whole
+    if 0 < of < 0.01:
+        return "< 0.01 %"
+    return f"{min(of, 99.99) if part < whole else of:.2f} %" if 0 < of < 100 else f"{of:.0f} %"
