@@ -68,7 +68,7 @@ def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, repor
         def compared(done: int, total: int) -> None:
             meter(Progress("compare", done, total))
 
-        return rescan(report, ledger, edges.lake, tools.fetcher, tools.format, feed.isolation, today, compared)
+        return rescan(report, ledger, edges.lake, tools.fetcher, feed.shape, feed.isolation, today, compared)
 
 
 # -- for people

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines import reading, units
 from sluice.pipelines.errors import UsageError
+from sluice.pipelines.evolution import table_of
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.reading import File
 from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
 from sluice.pipelines.units import show_window
@@ -67,7 +68,8 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
     lake = open_lake(feed)
     ledger = Ledger(lake, feed.name, lambda: 0)
     starts, wanted = tuple(range(start, end, length)), kind_of(kind)
-    return Windows(feed, starts, wanted, reading.files(ledger, lake, feed.name, starts, feed.window, wanted))
+    found = reading.files(ledger, lake, feed.name, starts, feed.window, wanted)
+    return Windows(feed, starts, wanted, found, _standing(feed, ledger.read(), wanted))
 
 
 def kind_of(text: str) -> PartKind:
@@ -96,6 +98,8 @@ class Windows:
     starts: tuple[int, ...]
     kind: PartKind
     files: tuple[File, ...] = field(repr=False)
+    standing: pa.Schema | None = field(default=None, repr=False)
+    """Of rows as they would land now; None: the files alone say what is in them."""
 
     @property
     def paths(self) -> list[str]:
@@ -108,9 +112,26 @@ class Windows:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of the rows. Files of a feed whose schema has grown have all columns, null where they were not there."""
-        found = {f.schema.to_arrow_schema().remove_metadata(): None for f in self._footers}
-        return pa.unify_schemas(list(found), promote_options="permissive") if found else schema_of(self.feed, self.kind)
+        """Of the rows: the columns of today, then those that only older files have; null where a file has none.
+
+        A column has the widest type that it ever had, so that all windows of a feed are one table.
+        """
+        standing = [self.standing] if self.standing else []
+        found = pa.unify_schemas([*standing, *dict.fromkeys(self._schemas)], promote_options="permissive")
+        return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in found])
+
+    def _everywhere(self, name: str) -> bool:
+        return all(name in s.names for s in self._schemas)
+
+    @cached_property
+    def _schemas(self) -> list[pa.Schema]:
+        return [f.schema.to_arrow_schema().remove_metadata() for f in self._footers]
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether each file has the columns of all, in their order; else Arrow makes one table of them."""
+        said = [(f.name, f.type) for f in self.schema]
+        return all([(f.name, f.type) for f in s] == said for s in dict.fromkeys(self._schemas))
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
@@ -146,8 +167,8 @@ class Windows:
         found: duckdb.DuckDBPyRelation
         if not self.paths:
             found = where.from_arrow(self.schema.empty_table())
-        elif self._filesystem:
-            # DuckDB's own way to S3 is an extension that it would fetch.
+        elif self._filesystem or not self._alike:
+            # DuckDB's own way to S3 is an extension that it would fetch; and it knows fewer ways to widen.
             counted = pa.schema([f.with_type(pa.int64()) if _in_ms(f) else f for f in self.schema])
             found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_timed, self.schema)))
         else:
@@ -158,13 +179,15 @@ class Windows:
     def spark(self, session: SparkSession | None = None) -> DataFrame:
         """A DataFrame, of the active session or of one by the feed's settings.
 
-        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, and from
-        S3, by Arrow in Spark's tasks: there a time that Spark does not have is null.
+        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, where
+        files differ in their columns, and from S3, by Arrow in Spark's tasks: there a time that Spark does not have is
+        null.
         """
         from sluice.resources import spark, spark_parts, spark_types
 
         session, schema = session or spark.session(self.feed.spark), spark_types.spark_schema(self.schema)
-        if not self._filesystem and all(spark_types.spark_reads(footer) for footer in self._footers) and self.paths:
+        own = not self._filesystem and self._alike and all(spark_types.spark_reads(f) for f in self._footers)
+        if own and self.paths:
             return session.read.schema(schema).parquet(*map(_escaped, self.paths))
         lake = open_lake(self.feed)
         shares = tuple(spark_parts.shares(lake, self.files))
@@ -175,8 +198,12 @@ class Windows:
 
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
-    """What the feed's files hold, by the feed alone."""
-    found = QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(feed.columns)
+    """Of rows as they would land now: by the newest shape in the ledger, before the first one by the feed's file."""
+    return _standing(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read(), kind)
+
+
+def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
+    found = QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state))
     return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in found])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
@@ -111,6 +111,10 @@ class PublishEntry(_Entry):
     results: tuple[Result, ...] = ()
 
 
+Columns = Annotated[dict[str, str], BeforeValidator(dict), PlainSerializer(lambda d: list(d.items()))]
+"""Names and types, in an order that JSON keeps."""
+
+
 class SchemaEntry(_Entry):
     """What rows are made to from here on: `shape` is its name, `columns` the schema (names and types; None: raw),
     `contract` the contract's text (empty: none). `evolved`: the columns that Sluice added to the feed's own schema, or
@@ -119,11 +123,11 @@ class SchemaEntry(_Entry):
 
     kind: Literal["schema"] = "schema"
     shape: str
-    columns: dict[str, str] | None
+    columns: Columns | None
     contract: str = ""
     dropping: bool = False
     closed: bool = False
-    evolved: dict[str, str] = {}
+    evolved: Columns = {}
     reason: str = ""
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluice.pipelines.compiled import BYTES, I32, I64, U8, Array, byte, compiled, inner, int64, types, uint64
+from sluice.pipelines.compiled import BYTES, I32, I64, U8, Array, byte, compiled, inlined, inner, int64, types, uint64
 from sluice.pipelines.typed.scan import LONGEST_KEY, MOST_DEPTH, ODD, PLAIN, number, pack, skip, string, unescape
 
 MOST_NAMES = 64
@@ -73,7 +73,7 @@ def _kind(buf: Array, at: int, end: int) -> int:
     return INT if x <= _MOST_INT + uint64(negative) else BIG
 
 
-@inner
+@inlined
 def _same(names: Names, place: int, buf: Array, at: int, size: int) -> bool:
     if names.told[place, SIZE] != size:
         return False
@@ -84,7 +84,7 @@ def _same(names: Names, place: int, buf: Array, at: int, size: int) -> bool:
     return True
 
 
-@inner
+@inlined
 def _place(names: Names, buf: Array, at: int, size: int, guess: int) -> int:
     """The number of the name, which is kept when it is new; MOST_NAMES: it cannot be."""
     used = names.used[0]

@@ -14,9 +14,9 @@ from sluice.pipelines.compaction import compact
 from sluice.pipelines.errors import WindowRetired
 from sluice.pipelines.expiry import expire
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.rescan import rescan
+from sluice.pipelines.shape import RAW
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
@@ -55,7 +55,7 @@ def check(feed: Feed) -> AuditReport:
         found = audit(ledger, opened.lake, feed.name, hashes=True)
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
         try:
-            found = rescan(found, ledger, opened.lake, fetcher, RawFormat(), feed.isolation, today)
+            found = rescan(found, ledger, opened.lake, fetcher, RAW, feed.isolation, today)
         finally:
             fetcher.close()
     assert found.problems == ()

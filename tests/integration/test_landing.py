@@ -14,9 +14,9 @@ from sluice.pipelines.audit import audit
 from sluice.pipelines.batch import preview
 from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
 from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.rescan import rescan
+from sluice.pipelines.shape import RAW
 from sluice.pipelines.values import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
@@ -240,9 +240,7 @@ def test_audit_rescan_and_explain(place: Place) -> None:
         assert report.closes
         current = book.read().current
         found = {current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
-        full = rescan(
-            report, book, opened.lake, KafkaFetcher(feed.kafka, feed.isolation), RawFormat(), feed.isolation, found
-        )
+        full = rescan(report, book, opened.lake, KafkaFetcher(feed.kafka, feed.isolation), RAW, feed.isolation, found)
         assert (full.closes, full.compared) == (True, 300)
         told = explain(book, opened.lake, TopicPartition(place.topic, 1), 42)
         assert (told.found, told.row) == (Class.LANDED, 42)

@@ -17,8 +17,8 @@ from sluice.pipelines.batch import Skip, land
 from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.rescan import rescan
+from sluice.pipelines.shape import RAW
 from sluice.pipelines.values import Request, RequestKind, TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
@@ -63,7 +63,7 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
         log = opened.cluster.partitions(sorted({k.topic for k in state.current}), feed.isolation)
         today = {state.current[p.tp]: p for p in log}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
-        report = rescan(report, book, opened.lake, fetcher, RawFormat(), feed.isolation, today)
+        report = rescan(report, book, opened.lake, fetcher, RAW, feed.isolation, today)
         fetcher.close()
     assert report.problems == ()
     assert (report.not_comparable == 0) is comparable

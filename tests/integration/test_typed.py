@@ -17,7 +17,6 @@ from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import Feed, KafkaSettings
 from sluice.pipelines.rescan import rescan
-from sluice.pipelines.typed.format import JsonFormat
 from sluice.pipelines.values import TopicPartition
 from sluice.resources.events import Mix, Sending, orders, send
 from sluice.resources.kafka.fetch import KafkaFetcher
@@ -102,8 +101,7 @@ def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
         report = audit(book, opened.lake, feed.name)
         found = {book.read().current[p.tp]: p for p in opened.cluster.partitions([place.topic], feed.isolation)}
         fetcher = KafkaFetcher(feed.kafka, feed.isolation)
-        assert feed.columns is not None
-        report = rescan(report, book, opened.lake, fetcher, JsonFormat(feed.columns), feed.isolation, found)
+        report = rescan(report, book, opened.lake, fetcher, feed.shape, feed.isolation, found)
         fetcher.close()
         assert (report.problems, report.compared) == ((), len(good))
         where = TopicPartition(place.topic, held[0]["partition"])

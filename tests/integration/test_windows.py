@@ -18,9 +18,9 @@ from sluice.pipelines.batch import Edges, Landed, land
 from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ports import Job
 from sluice.pipelines.rescan import rescan
+from sluice.pipelines.shape import RAW
 from sluice.pipelines.values import Outcome, Request, RequestKind, Slice, SliceFailure, TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
@@ -114,7 +114,7 @@ def check(world: World) -> None:
         report = audit(book, opened.lake, feed.name, hashes=True)
         partitions = {state.current[p.tp]: p for p in opened.cluster.partitions([world.place.topic], feed.isolation)}
         fetcher = KafkaFetcher(opened.wiring.kafka, feed.isolation)  # type: ignore[attr-defined]
-        report = rescan(report, book, opened.lake, fetcher, RawFormat(), feed.isolation, partitions)
+        report = rescan(report, book, opened.lake, fetcher, RAW, feed.isolation, partitions)
         fetcher.close()
         assert report.problems == ()
         in_windows: dict[tuple[int, int], int] = {}
