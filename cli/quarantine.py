@@ -111,7 +111,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     yield table(names, shortened(_windows(listed), len(names)), right="landed quarantined share re-landed mended")
 
 
-def _reasons(listed: Listing) -> Iterator[list[str | Text]]:
+def _reasons(listed: Listing) -> Iterator[list[str]]:
     all_ = sum(w.landed + w.quarantined for w in listed.windows)
     of_kind: dict[Kind, list[Any]] = {}
     for h in listed.held:
@@ -123,7 +123,7 @@ def _reasons(listed: Listing) -> Iterator[list[str | Text]]:
         yield [kind.stage, str(kind), kind.detail, count(n), _share(n, all_), count(len(held)), first]
 
 
-def _windows(listed: Listing) -> list[list[str | Text]]:
+def _windows(listed: Listing) -> list[list[str]]:
     mostly: dict[int | None, str] = {}
     for h in listed.held:
         mostly.setdefault(h.window, str(h.kind))

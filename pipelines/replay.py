@@ -27,10 +27,11 @@ from sluice.pipelines.batch import Edges
 from sluice.pipelines.compaction import open_ledger, threads
 from sluice.pipelines.contract.rows import RowChecks
 from sluice.pipelines.errors import Failed, ProofFailed
+from sluice.pipelines.evolution import check_one_table, declare, effective_shape
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import Formatted, RawFormat, fixed, int64s
 from sluice.pipelines.held import Filter, Kind, flags, kinds_of, quarantined_parts, readable, without
-from sluice.pipelines.ledger import BatchStatus, Ledger, State
+from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.mending import Botched, Mender, Record
 from sluice.pipelines.merging import (
     Desk,
@@ -78,11 +79,6 @@ RELANDED = pa.schema(
     ]
 )
 """What is kept of a re-landed record beside its row: why it was in quarantine."""
-
-
-def shape_of(feed: Feed, state: State) -> Shape:
-    """What the feed makes of records today; what does not fit is never dropped here."""
-    return feed.shape
 
 
 # -- tried
@@ -334,7 +330,7 @@ def find(
     """Try what is in quarantine and asked for. Nothing is written. Raises ProofFailed for a part that is not what the
     ledger says."""
     state = ledger.read()
-    shape = shape_of(feed, state)
+    shape = effective_shape(feed, state)
     receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
     whole, done = sum(r.counts.quarantined for r in receipts), 0
     candidates: list[Candidate] = []
@@ -371,8 +367,9 @@ def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
 
 
 def foreseen(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
-    """What `replay` would do now. Writes nothing, and waits for no evidence."""
+    """What `replay` would do now. Writes nothing, and waits for no evidence. Raises SchemaChanged."""
     ledger = open_ledger(feed, edges)
+    check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
     found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
     dead = {b.id for b in rewriting(state) if edges.liveness.looks_dead(b.owner)}
@@ -387,8 +384,8 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
     """Land what fits by now, a batch after the other. What a batch put in place stays, whatever stops the next.
 
     A mending function is asked twice of each record. A batch of a dead run that replayed is given up first. Raises
-    PlanBusy while another one replays, OwnershipLost, ProofFailed for a part that is not what the ledger says,
-    LakeFull, LakeUnavailable.
+    SchemaChanged, PlanBusy while another one replays, OwnershipLost, ProofFailed for a part that is not what the ledger
+    says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
@@ -396,6 +393,7 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         give_up_dead(feed.name, ledger, edges.liveness, REQUEST.kind)
         roll_forward(ledger, edges.lake, feed.name)
         _tidy(ledger, edges.lake)
+        declare(feed, ledger)
         found = find(feed, edges.lake, ledger, asked, mender, report)
         # A mending function is asked by one thread: nobody promised that it stands more.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
