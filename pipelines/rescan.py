@@ -2,8 +2,8 @@
 and 3).
 
 Rows are made again by the shape that made them, as the ledger has it, so that a feed's schema and contract may have
-changed since. Which rows its contract refused is the quarantine's word; that their bytes are the log's is checked. A row
-that a replay put there was made by one of the shapes that its slice has had; one with mended bytes is not compared.
+changed since. Which rows its contract refused is the quarantine's word; that their bytes are the log's is checked. A
+row that a replay put there was made by one of the shapes that its slice has had; one with mended bytes is not compared.
 """
 
 from __future__ import annotations
