@@ -48,12 +48,10 @@ class Wrong(ValueError):
 
 def flaws(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """All that is wrong with arguments whose names are known. Nulls were left out."""
-    for kwarg in entry.kwargs.values():
-        if kwarg.required and kwarg.name not in kwargs:
-            yield Flaw(kwarg.name, "is missing", f"it takes {kwarg.takes}")
-    found = [*_places(entry, kwargs, types)]
-    found = found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
-    yield from found
+    needed = [k for k in entry.kwargs.values() if k.required and k.name not in kwargs]
+    missing = [Flaw(k.name, "is missing", f"it takes {k.takes}") for k in needed]
+    found = [*missing, *_places(entry, kwargs, types)]
+    yield from found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
 
 
 def _places(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:

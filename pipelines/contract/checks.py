@@ -219,16 +219,14 @@ def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Chec
 
     def check(columns: Columns) -> Found:
         plain = [_plain(c) for c in columns]
-        n = len(plain[0])
         met = good(plain)
+        n = checked = len(met)
+        if ignored is not None and any(c.null_count for c in plain):
+            passed = reduce(ignored, map(pc.is_null, plain))
+            met, checked = pc.or_kleene(met, passed), n - passed.true_count
         if met.true_count == n:
-            return Found(n, None)
-        broken = pc.invert(pc.fill_null(met, _FALSE))
-        if ignored is None or not any(c.null_count for c in plain):
-            return Found(n, broken if broken.true_count else None)
-        passed = reduce(ignored, map(pc.is_null, plain))
-        broken = pc.and_not(broken, passed)
-        return Found(n - passed.true_count, broken if broken.true_count else None)
+            return Found(checked, None)
+        return Found(checked, pc.invert(pc.fill_null(met, _FALSE)))
 
     return check
 

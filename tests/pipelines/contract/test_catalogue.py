@@ -1,0 +1,126 @@
+"""The catalogue: as Great Expectations' own classes have it, as the documentation lists it, and in words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.contract.catalogue import ENTRIES, Scope, Takes, columns, demand, text
+from sluice.pipelines.contract.suite import Expectation
+from sluice.pipelines.shape import Shape
+from sluice.pipelines.typed.landed import landed_schema
+from sluice.pipelines.typed.schema import arrow_type, parse_schema
+
+DOCS = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
+
+
+def said(type_: str, **kwargs: Any) -> Expectation:
+    return Expectation(0, type_, kwargs)
+
+
+def test_it_is_what_great_expectations_says() -> None:
+    import great_expectations.expectations as gxe
+
+    for entry in ENTRIES.values():
+        name = "".join(word.capitalize() for word in entry.type.split("_"))
+        properties = getattr(gxe, name).schema()["properties"]
+        assert properties["metadata"]["properties"]["data_quality_issues"]["const"] == [str(entry.issue)], entry.type
+        for kwarg in entry.kwargs.values():
+            assert kwarg.name in properties, (entry.type, kwarg.name)
+            theirs = properties[kwarg.name].get("default")
+            assert theirs == kwarg.default or (theirs is None and not kwarg.default), (entry.type, kwarg.name)
+
+
+def test_the_documentation_lists_each_with_its_reason() -> None:
+    for entry in ENTRIES.values():
+        row = re.search(rf"^\| `{entry.type}` \|.*$", DOCS, re.MULTILINE)
+        assert row, entry.type
+        assert entry.reason in row[0], entry.type
+
+
+def test_row_expectations_have_reasons_and_whole_ones_have_none() -> None:
+    assert {bool(e.reason) for e in ENTRIES.values() if e.scope is Scope.ROW} == {True}
+    assert {e.reason for e in ENTRIES.values() if e.scope is Scope.WHOLE} == {""}
+    assert sum(e.scope is Scope.ROW for e in ENTRIES.values()) == 16
+
+
+LEAST: dict[Takes, Any] = {
+    Takes.COLUMN: "c",
+    Takes.COLUMNS: ["a", "b"],
+    Takes.NAMES: ["a"],
+    Takes.TRUTH: True,
+    Takes.BOUND: 1,
+    Takes.COUNT: 1,
+    Takes.NUMBER: 1,
+    Takes.SHARE: 0.5,
+    Takes.VALUES: ["v"],
+    Takes.PAIRS: [["v", None]],
+    Takes.REGEX: "^r",
+    Takes.REGEXES: ["^r"],
+    Takes.QUANTILES: {"quantiles": [0.5], "value_ranges": [[1, None]]},
+}
+
+
+@pytest.mark.parametrize("type_", [*ENTRIES])
+def test_each_says_itself_in_words(type_: str) -> None:
+    kwargs = {k.name: LEAST[k.takes] for k in ENTRIES[type_].kwargs.values() if k.takes in LEAST}
+    found = Expectation(0, type_, kwargs)
+    assert text(found).isprintable()
+    assert "should" in demand(found)
+    assert all(name in text(found) for name in columns(found))
+
+
+@pytest.mark.parametrize(
+    ("expectation", "words"),
+    [
+        (
+            said("expect_column_values_to_be_between", column="amount", min_value=0, max_value=10000.0),
+            "amount is between 0 and 10,000",
+        ),
+        (
+            said("expect_column_values_to_be_between", column="amount", min_value=0.5, strict_min=True),
+            "amount is more than 0.5",
+        ),
+        (
+            said("expect_column_values_to_be_in_set", column="c", value_set=[*"abcdefg"], mostly=0.995),
+            'c is one of "a", "b", "c", "d", "e" and 2 more, in at least 99.5% of rows',
+        ),
+        (
+            said("expect_column_pair_values_a_to_be_greater_than_b", column_A="end", column_B="begin", or_equal=True),
+            "end is at least begin",
+        ),
+        (said("expect_column_values_to_match_regex", column="c", regex="a" * 70), f"c matches {'a' * 60}…"),
+        (said("expect_column_value_lengths_to_equal", column="c\x1b", value=3), "the length of c� is 3"),
+    ],
+)
+def test_the_words(expectation: Expectation, words: str) -> None:
+    assert text(expectation) == words
+
+
+def test_a_demand_is_what_a_broken_row_should_be() -> None:
+    found = said("expect_column_values_to_not_match_regex", column="c", regex="^x")
+    assert (text(found), demand(found)) == ("c does not match ^x", "c should not match ^x")
+
+
+def test_the_columns_are_those_that_land() -> None:
+    from sluice.pipelines.contract.catalogue import column_types
+
+    schema = parse_schema({"a": "epoch(s)", "d": "decimal(3,1)", "l": "list<int32>"})
+    for shape in (Shape(), Shape(schema)):
+        types = column_types(shape.columns)
+        assert [*types] == landed_schema(shape.columns).names
+        for name, kind in types.items():
+            arrow = landed_schema(shape.columns).field(name).type
+            if name.removeprefix("kafka_") not in ("topic", "headers"):
+                assert arrow_type(kind) == arrow, name
+
+
+def test_the_example_of_the_documentation_is_a_contract() -> None:
+    from sluice.pipelines.contract.suite import parse_contract
+
+    (example,) = re.findall(r"```json\n(.*?)```", DOCS.partition("## What follows")[0], re.DOTALL)
+    schema = parse_schema({"amount": "decimal(12,2)", "currency": "string", "order_id": "string"})
+    assert len(parse_contract(example.encode(), schema).expectations) == 3
