@@ -5,8 +5,8 @@ published below number n are sent. So a commit owes the letters of what landing 
 
 Guarantees: an offset's letter is in at most one transaction that took effect, whatever crashes, is refused, is answered
 by nobody, is merged, replayed or landed anew; and each record that is in quarantine when a commit is made, and was not
-when the one before was, is in it, unless it was landed anew from a slice whose letters were sent. Memory holds a few
-megabytes of rows.
+when the one before was, is in it, unless it was landed anew from a slice whose letters were sent. Only what the
+ledger tells of is sent, by its SHA-256. Memory holds a few megabytes of rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,8 +26,10 @@ from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import fixed, int64s
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PlanEntry, PublishEntry
+from sluice.pipelines.merging import in_order
 from sluice.pipelines.ports import Lake, Letter
-from sluice.pipelines.ranges import Range, subtract
+from sluice.pipelines.proof import sha256
+from sluice.pipelines.ranges import Range, intersect, subtract
 from sluice.pipelines.values import Key, Part, PartKind, Request, RequestKind, Slice
 
 _OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
@@ -57,10 +60,10 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of quarantined rows, and the offsets of its slice whose letters are owed."""
+    """Files of a slice's quarantined rows, and the offsets whose letters are owed."""
 
-    part: Part
     slice: Slice
+    parts: tuple[Part, ...]
     ranges: tuple[Range, ...]
 
 
@@ -75,7 +78,7 @@ def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
         for key, ranges in _of_landing(ledger, state, batch, since).items():
             due[key] = (*due.get(key, ()), *ranges)
     found = (s for batch in published for s in _lying(ledger, state, batch, due)) if due else ()
-    return tuple(sorted(found, key=lambda s: (s.slice.key, s.slice.start, s.part.name)))
+    return tuple(sorted(found, key=lambda s: (s.slice.key, s.slice.start)))
 
 
 def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
@@ -115,9 +118,10 @@ def _lying(ledger: Ledger, state: State, batch: Batch, due: Mapping[Key, Sequenc
     All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
     """
     for r in state.receipts(batch.published or 0, _publication(ledger, batch)):
-        ranges = tuple(d for d in due.get(r.slice.key, ()) if d.meets(r.slice.range))
-        if ranges:
-            yield from (Source(p, r.slice, ranges) for p in r.parts if p.kind is PartKind.QUARANTINED)
+        ranges = intersect(due.get(r.slice.key, ()), r.slice.range)
+        parts = tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
+        if ranges and parts:
+            yield Source(r.slice, parts, ranges)
 
 
 def _request(ledger: Ledger, batch: Batch) -> Request:
@@ -152,11 +156,12 @@ class Letters:
     def __iter__(self) -> Iterator[Letter]:
         """Raises LakeUnavailable for a part that has gone, ProofFailed for one that is not what the ledger says."""
         for source in self._sources:
-            with _opened(self._outlet.lake, source.part) as file:
-                for rows in _rows(pq.ParquetFile(file), source):
-                    for row in rows.to_pylist():
-                        self.taken += 1
-                        yield self._letter(row)
+            files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            for rows in in_order(files) if source.slice.by_time else chain.from_iterable(files):
+                for row in rows.to_pylist():
+                    self.taken += 1
+                    yield self._letter(row)
 
     def _letter(self, row: Mapping[str, Any]) -> Letter:
         source = f"{row['topic']}:{row['partition']}:{row['offset']}"
@@ -183,23 +188,28 @@ def _opened(lake: Lake, part: Part) -> Iterator[BinaryIO]:
         raise _gone(part)
     try:
         with file:
+            if sha256(file) != part.sha256:
+                raise _not_itself(part)
+            file.seek(0)
             yield file
     except FileNotFoundError:
         raise _gone(part) from None
-    except (pa.ArrowException, OSError) as error:
-        raise _not_itself(part, type(error).__name__) from None
+    except (pa.ArrowException, OSError):
+        raise _not_itself(part) from None
 
 
-def _rows(file: pq.ParquetFile, source: Source) -> Iterator[pa.RecordBatch]:
-    """The rows that are due, in the order of the file, a few at a time."""
-    if file.metadata.num_rows != source.part.rows:
-        raise _not_itself(source.part, f"{file.metadata.num_rows} rows instead of {source.part.rows}")
-    for index in range(file.num_row_groups):
-        group = file.metadata.row_group(index)
-        at_once = max(_READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-        for rows in file.iter_batches(min(at_once, _READ_ROWS), [index], _COLUMNS, use_threads=False):
-            stamps = rows.column("timestamp").cast(pa.int64())
-            yield _due(rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps), source.ranges)
+def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    """The rows of a part that are due, in its order, a few at a time."""
+    with _opened(lake, part) as opened:
+        file = pq.ParquetFile(opened)
+        for index in range(file.num_row_groups):
+            group = file.metadata.row_group(index)
+            at_once = max(_READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+            for rows in file.iter_batches(min(at_once, _READ_ROWS), [index], _COLUMNS, use_threads=False):
+                stamps = rows.column("timestamp").cast(pa.int64())
+                stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
+                if (due := _due(stamped, ranges)).num_rows:
+                    yield due
 
 
 def _due(rows: pa.RecordBatch, ranges: Sequence[Range]) -> pa.RecordBatch:
@@ -217,9 +227,9 @@ def _gone(part: Part) -> LakeUnavailable:
     )
 
 
-def _not_itself(part: Part, why: str) -> ProofFailed:
+def _not_itself(part: Part) -> ProofFailed:
     return ProofFailed(
-        f"{part.path} is not the file that the ledger tells of ({why}): its letters cannot be sent",
+        f"{part.path} is not the file that the ledger tells of: its letters cannot be sent",
         remedy="nothing was sent, and landing goes on; see what else is: sluice audit --hashes; then bring the file"
         " back from a backup, or land its offsets anew with --replace",
     )
