@@ -105,12 +105,9 @@ class Table:
         return dict(zip(asked, self._one(f"select {', '.join(said)} from t"), strict=True)) if asked else {}
 
     def _aggregate(self, function: str, name: str) -> str:
-        """Sums of whole numbers are exact, those of others floats. One value deviates from nothing, whatever parts of
-        the table the engine puts together."""
+        """Sums of whole numbers are exact, those of others floats."""
         floats = self._types[name].kind in _AS_FLOAT and function in ("sum", "avg", "stddev_samp")
-        value = self._names[name] + ("::double" if floats else "")
-        said = f"{function}({value})"
-        return f"case when count({value}) > 1 then {said} end" if function == "stddev_samp" else said
+        return f"{function}({self._names[name]}{'::double' if floats else ''})"
 
     def ranked(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The values at places of the column in order, counted from 0 without nulls."""

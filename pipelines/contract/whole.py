@@ -31,6 +31,7 @@ from sluice.pipelines.values import Receipt
 
 Number = int | float | Decimal
 NO_ROWS = "no rows"
+_SAID = 20
 
 
 def hold_whole(
@@ -95,12 +96,17 @@ def _column_set(e: Expectation, batch: Batch) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and argument(e, "exact_match"))
-    said = [f"{word} {', '.join(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    said = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
     return Result(e.place, passed, "; ".join(said))
 
 
 def _column_list(e: Expectation, batch: Batch) -> Result:
-    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), ", ".join(batch.columns))
+    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _brief(batch.columns))
+
+
+def _brief(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SAID:,} more" if len(names) > _SAID else ""
+    return ", ".join(names[:_SAID]) + more
 
 
 def _column_exists(e: Expectation, batch: Batch) -> Result:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -13,7 +15,7 @@ from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.feed import LandingSettings, OnUndecodable, Policies, QuarantineLimit
 from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.proof import prove
-from sluice.pipelines.quarantine import check_quarantine
+from sluice.pipelines.quarantine import MOST_FAULTS, check_quarantine, faults_of
 from sluice.pipelines.task import Assignment, Tools, run_task
 from sluice.pipelines.typed.format import JsonFormat
 from sluice.pipelines.typed.schema import parse_schema
@@ -117,6 +119,9 @@ def test_duckdb_reads_what_the_log_holds(lake: LocalLake) -> None:
         (Policies(quarantine_limit=QuarantineLimit(at_least=1, share=0.1)), False),
         (Policies(quarantine_limit=QuarantineLimit(at_least=1, share=0.09)), True),
         (Policies(on_undecodable=OnUndecodable.FAIL), True),
+        (Policies(quarantine_limit=QuarantineLimit(at_most=60)), False),
+        (Policies(quarantine_limit=QuarantineLimit(at_most=59)), True),
+        (Policies(quarantine_limit=QuarantineLimit(share=1, at_most=0)), True),
     ],
 )
 def test_the_limit(lake: LocalLake, policies: Policies, refused: bool) -> None:
@@ -139,3 +144,50 @@ def test_what_is_dropped_is_counted_and_never_too_much(lake: LocalLake) -> None:
     assert receipt.counts == Counts(landed=540, dropped=60)
     assert [p.kind for p in receipt.parts] == [PartKind.LANDED]
     check_quarantine([receipt], Policies(on_undecodable=OnUndecodable.DROP), lake)
+
+
+def refused_records(*reasons: tuple[str | None, str, str]) -> bytes:
+    """A file of the quarantine with one record for each (field, reason, detail)."""
+    n = len(reasons)
+    columns = {
+        "topic": ["orders"] * n,
+        "partition": pa.array([0] * n, pa.int32()),
+        "offset": range(n),
+        "stage": ["contract"] * n,
+        "expectation": ["expect_column_values_to_be_between"] * n,
+        "field": [field for field, _, _ in reasons],
+        "reason": [reason for _, reason, _ in reasons],
+        "detail": [detail for _, _, detail in reasons],
+        "value": [b"secret"] * n,
+    }
+    pq.write_table(pa.table(columns), sink := io.BytesIO(), row_group_size=7)
+    return sink.getvalue()
+
+
+def test_reasons_are_ranked_over_all_files(tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    rare, often = (None, "not_json", "it ends too early"), ("n", "out_of_bounds", "n should be at most 9")
+    for i in range(40):
+        lake.put(f"q/{i}", refused_records(rare, *[often] * (i + 1)))
+    first, second = faults_of([f"q/{i}" for i in range(40)], lake)
+    assert (first.records, first.field, first.expectation) == (820, "n", "expect_column_values_to_be_between")
+    assert str(second) == "not_json (it ends too early), 40 records, the first at orders:0:0"
+
+
+def test_what_is_told_cannot_move_a_terminal_nor_fill_it(tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    lake.put("q", refused_records(("\x1b[2J\u202e" + "x" * 5000, "out_of_bounds", "\r\nall is well\x07")))
+    (fault,) = faults_of(["q"], lake)
+    assert str(fault).isprintable()
+    assert len(str(fault)) < 400
+    assert "secret" not in str(fault)
+    assert "\\x1b[2J\\u202exxx" in str(fault)
+
+
+def test_however_many_kinds_there_are_all_records_are_counted(tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    lake.put("q", refused_records(*[(f"field {i}", "wrong_type", "should be int32") for i in range(MOST_FAULTS + 500)]))
+    faults = faults_of(["q"], lake)
+    assert len(faults) == MOST_FAULTS + 1
+    assert (faults[0].reason, faults[0].records) == ("others", 500)
+    assert sum(f.records for f in faults) == MOST_FAULTS + 500
