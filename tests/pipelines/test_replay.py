@@ -263,6 +263,61 @@ def test_a_feed_that_drops_what_does_not_fit_drops_nothing_here(world: Typed) ->
     world.check()
 
 
+# -- contracts
+
+
+def between(most: int, severity: str = "critical") -> dict[str, Any]:
+    kwargs = {"column": "id", "min_value": 0, "max_value": most}
+    return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, "severity": severity}
+
+
+def contract(world: Typed, *expectations: dict[str, Any]) -> None:
+    said = {"name": "orders", "expectations": expectations, "meta": {"great_expectations_version": "1.24.1"}}
+    (world.root / "feeds" / "orders.contract.json").write_text(json.dumps(said))
+    world.says(STRICT)
+
+
+def test_rows_land_once_the_contract_was_mended_and_its_tallies_are_todays(world: Typed) -> None:
+    contract(world, between(150), between(120, "warning"))
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    good = [o for o in range(200) if o not in large() + broken()]
+    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 150]
+    reasons = {h.kind.expectation: h.records for h in world.held().held if h.kind.stage == "contract"}
+    assert reasons == {"expect_column_values_to_be_between": 2 * len([o for o in good if o > 150])}
+    before = [r.tallies for r in world.receipts()]
+    assert world.replay().done == ()
+    contract(world, between(180))
+    done = world.replay(Filter(expectations=("expect_column_values_to_be_between",)))
+    world.check()
+    assert [o for p, o in world.where() if p == 0] == [o for o in good if o <= 180]
+    (why,) = [(k.reason, n) for k, (n, _) in done.trial.why.items()]
+    assert why[1] == 2 * len([o for o in good if o > 180])
+    for r in world.receipts():
+        mine = [o for o in good if r.slice.start <= o < r.slice.end]
+        assert world.feed.contract is not None
+        if world.feed.contract.hash in r.format:
+            ((checked, unexpected),) = [(t.checked, t.unexpected) for t in r.tallies]
+            assert (checked, unexpected) == (len(mine), len([o for o in mine if o > 180]))
+        else:
+            assert r.slice.end <= 100, "nothing of it was quarantined by the contract"
+            assert r.tallies in before
+    left = world.rows(PartKind.QUARANTINED, windows=(START + HOUR,), partitions=(0,)).to_pylist()
+    hashes = {r["contract"] for r in left if r["stage"] == "contract"}
+    assert hashes == {world.feed.contract.hash if world.feed.contract else None}, "they were tried today"
+
+
+def test_rows_that_were_not_asked_for_still_count_for_the_contract(world: Typed) -> None:
+    contract(world, between(150))
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    contract(world, between(160))
+    world.replay(Filter(places=((A.tp, 151),)))
+    world.check()
+    (r,) = [r for r in world.receipts() if r.relanded]
+    good = [o for o in range(100, 200) if o not in large() + broken()]
+    assert [(t.checked, t.unexpected) for t in r.tallies] == [(len(good), len([o for o in good if o > 160]))]
+    assert r.counts.quarantined == len([o for o in range(100, 200) if o not in good or o > 150]) - 1
+
+
 # -- mended
 
 
