@@ -265,3 +265,122 @@ def rows_of(tally: Any, table: Table, said: Said) -> list[int]:
     assert held.tallies[0].unexpected == tally.unexpected == len(held.broken.rows)
     assert [100 + r for r in held.broken.rows[:3].tolist()] == list(tally.first)
     return held.broken.rows.tolist()
+
+
+# -- what no oracle says
+
+EXTREMES = {
+    "n": (pa.int64(), [-(1 << 63), -1, 0, 1, (1 << 53) + 1, (1 << 63) - 1]),
+    "w": (pa.uint64(), [0, 1, (1 << 53), (1 << 63), (1 << 64) - 1, (1 << 53) + 1]),
+    "t": (pa.int64(), [-(1 << 63), -1, 0, 1, 1_700_000_000_000, (1 << 63) - 1]),
+    "u": (pa.int64(), [-(1 << 63), -1000, 1, 1000, 1_700_000_000_000_000, (1 << 63) - 1]),
+    "m": (
+        pa.decimal128(18, 4),
+        [Decimal("-99999999999999.9999"), Decimal(-1), Decimal("0.0001"), Decimal(1), Decimal(0), None],
+    ),
+}
+WIDE = parse_schema({"n": "int64", "w": "uint64", "t": "timestamp(ms)", "u": "timestamp(us)", "m": "decimal(18,4)"})
+
+
+def extremes() -> pa.RecordBatch:
+    arrays = {name: pa.array(values, kind) for name, (kind, values) in EXTREMES.items()}
+    arrays |= {k: arrays[k].view(pa.timestamp(unit, "UTC")) for k, unit in (("t", "ms"), ("u", "us"))}
+    return pa.record_batch(arrays | {"kafka_offset": pa.array(range(6), pa.int64())})
+
+
+@pytest.mark.parametrize(("a", "b", "factor"), [("n", "w", 1), ("t", "u", 1000), ("n", "m", 1), ("w", "m", 1)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_values_out_of_all_range_are_compared_exactly(a: str, b: str, factor: int, turned: bool) -> None:
+    left = [None if v is None else v * factor for v in EXTREMES[a][1]]
+    right = EXTREMES[b][1]
+    names = {"column_A": b, "column_B": a} if turned else {"column_A": a, "column_B": b}
+    pairs = [*zip(right, left, strict=True)] if turned else [*zip(left, right, strict=True)]
+    greater = contract(("expect_column_pair_values_a_to_be_greater_than_b", names), schema=WIDE)
+    equal = contract(("expect_column_pair_values_to_be_equal", names), schema=WIDE)
+    unequal = [i for i, (x, y) in enumerate(pairs) if x is None or y is None or x != y]
+    assert RowChecks(equal).hold(extremes()).broken.rows.tolist() == unequal
+    assert RowChecks(greater).hold(extremes()).broken.rows.tolist() == [
+        i for i, (x, y) in enumerate(pairs) if x is None or y is None or x <= y
+    ]
+
+
+def test_sums_do_not_wrap() -> None:
+    said = ("expect_multicolumn_sum_to_equal", {"column_list": ["n", "w"], "sum_total": -1})
+    left, right = EXTREMES["n"][1], EXTREMES["w"][1]
+    assert RowChecks(contract(said, schema=WIDE)).hold(extremes()).broken.rows.tolist() == [
+        i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x + y != -1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "broken"),
+    [
+        ({"min_value": 0.1}, [0, 3]),
+        ({"max_value": 0.1}, [1, 2, 4]),
+        ({"min_value": 0.10000000149011612, "strict_min": True}, [0, 1, 3]),
+        ({"min_value": 1e39}, [0, 1, 2, 3]),
+        ({"max_value": -1e39}, [0, 1, 2, 4]),
+    ],
+)
+def test_bounds_of_narrow_floats_are_the_nearest_inside(kwargs: dict[str, float], broken: list[int]) -> None:
+    """0.1 is between two such floats: the one above is 0.10000000149011612."""
+    table: Table = {"g": [0.05, 0.1, 1.0, -math.inf, math.inf, math.nan, None]}
+    held = RowChecks(contract(("expect_column_values_to_be_between", {"column": "g"} | kwargs))).hold(landed(table))
+    assert held.broken.rows.tolist() == broken
+    assert held.tallies[0].checked == 5
+
+
+@pytest.mark.parametrize(
+    ("column", "kwargs", "broken"),
+    [
+        ("k", {"min_value": 128}, [0, 1, 2]),
+        ("k", {"max_value": 127}, []),
+        ("k", {"min_value": -0.5, "max_value": 0.5}, [0, 2]),
+        ("m", {"min_value": "0.001"}, [0]),
+        ("m", {"min_value": 0, "strict_min": True}, [0]),
+        ("m", {"max_value": "9999999.99", "strict_max": True}, [2]),
+        ("t", {"max_value": "2026-01-01T00:00:00.0009"}, [2]),
+        ("t", {"min_value": "2026-01-01T00:00:00.0001+00:00"}, [0, 1]),
+        ("t", {"min_value": "2026-01-01T01:00:00+01:00", "strict_min": True}, [0, 1]),
+        ("d", {"min_value": "2026-01-01", "strict_min": True, "max_value": "9999-12-31"}, [0, 1]),
+    ],
+)
+def test_bounds_finer_or_wider_than_the_column(column: str, kwargs: dict[str, Any], broken: list[int]) -> None:
+    table: Table = {
+        "k": [-128, 0, 127, None],
+        "m": [Decimal(0), Decimal("0.01"), Decimal("9999999.99"), None],
+        "t": [datetime(1, 1, 1, tzinfo=UTC), TIMES[0], TIMES[1], None],
+        "d": [date(1, 1, 1), DATES[0], DATES[1], None],
+    }
+    said = ("expect_column_values_to_be_between", {"column": column} | kwargs)
+    assert RowChecks(contract(said)).hold(landed(table)).broken.rows.tolist() == broken
+
+
+def test_a_part_of_a_batch_is_looked_at_as_if_it_were_one() -> None:
+    table: Table = {"s": [*WORDS, None] * 3, "f": [0.0, None, math.nan] * 11, "n": [*range(33)]}
+    c = "expect_column_values_to_"
+    held = RowChecks(
+        contract(
+            (f"{c}match_regex", {"column": "s", "regex": "^a"}),
+            ("expect_column_value_lengths_to_be_between", {"column": "s", "max_value": 2}),
+            (f"{c}not_be_null", {"column": "f"}),
+            (f"{c}not_be_in_set", {"column": "f", "value_set": [0]}),
+            (
+                "expect_column_pair_values_to_be_in_set",
+                {"column_A": "n", "column_B": "s", "value_pairs_set": [[20, "r"]]},
+            ),
+        )
+    )
+    whole = landed(table)
+    parts = [held.hold(pa.record_batch(whole.slice(i, 5))) for i in range(0, 33, 5)]
+    copied = [held.hold(whole.take(pa.array(range(i, min(i + 5, 33))))) for i in range(0, 33, 5)]
+    assert [p.tallies for p in parts] == [p.tallies for p in copied]
+    assert [p.broken.rows.tolist() for p in parts] == [p.broken.rows.tolist() for p in copied]
+    assert [p.broken.expectations.tolist() for p in parts] == [p.broken.expectations.tolist() for p in copied]
+
+
+def test_a_regex_of_ascii_means_ascii_and_the_end_is_the_end() -> None:
+    table: Table = {"s": ["٣", "3", "Ä", "x", "x\n"]}
+    for regex, broken in ((r"^\d$", [0, 2, 3, 4]), (r"^\w$", [0, 2, 4]), ("^.$", [4])):
+        said = ("expect_column_values_to_match_regex", {"column": "s", "regex": regex})
+        assert RowChecks(contract(said)).hold(landed(table)).broken.rows.tolist() == broken
