@@ -155,10 +155,8 @@ class Outbox:
             raise messages.missing(place)
         request = group_messages.ask_produce(self.producer, tp, records)
         said = group_messages.read_produced(await self.wire.send(place.leader, request))
-        if said.error in _NOT_TAKEN:
-            raise _NotTaken(said.error(), said.first)
         if said.error:
-            raise said.error()
+            raise _NotTaken(said.error(), said.first) if said.error in _NOT_TAKEN else said.error()
 
     def _explained(self, error: KafkaError) -> SluiceError:
         if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
