@@ -17,11 +17,12 @@ from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
+from sluice.pipelines.drift import described, drift_of
 from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import many
-from sluice.pipelines.values import Counts, Key, Receipt, Request, RequestKind
+from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Receipt, Request, RequestKind
 
 if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
@@ -304,7 +305,23 @@ def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
         *(warn(f"{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses),
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),
+        *(warn(line) for line in _drifting(ran)),
     ]
+
+
+_DRIFT_SAID = 5
+
+
+def _drifting(ran: Ran) -> Iterator[str]:
+    """What records have that the schema does not, a line for each field."""
+    found = [d for d in _drift(ran) if d.kind is not DriftKind.MISSING]
+    yield from (described(d) for d in found[:_DRIFT_SAID])
+    if found[_DRIFT_SAID:]:
+        yield f"and {many(len(found) - _DRIFT_SAID, 'further field')} that differ from the schema"
+
+
+def _drift(ran: Ran) -> tuple[Drift, ...]:
+    return drift_of([r for b in ran.batches for r in b.receipts])
 
 
 def _after_all(feed: str, passed: KeyRange) -> str:
@@ -355,6 +372,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "run": ran.outcome.run_id,
         "seconds": {name: round(spent, 3) for name, spent in ran.stages.items()},
         "batches": [_batch(b) for b in ran.batches],
+        "drift": [asdict(d) for d in _drift(ran)],
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
         "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
         "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],

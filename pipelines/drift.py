@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.feed import OnDrift, Policies
+from sluice.pipelines.units import many
 from sluice.pipelines.values import Drift, DriftKind, Receipt
 
 MOST_FIELDS = 64
@@ -91,7 +92,7 @@ def described(drift: Drift) -> str:
     """One line for people: the field, what is the matter, in how many records, and what would hold it."""
     name = "further fields" if drift.field == OTHERS else drift.field
     seen = f" ({drift.type})" if drift.type else ""
-    return f"{name}{seen} {_WORDS[drift.kind]}, {drift.records:,} records"
+    return f"{name}{seen} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
 
 
 def _first(drift: Drift, receipts: Sequence[Receipt]) -> str:

@@ -284,7 +284,7 @@ def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
 
 def test_a_feed_that_fails_on_drift_publishes_nothing_until_it_is_mended(world: World) -> None:
     world.write(ROW, ROW | {"coupon": "s3cret"})
-    with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 records.*orders:0:1") as caught:
+    with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 record.*orders:0:1") as caught:
         world.land(world.feed(SCHEMA, "fail"))
     assert "s3cret" not in str(caught.value)
     assert caught.value.exit_code == 3
