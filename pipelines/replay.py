@@ -70,6 +70,8 @@ from sluice.pipelines.values import (
 REQUEST = Request(RequestKind.REPLAY)
 MENDED_BYTES = 24 << 20
 """Mended values that are typed at once."""
+OFFSET_WEIGHT = 8 << 10
+"""Bytes of files that a re-landed record counts for: with batches of 2 GiB an entry tells of some 250,000."""
 _DECODED = pa.schema([f for f in RawFormat.schema if f.name not in ("topic", "partition")])
 _NONE = np.empty(0, np.int64)
 RELANDED = pa.schema(
@@ -275,7 +277,8 @@ class Candidate:
 
     @property
     def bytes(self) -> int:
-        return sum(p.bytes for p in self.parts)
+        """What bounds a batch: the files, and what the offsets of re-landed records take in its ledger entry."""
+        return sum(p.bytes for p in self.parts) + OFFSET_WEIGHT * self.trial.fit.total()
 
 
 @dataclass(frozen=True, slots=True)

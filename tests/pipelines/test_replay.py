@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines import layout, reading
+from sluice.pipelines.audit import audit, live_receipts
 from sluice.pipelines.errors import PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.evolution import declare
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import load_feed
 from sluice.pipelines.held import Filter, Kind, Listing, listing
 from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.mending import Mender, Record
-from sluice.pipelines.publish import roll_forward
+from sluice.pipelines.publish import publish, roll_forward
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.replay import Replayed, find, foreseen, replay
 from sluice.pipelines.typed.landed import quarantined
@@ -102,8 +106,6 @@ class Typed(World):
         return found
 
     def receipts(self) -> list[Receipt]:
-        from sluice.pipelines.audit import live_receipts
-
         ledger = self.fresh_ledger()
         return live_receipts(ledger, ledger.read())
 
@@ -554,3 +556,25 @@ def test_a_part_that_is_not_the_ledgers_is_never_used(damage: str, kind: str, wo
     with pytest.raises(ProofFailed, match=path):
         world.replay()
     assert (world.state().live(), len(found.fitting)) == ((), 4)
+
+
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        ({"relanded": (Range(8, 9),), "mended": (Range(8, 9),)}, ""),
+        ({"relanded": (Range(3, 4),)}, "I2: .*holds offset 3, which was re-landed"),
+        ({"relanded": (Range(8, 9),), "mended": (Range(9, 10),)}, "I5: .*mended that were never re-landed"),
+        ({"relanded": (Range(98, 101),)}, "I5: .*3 records re-landed are not among"),
+    ],
+)
+def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[str, Any], says: str) -> None:
+    world.land((A, 100, 200), *pieces(B, 100))
+    s = world.slice(A, 0, 100)
+    batch = world.plan([s])
+    entry = world.ledger.entry(batch)
+    assert isinstance(entry, PlanEntry)
+    publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, entry.hash, 0, 1), **again)], [])
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    found = audit(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+    assert len(found.problems) == bool(says)
+    assert all(re.search(says, str(p)) for p in found.problems)
