@@ -87,7 +87,7 @@ class Workload:
         return replace(self, records=records or self.records)
 
     def chunks(self, partition: int) -> Iterator[pa.Table]:
-        """The partition's records in order: `offset`, `key`, `value`, `timestamp` (ms), `trace` and `bad`; by the chunk."""
+        """The partition's records in order: `offset`, `key`, `value`, `timestamp` (ms), `trace`, `bad`; in chunks."""
         count = self.counts[partition]
         for first in range(0, count, CHUNK_RECORDS):
             yield _rows(self.shape, partition, first, min(first + CHUNK_RECORDS, count))

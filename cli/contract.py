@@ -520,8 +520,7 @@ def _checked(t: _Tried) -> Iterator[RenderableType]:
     names = ("expectation", "severity", "checked", "broken", "share", "first")
     yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
-        yield f"  not tried, a sample says nothing of how many rows a batch has: {many(len(t.left_out), 'expectation')}"
-        yield "  (name one window with --window)"
+        yield f"  {many(len(t.left_out), 'expectation')} about how many rows a batch has: not tried without a --window"
     of_schema = [f for f in t.faults if f.stage != "contract"]
     if of_schema:
         yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema already:")
@@ -551,7 +550,7 @@ def _verdict(t: _Tried) -> Iterator[RenderableType]:
     beyond = bad_ > limit.share * t.seen.records
     if beyond:
         allowed = f"more than {100 * limit.share:g} %: a batch with {count(limit.at_least)} such records is refused"
-    warned = sum(not o.passed for o in t.outcomes)
+    warned = sum(not o.passed and o.severity == "warning" for o in t.outcomes)
     yield (warn if beyond else good)(f"{_share(t.seen)}, {allowed}" if bad_ else "no record would go to quarantine")
     yield good("the batch would be published" + (f", with {many(warned, 'warning')}" if warned else ""))
 

@@ -106,17 +106,17 @@ def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
-        yield _between(f.name, low, high, len(values))
+        yield _between(f.name, low, high, len(values), whole)
 
 
 def _decimal(value: int | float | Decimal) -> Decimal:
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
-def _between(name: str, low: Decimal, high: Decimal, seen: int) -> Proposal:
+def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Proposal:
     """Half as much room again on both sides, rounded outwards; what never was negative stays so."""
     margin = (high - low) / 2
-    least, most = _rounded(low - margin, ROUND_FLOOR), _rounded(high + margin, ROUND_CEILING)
+    least, most = _rounded(low - margin, ROUND_FLOOR, whole), _rounded(high + margin, ROUND_CEILING, whole)
     least = max(least, Decimal(0)) if low >= 0 else least
     most = min(most, Decimal(0)) if high <= 0 else most
     why = f"seen {_told(low)} to {_told(high)}"
@@ -124,9 +124,9 @@ def _between(name: str, low: Decimal, high: Decimal, seen: int) -> Proposal:
     return Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
 
 
-def _rounded(value: Decimal, how: str) -> Decimal:
-    """To two digits that count."""
-    step = Decimal(1).scaleb(value.adjusted() - 1) if value else Decimal(1)
+def _rounded(value: Decimal, how: str, whole: bool = True) -> Decimal:
+    """To two digits that count, or to a whole number."""
+    step = Decimal(1).scaleb(max(value.adjusted() - 1, 0) if whole else value.adjusted() - 1)
     return (value / step).to_integral_value(how) * step
 
 

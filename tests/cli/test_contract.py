@@ -1,0 +1,182 @@
+"""`sluice contract` as a person or a program meets it: a proposal is never in force, a trial leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.contract.suite import read_contract
+from sluice.pipelines.feed import KafkaSettings, load_feed
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.sample import newest, stretches
+from sluice.pipelines.values import TopicPartition
+from sluice.resources.events import Event, Mix, Sending, orders, send
+from sluice.resources.gx import refusals
+from sluice.resources.local_kafka import LocalKafka
+from tests.cli.conftest import Sluice
+from tests.fakes import partition
+
+START = 1_700_000_000_000
+ORDERS = """\
+format: json
+schema: {order_id: string, customer: string, ts: timestamp, amount: "decimal(12,2)", currency: string, items: int32}
+window: 15m
+"""
+
+Row = dict[str, Any]
+
+
+def suite(*expectations: Row) -> str:
+    return json.dumps({"name": "orders", "expectations": expectations})
+
+
+def between(column: str, low: Any, high: Any, **more: Any) -> Row:
+    kwargs = {"column": column, "min_value": low, "max_value": high}
+    return {"type": "expect_column_values_to_be_between", "kwargs": kwargs, **more}
+
+
+# -- which records are looked at
+
+
+def test_the_newest_are_taken_evenly_and_what_one_partition_lacks_the_others_give() -> None:
+    held = [partition(number=n, stable_end=end, high_watermark=end) for n, end in enumerate((10, 1000, 1000, 0))]
+    assert [(s.partition, s.start, s.end) for s in newest(stretches(held), 500, 1 << 30)] == [
+        (0, 0, 10),
+        (1, 755, 1000),
+        (2, 755, 1000),
+    ]
+
+
+def test_bytes_bound_what_is_taken_where_brokers_tell_them() -> None:
+    held = [partition(stable_end=1000, high_watermark=1000, log_bytes=1_000_000)]
+    (chosen,) = newest(stretches(held), 1000, 100_000)
+    assert (chosen.start, chosen.end, chosen.estimated_bytes) == (900, 1000, 100_000)
+
+
+def test_a_range_is_cut_to_what_kafka_holds_and_what_is_stable() -> None:
+    held = [partition(log_start=50, stable_end=80, high_watermark=100)]
+    cut = stretches(held, {TopicPartition("orders", 0): [Range(0, 60), Range(70, 200), Range(90, 95)]})
+    assert [(s.start, s.end) for s in cut] == [(50, 60), (70, 80)]
+
+
+# -- what is refused before anything is read
+
+
+def test_without_a_contract_check_says_how_to_begin(project: Path, sluice: Sluice) -> None:
+    said = sluice("contract", "check", "orders")
+    assert said.code == 2
+    assert "sluice contract init orders" in said.err
+
+
+def test_every_problem_of_a_contract_is_named(project: Path, sluice: Sluice) -> None:
+    file = project / "try.json"
+    file.write_text(suite(between("nowhere", 0, 1), {"type": "expect_the_unexpected", "kwargs": {}}))
+    said = sluice("contract", "check", "orders", "--file", str(file))
+    assert said.code == 2
+    assert "try.json: expectations[0] expect_column_values_to_be_between" in said.err
+    assert "expectations[1] expect_the_unexpected" in said.err
+
+
+def test_a_proposal_never_goes_where_a_contract_is_in_force_nor_over_what_is_there(
+    project: Path, sluice: Sluice
+) -> None:
+    said = sluice("contract", "init", "orders", "--output", "feeds/orders.contract.json", "--force")
+    assert (said.code, "in force" in said.err) == (2, True)
+    (project / "feeds" / "orders.contract.proposed.json").write_text("mine")
+    said = sluice("contract", "init", "orders")
+    assert (said.code, "--force" in said.err) == (2, True)
+    assert (project / "feeds" / "orders.contract.proposed.json").read_text() == "mine"
+
+
+def test_what_great_expectations_refuses_is_told_by_its_place() -> None:
+    wrong = {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "a"}}
+    unknown = {"type": "expect_the_unexpected", "kwargs": {}}
+    found = [*refusals([between("a", 0, 1), wrong, unknown])]
+    assert found == [(1, "value_set: field required"), (2, "it has no such expectation")]
+
+
+# -- on a real Kafka
+
+
+@pytest.fixture
+def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose feed reads 3,000 orders of a real Kafka, 30 of which have a negative amount."""
+    topic = fresh_topic(partitions=3)
+    (project / "feeds" / "orders.yaml").write_text(
+        f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {topic}\nstart: earliest\n{ORDERS}"
+    )
+    empty = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {fresh_topic()}\nstart: earliest\n"
+    (project / "feeds" / "empty.yaml").write_text(empty)
+    scratch = project / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    mix = Mix(seed=7, bad=0.005, tombstones=0.01)
+    send(KafkaSettings(bootstrap=kafka.bootstrap), _spoiled(orders(mix, 3000, START, START + 3_600_000)), mix,
+         Sending((topic,)))  # fmt: skip
+    return project
+
+
+def _spoiled(events: Iterator[Event]) -> Iterator[Event]:
+    left = 30
+    for event in events:
+        if left and event.value and not event.malformed and b'"amount":' in event.value:
+            left, event = left - 1, event._replace(value=event.value.replace(b'"amount":', b'"amount":-1'))
+        yield event
+
+
+def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path, sluice: Sluice) -> None:
+    proposed = sluice("contract", "init", "orders", "--json").document
+    file = shop / "feeds" / "orders.contract.proposed.json"
+    assert proposed["file"] == str(file)
+    kinds = {(p["kwargs"]["column"], p["type"].removeprefix("expect_column_values_")) for p in proposed["proposals"]}
+    assert kinds >= {("order_id", "to_be_unique"), ("currency", "to_be_in_set"), ("amount", "to_be_between")}
+    assert {p["severity"] for p in proposed["proposals"]} == {"warning"}
+    assert json.loads(file.read_text()) == proposed["suite"]
+    feed = load_feed(shop / "feeds" / "orders.yaml", {})
+    assert feed.contract is None, "it is in a file that no feed reads"
+    assert read_contract(file, feed.columns)
+    assert sum(f["records"] for f in proposed["unfit"]) == proposed["sample"]["quarantined"] > 5
+
+    tried = sluice("contract", "check", "orders", "--file", str(file), "--json")
+    assert (tried.code, tried.document["published"]) == (0, True)
+    assert [e for e in tried.document["expectations"] if not e["passed"]] == []
+
+    unfit = proposed["sample"]["quarantined"]
+    (shop / "feeds" / "orders.contract.json").write_text(
+        suite(between("amount", 0, None), between("items", 3, 8, severity="warning"))
+    )
+    said = sluice("contract", "check", "orders", "--json")
+    amount, items = said.document["expectations"]
+    assert (amount["unexpected"], amount["severity"], items["severity"]) == (30, "critical", "warning")
+    assert all(e["values"].startswith("amount=-1") for e in amount["first"])
+    assert items["unexpected"] > 100
+    assert [e["values"] in ("items=1", "items=2") for e in items["first"]] == [True] * len(items["first"])
+    contract_faults = [f for f in said.document["quarantine"] if f["stage"] == "contract"]
+    assert sum(f["records"] for f in contract_faults) == 30
+    assert said.document["sample"]["quarantined"] == unfit + 30
+    assert (said.code, said.document["published"]) == (0, True)
+    assert "! items is between 3 and 8" in sluice("contract", "check", "orders").out
+
+    window = sluice("contract", "check", "orders", "--window", "2023-11-14T22:15", "--json").document
+    assert window["sample"]["whole"]
+    assert amount["first"][0]["place"] in [e["place"] for e in window["expectations"][0]["first"]]
+
+    (shop / "feeds" / "orders.contract.json").write_text(suite(between("items", 3, 8, mostly=0.99)))
+    refused = sluice("contract", "check", "orders", "--records", "300")
+    assert refused.code == 1
+    assert "300 records" in refused.out
+    assert "would be refused" in refused.out
+
+    assert not (shop / ".sluice" / "lake").exists()
+    assert [*(shop / "scratch").iterdir()] == []
+
+
+def test_an_empty_topic_has_nothing_to_learn_from(shop: Path, sluice: Sluice) -> None:
+    said = sluice("contract", "init", "empty")
+    assert said.code == 1
+    assert "holds no stable record" in said.err

@@ -1,0 +1,163 @@
+"""What a sample suggests: it holds for the sample, it is a contract, and of too little nothing is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.contract.proposal import ENOUGH, Proposal, candidates, propose
+from sluice.pipelines.contract.rows import RowChecks
+from sluice.pipelines.contract.suite import Contract, Severity, parse_contract
+from sluice.pipelines.formats import HEADERS
+from sluice.pipelines.shape import Shape
+from sluice.pipelines.typed.schema import Schema, arrow_type, parse_schema
+
+N = 1000
+
+
+def proposed(type_: str, values: list[Any], name: str = "x") -> dict[str, dict[str, Any]]:
+    """What is proposed of one column, by the end of the expectation's name."""
+    schema = parse_schema({name: type_})
+    column = pa.array(values, arrow_type(schema.fields[0].type))
+    found = propose(pa.table({name: column, "kafka_key": pa.nulls(len(values), pa.binary())}), schema)
+    return {p.type.removeprefix("expect_column_").removeprefix("values_to_"): dict(p.kwargs) for p in found}
+
+
+def contract_of(proposals: tuple[Proposal, ...], schema: Schema) -> Contract:
+    said = {"name": "x", "expectations": [p.item for p in proposals]}
+    return parse_contract(json.dumps(said).encode(), schema)
+
+
+# -- what is seen in a column
+
+
+@pytest.mark.parametrize(
+    ("type_", "values", "expected"),
+    [
+        ("int32", [1 + i % 8 for i in range(N)], {"min_value": 0, "max_value": 12}),
+        ("int32", [-5 - i % 10 for i in range(N)], {"min_value": -19, "max_value": 0}),
+        ("int64", [1_000_000 + i for i in range(N)], {"min_value": 990_000, "max_value": 1_100_000}),
+        ("decimal(12,2)", [Decimal(i) / 100 for i in range(N)], {"min_value": 0, "max_value": 15}),
+        ("decimal(5,4)", [Decimal(1000 + i) / 10000 for i in range(N)], {"min_value": 0.05, "max_value": 0.25}),
+        ("float64", [math.nan, math.inf, *(i / 1000 for i in range(N))], {"min_value": 0, "max_value": 1.5}),
+        (
+            "timestamp",
+            [datetime(2026, 11, 20, 0, i % 60, tzinfo=UTC) for i in range(N)],
+            {"min_value": "2025-01-01", "max_value": "2036-01-01"},
+        ),
+        (
+            "date",
+            [date(1950 + i % 50, 1, 1) for i in range(N)],
+            {"min_value": "1949-01-01", "max_value": "2009-01-01"},
+        ),
+    ],
+)
+def test_ranges_have_room_and_round_bounds(type_: str, values: list[Any], expected: dict[str, Any]) -> None:
+    assert proposed(type_, values)["be_between"] == expected
+
+
+def test_few_values_that_are_each_often_there_are_a_set() -> None:
+    assert proposed("string", ["EUR", "USD"] * N)["be_in_set"] == {"value_set": ["EUR", "USD"]}
+    assert proposed("int32", [200, 404, 500] * N)["be_in_set"] == {"value_set": [200, 404, 500]}
+    assert "be_in_set" not in proposed("string", ["EUR", "USD"] * N + ["once"])
+    assert "be_in_set" not in proposed("string", ["x" * 65] * N)
+    assert "be_in_set" not in proposed("int32", [i % 8 for i in range(N)]), "numbers side by side are a range"
+
+
+@pytest.mark.parametrize(
+    ("values", "regex"),
+    [
+        ([f"0000{i:04}-1c2d-4e5f-8a9b-0123456789ab" for i in range(N)], "[0-9a-fA-F]{8}-"),
+        ([chr(65 + i % 26) + chr(65 + i // 26 % 26) for i in range(N)], "^[A-Z]{2}$"),
+        ([f"c-{i:06}" for i in range(N)], "^c-[0-9]{6}$"),
+        ([f"order {i}" for i in range(1, N)], "^order [0-9]+$"),
+        ([f"a{i}@example.org" for i in range(N)], "@"),
+        ([f"(+{i}) [x]" for i in range(N)], r"^\(\+[0-9]+\) \[x\]$"),
+    ],
+)
+def test_a_pattern_is_proposed_where_it_is_obvious(values: list[str], regex: str) -> None:
+    assert regex in proposed("string", values)["match_regex"]["regex"]
+    other = proposed("string", [*values, "~"])
+    assert "match_regex" not in other, "one that does not match, and there is no pattern"
+    assert other["value_lengths_to_be_between"]["min_value"] == 1
+
+
+def test_keys_are_unique_by_their_name_and_by_what_was_seen() -> None:
+    assert "be_unique" in proposed("string", [f"{i:x}" for i in range(N)], "order_id")
+    assert proposed("int64", list(range(N)), "orderId").keys() == {"be_unique", "not_be_null"}
+    assert "be_unique" not in proposed("string", [f"{i:x}" for i in range(N)], "note")
+    assert "be_unique" not in proposed("string", [f"{i % 999:x}" for i in range(N)], "order_id")
+
+
+def test_nulls_are_ruled_out_only_where_none_was_seen_and_the_schema_allows_them() -> None:
+    assert "not_be_null" in proposed("string", ["a"] * N)
+    assert "not_be_null" not in proposed("string", ["a"] * N + [None])
+    assert "not_be_null" not in proposed("string not null", ["a"] * N)
+    assert "not_be_null" in proposed("list<int32>", [[1]] * N)
+
+
+def test_of_too_little_nothing_is_said() -> None:
+    few = ENOUGH - 1
+    assert proposed("int32", list(range(few))) == {}
+    assert proposed("int32", [1] * few + [None] * N) == {}
+    assert proposed("float64", [math.nan] * N) == {"not_be_null": {}}
+
+
+def test_all_are_warnings_that_tell_counts_and_no_values() -> None:
+    schema = parse_schema({"amount": "int32"})
+    rows = pa.table({"amount": pa.array(range(N), pa.int32()), "kafka_key": pa.array([b"secret"] * N)})
+    found = propose(rows, schema)
+    assert {p.item["severity"] for p in found} == {"warning"}
+    assert [p.item["meta"] for p in found] == [
+        {"sluice": {"seen": {"rows": N, "nulls": 0}}},
+        {"sluice": {"seen": {"values": N}}},
+        {"sluice": {"seen": {"rows": N, "nulls": 0}}},
+    ]
+    assert [f.name for f in candidates(None)] == ["key"]
+
+
+# -- of whatever values
+
+
+_COLUMNS = {
+    "i": ("int64", st.integers(-(1 << 63), (1 << 63) - 1)),
+    "u": ("uint64", st.integers(0, (1 << 64) - 1)),
+    "s_id": ("int32", st.integers(-1000, 1000)),
+    "f": ("float64", st.floats()),
+    "g": ("float32", st.floats(width=32)),
+    "d": ("decimal(38,10)", st.decimals(-(10**27), 10**27, places=10)),
+    "t": ("timestamp(ms)", st.datetimes().map(lambda t: t.replace(microsecond=0, tzinfo=UTC))),
+    "e": ("epoch(ns)", st.integers(-(1 << 63), (1 << 63) - 1)),
+    "day": ("date", st.dates()),
+    "text": ("string", st.text(max_size=20)),
+    "code": ("string", st.from_regex(r"[a-c]?[0-9]{1,3}[.*\]^-]", fullmatch=True)),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.sampled_from(sorted(_COLUMNS)), st.integers(1, 40))
+def test_what_is_proposed_is_a_contract_that_the_sample_keeps(data: st.DataObject, name: str, distinct: int) -> None:
+    type_, values = _COLUMNS[name]
+    some = data.draw(st.lists(st.none() | values, min_size=1, max_size=distinct))
+    column = [some[i % len(some)] for i in range(3 * ENOUGH)]
+    schema = parse_schema({name: type_})
+    landed = Shape(schema).landed
+    columns = {f.name: pa.nulls(len(column), f.type if f.name != "kafka_headers" else HEADERS) for f in landed}
+    columns[name] = pa.array(column, landed.field(name).type)
+    columns["kafka_tombstone"] = pa.array([False] * len(column))
+    columns["kafka_offset"] = pa.array(range(len(column)), pa.int64())
+    columns["kafka_topic"] = pa.nulls(len(column), pa.string()).dictionary_encode()
+    rows = pa.table(columns)
+    if proposals := propose(rows.select([name, "kafka_key"]), schema):
+        contract = contract_of(proposals, schema)
+        assert {e.severity for e in contract.expectations} == {Severity.WARNING}
+        held = RowChecks(contract).hold(rows.to_batches()[0])
+        assert [t.unexpected for t in held.tallies] == [0] * len(held.tallies)
