@@ -423,11 +423,12 @@ def test_what_limits_leave_is_told(feed: Feed) -> None:
         world.land(asked(0, 8, anew=True))
 
 
-def test_a_dead_merge_in_the_way_is_given_up(feed: Feed) -> None:
+@pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])
+def test_a_dead_batch_that_wrote_parts_anew_is_given_up(kind: RequestKind, feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + 1], False)
     (batch,) = world.land(asked(0, 2)).batches
-    merge = replace(batch.plan, request=Request(RequestKind.COMPACT))
+    merge = replace(batch.plan, request=Request(kind))
     dead = world.ledger.append(lambda s: PlanEntry(plan=merge, hash=merge.hash, owner=owner("token-1")))
     assert dead is not None
     world.land(asked(0, 2, anew=True)).check()
