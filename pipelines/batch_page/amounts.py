@@ -12,7 +12,7 @@ from sluice.pipelines.values import Counts, Receipt
 
 PARTITIONS = 40
 WINDOWS = 60
-SLICES = 80
+SLICES = 60
 LAGGING = 40
 LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
 
@@ -149,10 +149,10 @@ def timings(a: Account) -> Html:
         ]
         for name, ns in list(spent.items())[:20]
     ]
-    columns = ["activity", "", "seconds", "share"]
+    columns = ["activity", "", "time", "share"]
     read = sum(r.input_bytes for r in a.receipts)
     adopted = sum(r.adopted for r in a.receipts)
-    note = f"{_seconds(all_)} s of all tasks together, for {size(read)} read from Kafka." + (
+    note = f"{_seconds(all_)} of all tasks together, for {size(read)} read from Kafka." + (
         f" {many(adopted, 'slice')} were finished by an earlier attempt." if adopted else ""
     )
     return section(
@@ -165,7 +165,10 @@ def timings(a: Account) -> Html:
 
 
 def _seconds(ns: int) -> str:
-    return f"{ns / 1e9:,.2f}" if ns < 100e9 else f"{ns / 1e9:,.0f}"
+    """As long as it is in words."""
+    if ns < 1e9:
+        return f"{ns / 1e6:,.0f} ms"
+    return f"{ns / 1e9:,.2f} s" if ns < 100e9 else f"{ns / 1e9:,.0f} s"
 
 
 # -- history

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.batch_page import amounts, quality
 from sluice.pipelines.batch_page.account import Account, Behind, windows
-from sluice.pipelines.batch_page.markup import Html, number, plain, share, size, table, tag
+from sluice.pipelines.batch_page.markup import Html, cut, number, plain, section, share, size, table, tag
 from sluice.pipelines.batch_page.profiles import Profiles
 from sluice.pipelines.batch_page.rejects import Rejects
 from sluice.pipelines.batch_page.style import CSS
@@ -19,7 +19,9 @@ from sluice.pipelines.units import many, show_instant, show_window
 from sluice.pipelines.values import Plan
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-FAILURES = 50
+FAILURES = 40
+LARGEST = 290_000
+"""Bytes of the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Page:
 def html(page: Page) -> str:
     """The file."""
     a = page.account
-    sections = [s for s in _sections(page) if s]
+    sections = _bounded(_sections(page))
     title = f"{a.feed}: batch {a.batch.id}"
     head = tag(
         "head",
@@ -66,6 +68,16 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
         ("origin", "Provenance"): _provenance(a),
     }
     return [(name, said) for name, said in found.items() if said]
+
+
+def _bounded(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
+    """The sections, without the largest ones where all would be too large: names can be long, whatever is counted."""
+    left = LARGEST - len(CSS) - 20_000  # for the head
+    while sum(len(s.encode()) for _, s in sections) > left:
+        i = max(range(len(sections)), key=lambda i: len(sections[i][1]))
+        (name, title), _ = sections[i]
+        sections[i] = (name, title), section(name, title, note="Left out: it is too large to be shown.")
+    return sections
 
 
 # -- the head
@@ -114,7 +126,7 @@ def _why(a: Account) -> Html:
     if a.published:
         return Html("")
     broken = [o for o in a.outcomes if o.refuses]
-    why = a.why or (f"{many(len(broken), 'critical expectation')} about the whole batch do not hold." if broken else "")
+    why = a.why or (f"Not met: {many(len(broken), 'critical expectation')} about the whole batch." if broken else "")
     return tag("div", why, class_="why", role="note") if why else Html("")
 
 
@@ -159,7 +171,8 @@ def _failures(a: Account) -> Html | None:
     if not a.failures:
         return None
     rows = [
-        [tag("code", str(f.slice)), plain(f.error), tag("span", f.message, class_="any")] for f in a.failures[:FAILURES]
+        [tag("code", str(f.slice)), plain(f.error), tag("span", cut(f.message, 300), class_="any")]
+        for f in a.failures[:FAILURES]
     ]
     rest = len(a.failures) - len(rows)
     note = "Slices that did not land; they stay owed." + (f" {rest:,} more are not shown." if rest else "")

@@ -100,11 +100,13 @@ def profiles(
 def _opened() -> Iterator[duckdb.DuckDBPyConnection]:
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
-        with duckdb.connect(config={"memory_limit": f"{MEMORY >> 10}KiB", "temp_directory": folder}) as db:
-            db.execute("set enable_progress_bar = false")
-            db.execute("set threads = 2")
-            yield db
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-") as folder,
+        duckdb.connect(config={"memory_limit": f"{MEMORY >> 10}KiB", "temp_directory": folder}) as db,
+    ):
+        db.execute("set enable_progress_bar = false")
+        db.execute("set threads = 2")
+        yield db
 
 
 def _evenly(items: Sequence[Any], most: int) -> list[Any]:

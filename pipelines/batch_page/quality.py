@@ -32,7 +32,7 @@ from sluice.pipelines.units import many, show_instant
 from sluice.pipelines.values import DriftKind
 
 REASONS = 40
-EXPECTATIONS = 120
+EXPECTATIONS = 100
 DRIFTS = 60
 NAME = 80
 """Characters of a name from outside."""
@@ -199,13 +199,13 @@ def _examples(o: Outcome | None, found: Profiles) -> list[Html]:
 
 def columns(a: Account, found: Profiles) -> Html | None:
     """How the values are spread."""
-    if not found.columns:
+    if not found.columns and not found.missing:
         return None
     note = "Of the records' times, and of the columns that the contract is about."
     if found.sampled:
         note += f" Of a sample of {number(found.rows)} of {number(found.all_)} rows."
     if found.missing:
-        note += f" {many(found.missing, 'file')} are not there any more (landed anew, merged or retired)."
+        note += f" {many(found.missing, 'file')} of it are not there any more (landed anew, merged or retired)."
     if found.left_out:
         note += f" {many(len(found.left_out), 'column')} more are not shown."
     drawn = sorted(found.columns, key=lambda p: (not p.bins, -len(p.top)))
