@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sluice.pipelines import windows
+from sluice.pipelines import layout, windows
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.contract.results import Outcome, contract_results
 from sluice.pipelines.contract.suite import Contract
@@ -41,6 +41,7 @@ class Books:
     now: int
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
+    _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
@@ -117,6 +118,17 @@ class Books:
             results = [x for e in entries for x in e.results]
             found += [Judged(o, hash_) for o in contract_results(contract, receipts, results)]
         return found
+
+    def page(self, window: int) -> str | None:
+        """Where the report of the batch stands that landed in a window last; None where there is none."""
+        batches = self.batches_in(window)
+        return self._page(batches[-1].id) if batches else None
+
+    def _page(self, batch: int) -> str | None:
+        if batch not in self._pages:
+            path = layout.batch_page_path(self.feed.name, batch)
+            self._pages[batch] = None if self.lake.size(path) is None else self.lake.locate(path)
+        return self._pages[batch]
 
     def _contract(self, format_: str) -> Contract | None:
         shape = self.shape(format_)

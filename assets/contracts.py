@@ -71,12 +71,13 @@ def verdicts(books: Books, window: int) -> Iterator[tuple[str, Said]]:
         yield SCHEMA, _of_schema(books, window)
 
 
-def refusals(feed: Feed, refused: BatchRefused) -> Iterator[tuple[str, Said]]:
-    """What the feed's checks say of a window whose batch must not be published: those that it is for."""
+def refusals(feed: Feed, refused: BatchRefused, page: str | None) -> Iterator[tuple[str, Said]]:
+    """What the feed's checks say of a window whose batch must not be published: those that it is for. `page`: where
+    the batch's report stands."""
     for name in described_checks(feed):
         breaches = [b for b in refused.breaches if _check_of(b) == name]
         if breaches:
-            yield name, _of_breaches(breaches, refused)
+            yield name, _of_breaches(breaches, refused, page)
 
 
 def _check_of(breach: Breach) -> str:
@@ -84,7 +85,7 @@ def _check_of(breach: Breach) -> str:
     return _check(issue) if issue else SCHEMA
 
 
-def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused) -> Said:
+def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | None) -> Said:
     rows: list[dict[str, str | int]] = [
         {"what": b.said, "stage": b.stage, "unexpected": b.records, "rows": b.checked, "examples": ", ".join(b.first)}
         for b in breaches
@@ -94,7 +95,7 @@ def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused) -> Said:
         "passed": False,
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": f"nothing was published: {_lines(b.said for b in breaches)}",
-        "metadata": {"breaches": metadata.table(rows, columns), "way out": refused.remedy},
+        "metadata": {"breaches": metadata.table(rows, columns), "way out": refused.remedy} | _report(page),
     }
 
 
@@ -109,8 +110,8 @@ def _line(o: Outcome) -> str:
     words = text(o.expectation)
     if not o.unexpected:
         return f"{words}: {f'observed {o.observed}' if o.observed else 'it is not so'}"
-    kept_out = ", which are kept out" if o.quarantines else ""
-    return f"{words}: not so in {o.unexpected:,} of {many(o.checked, 'row')} ({o.share:.2%}){kept_out}"
+    kept_out = ", kept out" if o.quarantines else ""
+    return f"{words}: broken by {o.unexpected:,} of {many(o.checked, 'row')} ({o.share:.2%}){kept_out}"
 
 
 def _fate(o: Outcome) -> str:
@@ -118,8 +119,8 @@ def _fate(o: Outcome) -> str:
     if o.passed:
         return "met"
     if o.severity is Severity.INFO:
-        return "broken, recorded"
-    return "broken, rows kept out" if o.quarantines else "broken, published"
+        return "broken: recorded"
+    return "broken: kept out" if o.quarantines else "broken: published"
 
 
 def _of_group(books: Books, window: int, found: Sequence[Judged]) -> Said:
@@ -155,7 +156,12 @@ def _of_judged(books: Books, window: int, found: Sequence[Judged]) -> metadata.M
         **metadata.unexpected(found),
         "contract": ", ".join(dict.fromkeys(j.contract for j in found)) or "none",
         **({"look at them": _show(books.feed.name, window)} if kept_out else {}),
+        **_report(books.page(window)),
     }
+
+
+def _report(page: str | None) -> metadata.Metadata:
+    return {"report": dg.MetadataValue.path(page)} if page else {}
 
 
 def _show(feed: str, window: int) -> str:
@@ -174,7 +180,6 @@ _COLUMNS = {
     "result": "string",
     "observed": "string",
     "unexpected": "int",
-    "rows": "int",
     "share": "string",
     "examples": "string",
 }
@@ -185,9 +190,8 @@ def _row(o: Outcome) -> dict[str, str | int]:
         "expectation": text(o.expectation),
         "severity": str(o.severity),
         "result": _fate(o),
-        "observed": o.observed,
+        "observed": o.observed or (many(o.checked, "row") if o.checked else ""),
         "unexpected": o.unexpected,
-        "rows": o.checked,
         "share": f"{o.share:.2%}",
         "examples": ", ".join(o.first),
     }

@@ -117,10 +117,11 @@ def _quality(books: Books, window: int, receipts: Sequence[Receipt]) -> Metadata
     return said
 
 
-def unexpected(found: Iterable[Judged]) -> Metadata:
-    """Values that broke an expectation, of all that were held against one."""
-    both = [(j.outcome.unexpected, j.outcome.checked) for j in found]
-    count, checked = sum(u for u, _ in both), sum(c for _, c in both)
+def unexpected(found: Sequence[Judged]) -> Metadata:
+    """Values that broke an expectation, of all that were held against one; nothing where there were none to hold."""
+    if not found:
+        return {}
+    count, checked = sum(j.outcome.unexpected for j in found), sum(j.outcome.checked for j in found)
     return {"unexpected": count, "unexpected_share": round(count / checked, 6) if checked else 0.0}
 
 

@@ -22,6 +22,7 @@ from sluice.assets.instance import informed
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
+from sluice.pipelines import layout
 from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger
 from sluice.pipelines.commit import CommitResult, CommitSettings, commit
 from sluice.pipelines.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
@@ -74,10 +75,14 @@ def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
 
 def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
     """What keeps the window out, in its checks; nothing when it was another window's batch, taken over."""
-    held = (s.window for b, s in open_ledger(feed, edges).read().live_slices() if b.owner.run == context.run.run_id)
-    if window in held:
-        for name, said in contracts.refusals(feed, refused):
-            yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
+    slices = open_ledger(feed, edges).read().live_slices()
+    mine = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
+    if mine is None:
+        return
+    page = layout.batch_page_path(feed.name, mine.id, mine.owner.token)
+    report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
+    for name, said in contracts.refusals(feed, refused, report):
+        yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
 
 
 def _own_window(books: Books, landed: Landed, window: int) -> Events:

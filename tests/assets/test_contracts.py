@@ -102,21 +102,21 @@ def test_what_rows_broke_shows_in_their_group(world: World, instance: dg.Dagster
 
     nulls = said(instance, run, "contract_completeness")
     assert (nulls.passed, nulls.severity) == (False, WARN)
-    assert nulls.description == "key is not null: not so in 10 of 50 rows (20.00%)"
+    assert nulls.description == "key is not null: broken by 10 of 50 rows (20.00%)"
     (row,) = cells(nulls.metadata["expectations"].value)
     assert row == {
-        "expectation": "key is not null", "severity": "warning", "result": "broken, published", "observed": "",
-        "unexpected": 10, "rows": 50, "share": "20.00%", "examples": "orders:0:0, orders:0:1, orders:0:2",
+        "expectation": "key is not null", "severity": "warning", "result": "broken: published",
+        "observed": "50 rows", "unexpected": 10, "share": "20.00%", "examples": "orders:0:0, orders:0:1, orders:0:2",
     }  # fmt: skip
     assert (nulls.metadata["unexpected"].value, nulls.metadata["unexpected_share"].value) == (10, 0.2)
     assert "look at them" not in nulls.metadata
 
     numeric = said(instance, run, "contract_numeric")
     assert (numeric.passed, numeric.severity) == (False, WARN)
-    assert "4 of 50 rows (8.00%), which are kept out" in (numeric.description or "")
+    assert "4 of 50 rows (8.00%), kept out" in (numeric.description or "")
     assert [(r["severity"], r["result"], r["unexpected"]) for r in cells(numeric.metadata["expectations"].value)] == [
-        ("critical", "broken, rows kept out", 4),
-        ("info", "broken, recorded", 2),
+        ("critical", "broken: kept out", 4),
+        ("info", "broken: recorded", 2),
     ]
     assert numeric.metadata["look at them"].value == "sluice quarantine show orders --window 2024-05-01T00:00"
 
