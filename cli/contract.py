@@ -24,7 +24,7 @@ from sluice.cli.plan import Offsets
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, safe, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, UsageError
+from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import many
 
@@ -453,6 +453,7 @@ def _tried(
     feed: Feed, shape: Shape, contract: Contract, asked: _Asked, seen: _Seen, results: Sequence[Result]
 ) -> _Tried:
     from sluice.pipelines.contract.results import contract_results
+    from sluice.pipelines.drift import check_drift
     from sluice.pipelines.quarantine import check_quarantine, faults_of
     from sluice.pipelines.sample import rows_at
 
@@ -464,7 +465,10 @@ def _tried(
     examples = {o.expectation.place: [*_examples(o, rows)] for o in outcomes if o.first}
     refused = [_sentence(o) for o in outcomes if o.refuses]
     try:
+        check_drift(seen.receipts, feed.policies)
         check_quarantine(seen.receipts, feed.policies, seen.lake)
+    except SchemaDrifted as drifted:
+        refused.insert(0, drifted.message)
     except QuarantineExceeded:
         refused.insert(0, f"{_share(seen)}, more than the feed allows")
     faults = faults_of(_quarantined(seen.receipts), seen.lake)
