@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest bench faults soak lock clean setup
+.PHONY: help demo test check pytest bench faults soak lakes lock clean setup
 
 READY := .venv/.ready
 
@@ -33,6 +33,9 @@ faults: setup    ## kill -9, lost answers, rivals, on real brokers
 
 soak: setup      ## the long runs, which `make test` leaves out
 	.venv/bin/python -m pytest -m soak $(ARGS)
+
+lakes: setup     ## the integration tests that know a lake, all of them on a local one and on S3
+	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)
 
 lock: pyproject.toml  ## lock what pyproject.toml asks for; ARGS=--upgrade takes newer ones (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \

@@ -1,6 +1,7 @@
-"""The lakes that the integration tests run on: every test that asks for `lake` runs on a local one and on S3.
+"""The lakes that the integration tests run on: a test that asks for `lake` can run on a local one and on S3.
 
-`SLUICE_TEST_LAKES=local` or `s3` leaves one out; `tests/stores.py` says which store S3 is.
+Those that are marked `each_lake`, where the store has a say, run on both, the others on a local one.
+`SLUICE_TEST_LAKES=local`, `s3` or `both` (`make lakes`) says which for all; `tests/stores.py` says which store S3 is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Lines = Callable[[], dict[str, str]]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "lake" in metafunc.fixturenames:
-        kinds = LAKES[os.environ.get("SLUICE_TEST_LAKES") or "both"]
+        usual = "both" if metafunc.definition.get_closest_marker("each_lake") else "local"
+        kinds = LAKES[os.environ.get("SLUICE_TEST_LAKES") or usual]
         metafunc.parametrize("lake", kinds, indirect=True, scope="session")
 
 

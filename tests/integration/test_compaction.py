@@ -62,6 +62,7 @@ def check(feed: Feed) -> AuditReport:
     return found
 
 
+@pytest.mark.each_lake
 def test_what_was_merged_and_what_was_retired_leaves_the_rest_as_it_was(place: Place) -> None:
     for hour in (0, 1):
         produce(place, hour)

@@ -56,6 +56,7 @@ def produce(
     producer.close()
 
 
+@pytest.mark.each_lake
 def test_every_codec_lands_as_a_plain_consumer_reads_it(place: Place) -> None:
     for i, codec in enumerate((None, "gzip", "snappy", "lz4", "zstd")):
         produce(place.kafka, place.topic, 300, first=i * 300, compression_type=codec)
@@ -179,6 +180,7 @@ def test_explicit_ranges_below_and_above_the_origin(place: Place) -> None:
     assert {m.after for m in commit_feed(feed).offsets} == {100}, "a backfill below the origin moves nothing"
 
 
+@pytest.mark.each_lake
 def test_the_same_plan_gives_the_same_files(place: Place) -> None:
     produce(place.kafka, place.topic, 300, compression_type="lz4")
     digests = []
@@ -230,6 +232,7 @@ def test_offsets_gone_are_named_and_accepted_only_by_policy(place: Place) -> Non
         assert audit(ledger(accepting, opened), opened.lake, feed.name).closes
 
 
+@pytest.mark.each_lake
 def test_audit_rescan_and_explain(place: Place) -> None:
     produce(place.kafka, place.topic, 300, compression_type="zstd")
     feed = place.feed()
@@ -248,6 +251,7 @@ def test_audit_rescan_and_explain(place: Place) -> None:
         assert explain(book, opened.lake, TopicPartition("nowhere", 1), 1).found is Class.UNKNOWN_PARTITION
 
 
+@pytest.mark.each_lake
 def test_the_audit_has_teeth(place: Place) -> None:
     produce(place.kafka, place.topic, 300)
     feed = place.feed()

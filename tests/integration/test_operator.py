@@ -69,6 +69,7 @@ def proven(feed: Feed, *, comparable: bool = True) -> None:
     assert (report.not_comparable == 0) is comparable
 
 
+@pytest.mark.each_lake
 def test_backfill_below_the_origin_anew_and_after_a_skip(place: Place) -> None:
     start = first_hour()
     fill(place, start)

@@ -88,6 +88,7 @@ def _send(producer: KafkaProducer, topic: str, first: int) -> None:
     producer.flush()
 
 
+@pytest.mark.each_lake
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:

@@ -133,6 +133,7 @@ def kill_at(place: Place, feed: Feed, where: str) -> None:
     assert victim.returncode == -signal.SIGKILL, victim.stderr[-2000:]
 
 
+@pytest.mark.each_lake
 @pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
 def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where: str) -> None:
     test_killed_anywhere_else_too(place, where)
@@ -155,6 +156,7 @@ def test_killed_anywhere_else_too(place: Place, where: str) -> None:
     assert list(open_lake(feed).list("_sluice/orders/staging")) == []
 
 
+@pytest.mark.each_lake
 def test_finished_slices_are_adopted_after_a_crash(place: Place) -> None:
     feed = place.feed()
     kill_at(place, feed, PUBLISHING["between stage and publish"])
@@ -216,6 +218,7 @@ def test_two_runs_at_once_one_is_refused_with_the_batchs_name(place: Place, slee
     assert is_whole(place, sleeping.feed)
 
 
+@pytest.mark.each_lake
 def test_a_zombie_that_wakes_after_a_take_over_publishes_nothing(place: Place, sleeping: Sleeping) -> None:
     feed = sleeping.feed
     with edges(feed) as opened:
@@ -373,6 +376,7 @@ def test_a_lost_answer_is_resolved_by_reading_back(place: Place) -> None:
 # -- a lake that is not as it should be
 
 
+@pytest.mark.each_lake
 def test_a_truncated_or_newer_entry_stops_everything_and_changes_nothing(place: Place) -> None:
     feed = place.feed()
     run(feed)

@@ -82,6 +82,7 @@ def quarantined(feed: Feed) -> list[dict[str, Any]]:
     return [row for file in found for row in pq.read_table(file).to_pylist()]
 
 
+@pytest.mark.each_lake
 def test_every_record_is_landed_typed_or_quarantined(place: Place) -> None:
     produce(place, 3000, bad=0.02, tombstones=0.02, headers=0.1, aborted=0.3)
     feed = typed(place)
