@@ -135,13 +135,12 @@ def _tiles(a: Account) -> Html:
     seen = counts.landed + counts.quarantined
     rate = f"{counts.landed * 1000 / a.took:,.0f}" if a.took else "–"
     tiles = [
-        (number(counts.landed), "rows landed"),
+        (number(counts.landed), "rows landed" if a.published else "rows would land"),
         (number(counts.quarantined), f"quarantined, {share(counts.quarantined, seen)}"),
-        (number(counts.invisible), "invisible (markers, aborted, gaps)"),
+        (number(counts.invisible), "invisible offsets"),
         *([(number(counts.dropped), "dropped by policy")] if counts.dropped else []),
         (size(a.bytes), f"in {many(a.files, 'file')}"),
-        (_took(a.took), "from plan to publish"),
-        (rate, "rows a second"),
+        *([] if a.took is None else [(_took(a.took), "from plan to publish"), (rate, "rows a second")]),
         *_contract_tile(a),
     ]
     return tag(
@@ -158,9 +157,7 @@ def _contract_tile(a: Account) -> list[tuple[str, str]]:
     return [(f"{met} / {len(a.outcomes)}", "expectations without exception")]
 
 
-def _took(ms: int | None) -> str:
-    if ms is None:
-        return "–"
+def _took(ms: int) -> str:
     return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms // 60_000} min {ms // 1000 % 60} s"
 
 

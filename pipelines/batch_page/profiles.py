@@ -1,7 +1,8 @@
 """How the values of a batch's columns are spread: of those that its contract is about, and the records' times.
 
-From the batch's own files through DuckDB, whose memory is bounded; of a large batch a sample is read, whole row groups
-at even distances, and it is said how large it is. Texts are cut before they are counted.
+From the batch's own files through DuckDB; of a large batch a sample is read, whole row groups at even distances, and it
+is said how large it is. Memory is bounded by the sample's rows and bytes and by what DuckDB is given; texts are cut
+before they are counted.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines.formats import fixed
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.units import show_instant
 from sluice.pipelines.values import Part, Receipt
@@ -23,7 +26,8 @@ from sluice.pipelines.values import Part, Receipt
 if TYPE_CHECKING:
     import duckdb
 
-MOST_ROWS = 2_000_000
+MOST_ROWS = 1_000_000
+MOST_BYTES = 128 << 20
 MOST_FILES = 64
 """Of a batch: beyond, a sample is read."""
 MOST_COLUMNS = 16
@@ -91,6 +95,7 @@ def profiles(
         table = _Table(db, wanted[:MOST_COLUMNS])
         for receipt, source, groups in _chosen(parts, lake, published, most):
             table.add(str(receipt.slice.tp), source, groups, most)
+        table.ready()
         found = tuple(p for c in table.columns.values() if (p := table.profile(c)))
         examples = table.at(places) if table.rows else {}
         return Profiles(found, table.rows, all_, table.missing, tuple(wanted[MOST_COLUMNS:]), examples)
@@ -148,7 +153,8 @@ class _Table:
         self._db, self._wanted = db, wanted
         self.columns: dict[str, _Column] = {}
         self._partitions: list[str] = []
-        self.rows = self.missing = 0
+        self._read: list[pa.RecordBatch] = []
+        self._bytes = self.rows = self.missing = 0
 
     def add(self, partition: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int) -> None:
         if file is None:
@@ -163,19 +169,24 @@ class _Table:
             self._partitions.append(partition)
         if groups and set(self.columns) <= set(schema.names):
             for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=[*{*self.columns, offset}]):
-                if self.rows >= most:
+                if self.rows >= most or self._bytes >= MOST_BYTES:
                     return
-                self._insert(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))
+                self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))
 
-    def _insert(self, partition: int, offset: str, batch: pa.RecordBatch) -> None:
-        stored: dict[str, pa.Array] = {"o": batch.column(offset)}
+    def ready(self) -> None:
+        """All is read that will be."""
+        if self._read:
+            self._db.register("t", pa.Table.from_batches(self._read))
+
+    def _keep(self, partition: int, offset: str, batch: pa.RecordBatch) -> None:
+        place = fixed(pa.int32(), np.full(batch.num_rows, partition, np.int32))
+        stored: dict[str, pa.Array] = {"p": place, "o": batch.column(offset)}
         for c in self.columns.values():
             stored |= _stored(c, batch.column(c.name))
-        self._db.register("batch", pa.table(stored))
-        chosen = f"select {partition}::int32 as p, * from batch"
-        self._db.execute(f"insert into t {chosen}" if self.rows else f"create temp table t as {chosen}")
-        self._db.unregister("batch")
-        self.rows += batch.num_rows
+        kept = pa.RecordBatch.from_arrays([*stored.values()], names=[*stored])
+        self._read.append(kept)
+        self._bytes += kept.nbytes
+        self.rows += kept.num_rows
 
     # -- asking it
 

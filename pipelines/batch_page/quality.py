@@ -79,7 +79,7 @@ def _ranked(found: Rejects, all_: int) -> Html:
 
 def _said(f: Fault) -> list[str]:
     where = [value(f.field, NAME)] if f.field else []
-    expectation = [tag("div", cut(f.expectation, NAME), class_="soft any")] if f.expectation else []
+    expectation = [tag("div", cut(f.expectation, NAME), class_="soft")] if f.expectation else []
     why = joined([tag("b", cut(f.reason, NAME)), tag("div", cut(f.detail, 160), class_="soft any")])
     return [cut(f.stage, NAME), why, joined([*where, *expectation])]
 

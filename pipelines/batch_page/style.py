@@ -73,7 +73,7 @@ g:hover>.b{opacity:.72}
 details{margin-top:8px}
 summary{cursor:pointer;color:var(--soft);font-size:13px}
 .g{width:22%}
-.card .g{width:18%}.card .bar{min-width:40px}.card td:first-child{min-width:7.5em}
+.wide .g{width:12%}.card .g{width:18%}.card .bar{min-width:40px}.card td:first-child{min-width:7.5em}
 .kind{margin-top:12px}.kind .soft{font-size:13px}
 td code{white-space:nowrap}td .any code{white-space:normal}
 footer{color:var(--soft);font-size:12.5px;padding:6px 20px 40px}
@@ -83,7 +83,8 @@ h1{font-size:22px}.tile{padding:9px 11px}
 dd{margin-bottom:6px}.cards{grid-template-columns:1fr}
 .wide thead{display:none}.wide tr{display:block;border-bottom:1px solid var(--line);padding:9px 0}
 .wide td,.wide td.n{display:block;border:0;padding:1px 0;text-align:left;white-space:normal}.wide td:empty{display:none}
-.wide td.n,.wide td.k{display:inline-block;margin-right:16px}.wide .g{width:auto}.wide td code{white-space:normal}
+.wide td.n{display:inline-block;margin-right:16px}.wide .g{width:auto}
+.wide td:first-child{float:left;margin-right:9px}.wide td code{white-space:normal}
 .wide td[data-k]::before{content:attr(data-k) " ";color:var(--soft);font-size:12px}}
 @media print{:root{--bg:#fff;--card:#fff}body{font-size:11pt}main,header,footer{max-width:none;padding:0}
 nav{display:none}section{border:0;padding:0;margin:18pt 0}
