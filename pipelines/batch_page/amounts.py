@@ -42,7 +42,7 @@ def rows(a: Account) -> Html:
         tag("h3", "By partition"),
         _table("Rows by partition", "partition", by_partition, PARTITIONS),
         tag("h3", "By window"),
-        _plot(by_window) if len(by_window) > 2 else "",
+        _plot(by_window) if len(by_window) > 5 else "",
         _table("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
         note=note,
     )
