@@ -28,7 +28,7 @@ check: $(READY)  ## lint, format, types, import rules
 bench: setup     ## how fast, side by side with the usual ways
 	.venv/bin/sluice bench $(ARGS)
 
-faults: setup    ## kill -9, lost answers, rivals, on real brokers
+faults: setup    ## kill -9, lost answers, rivals, on real brokers, which `make test` leaves out too
 	.venv/bin/python -m pytest -m faults $(ARGS)
 
 soak: setup      ## the long runs, which `make test` leaves out

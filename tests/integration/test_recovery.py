@@ -139,6 +139,7 @@ def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where:
     test_killed_anywhere_else_too(place, where)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("where", OTHERS.values(), ids=list(OTHERS))
 def test_killed_anywhere_else_too(place: Place, where: str) -> None:
     feed = place.feed()

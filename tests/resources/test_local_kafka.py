@@ -77,6 +77,7 @@ def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKa
         assert "never-made" not in admin.list_topics()
 
 
+@pytest.mark.faults
 def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKafka) -> None:
     own.start()
     first = own.status()
@@ -167,6 +168,7 @@ def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> N
         stranger.kill()
 
 
+@pytest.mark.faults
 def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> None:
     root = own.start().status().root
     process = _process(root)
@@ -196,6 +198,7 @@ def test_the_number_of_brokers_stays(kafka: LocalKafka) -> None:
     assert kafka.status().answering
 
 
+@pytest.mark.faults
 def test_three_brokers_go_on_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
     topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2]})
     produce(kafka3, topic, b"three")
