@@ -177,6 +177,8 @@ def _seconds(ns: int) -> str:
 def history(a: Account) -> Html:
     """The batches up to this one."""
     past = a.past
+    if len(past) == 1:
+        return section("history", "History", note="This is the feed's first batch.")
     ends = [_when(past[0]), _when(past[-1])]
     landed = [Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_when(p)}") for p in past]
     shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_when(p)}") for p in past]
@@ -197,7 +199,7 @@ def history(a: Account) -> Html:
     )
     rows_ = [[str(p.batch), _when(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
     columns = ["batch", "published", "landed", "quarantined", "share"]
-    note = "This batch is the one on the right." if len(past) > 1 else "This is the feed's first batch."
+    note = "This batch is the one on the right."
     every = folded("As a table", table("Batches", columns, rows_, right=columns[2:]))
     return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
 

@@ -208,7 +208,7 @@ def columns(a: Account, found: Profiles) -> Html | None:
         note += f" {many(found.missing, 'file')} of it are not there any more (landed anew, merged or retired)."
     if found.left_out:
         note += f" {many(len(found.left_out), 'column')} more are not shown."
-    drawn = sorted(found.columns, key=lambda p: (not p.bins, -len(p.top)))
+    drawn = sorted(found.columns, key=lambda p: (not p.bins, not _repeats(p), -len(p.top)))
     cards = (_card(p) for p in drawn)
     return section("columns", "Columns", tag("div", *cards, class_="cards"), note=note)
 
@@ -222,9 +222,14 @@ def _card(p: Profile) -> Html:
     ]
     if p.bins:
         return tag("div", *head, *_histogram(p), class_="card")
-    if p.top and p.top[0][1] > 1:
+    if _repeats(p):
         return tag("div", *head, _most_frequent(p), class_="card")
     return tag("div", *head, class_="card")
+
+
+def _repeats(p: Profile) -> bool:
+    """Whether it has values that are there more than once: others are not worth a list."""
+    return bool(p.top) and p.top[0][1] > 1
 
 
 def _histogram(p: Profile) -> list[Html]:
