@@ -122,17 +122,16 @@ def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey)
     return {w for w in books.complete if show_window(w) not in known}
 
 
-def roll_forward(instance: dg.DagsterInstance, books: Books) -> list[int]:
-    """Store the events that earlier runs left out; the ids of their batches. Idempotent."""
+def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
+    """Store the events that earlier runs left out; their windows, of which a run is still to say what they say to the
+    feed's checks: Dagster keeps one evaluation of a check and partition for each run, and one of no run. Idempotent."""
     batches = untold_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here"
     windows = untold_windows(instance, books, landed_key(books.feed.name)) | books.complete_of(batches)
     for event in told(books, batches, windows, why):
         instance.report_runless_asset_event(event)
-    for said in judged(books, windows):
-        instance.report_runless_asset_event(said)
-    return [b.id for b in batches]
+    return windows
 
 
 def demand(instance: dg.DagsterInstance, books: Books) -> None:

@@ -139,15 +139,15 @@ def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     from sluice.pipelines.quarantine import faults_of  # late: definitions load without it
 
     found: Counter[tuple[str, ...]] = Counter()
+    names = ("stage", "reason", "field", "expectation")
     for part in parts:
         with suppress(OSError, pa.ArrowException):
             for f in faults_of([part.path], lake):
-                found[f.stage, f.reason, f.expectation or "", f.field or ""] += f.records
-    names = ("stage", "reason", "expectation", "field")
+                found[f.stage, f.reason, f.field or "", f.expectation or ""] += f.records
     rows: list[dict[str, str | int]] = [
-        dict(zip(names, why, strict=True)) | {"rows": n} for why, n in found.most_common()
+        {"rows": n} | dict(zip(names, why, strict=True)) for why, n in found.most_common()
     ]
-    return table(rows, dict.fromkeys(names, "string") | {"rows": "int"})
+    return table(rows, {"rows": "int"} | dict.fromkeys(names, "string"))
 
 
 def _amounts(receipts: Sequence[Receipt]) -> Metadata:

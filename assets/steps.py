@@ -128,7 +128,7 @@ def _land(
     """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
     session, run = _session(context), context.run.run_id
     ledger = open_ledger(feed, edges, run)
-    evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
+    rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
         landed = land(
             feed, informed(edges, context.instance), request, new_owner(run), session.reporter(context.log), skip
@@ -138,7 +138,7 @@ def _land(
     _remember(session, feed, books, landed)
     outlook = yield from _read_topics(context, feed, edges, landed, books.state)
     batch_pages.keep_all(context, ledger, edges, landed.batches, outlook)
-    yield from _published(context, books, landed, request.window if context.has_partition_key else None)
+    yield from _published(context, books, landed, request.window if context.has_partition_key else None, rolled)
     return books, landed
 
 
@@ -147,8 +147,9 @@ def _remember(session: Session, feed: Feed, books: Books, landed: Landed) -> Non
     remember(session.project, feed.name, first_window=earliest(books.state))
 
 
-def _published(context: Context, books: Books, landed: Landed, own: int | None) -> Events:
-    """The events of what was published and completed, whatever else failed: it is true, and stays so."""
+def _published(context: Context, books: Books, landed: Landed, own: int | None, rolled: set[int]) -> Events:
+    """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
+    windows that were told of just before, without what they say to checks."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
     key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
@@ -156,7 +157,7 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None) 
     for event in evidence.told(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event
-    yield from evidence.judged(books, tell - mine)
+    yield from evidence.judged(books, (tell | rolled) - {own})
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
@@ -168,15 +167,18 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
     assert found[f"{DAY}03:00"].metadata["unexpected"].value == 2
 
 
-def test_windows_that_a_dead_run_left_are_judged_too(world: World, instance: dg.DagsterInstance) -> None:
+def test_windows_that_dead_runs_left_are_judged_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
     agree(world, NULLS)
     world.engine.says = tallied(1)
-    world.land_unrecorded()
-    evidence.roll_forward(instance, world.books())
-    key = dg.AssetCheckKey(LANDED, "contract_completeness")
-    records = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
-    found = [r.event.dagster_event.asset_check_evaluation_data for r in records if r.event and r.event.dagster_event]
-    assert {e.partition: e.passed for e in found} == {f"{DAY}0{h}:00": h == 4 for h in range(5)}
+    world.land_unrecorded(in_hour(0))
+    first = checks(instance, world.run(in_hour(1)).run_id, "contract_completeness")
+    assert {p: e.passed for p, e in first.items() if p != f"{DAY}04:00"} == dict.fromkeys(
+        [f"{DAY}00:00", f"{DAY}01:00"], False
+    )
+    world.engine.says = tallied(0)
+    world.land_unrecorded(replaced(0))
+    second = checks(instance, world.run(in_hour(2)).run_id, "contract_completeness")
+    assert second[f"{DAY}00:00"].passed
 
 
 def test_a_window_is_judged_by_the_contract_that_it_was_held_against(
