@@ -15,6 +15,7 @@ import dagster as dg
 
 from sluice.assets import metadata
 from sluice.assets.books import Books, Judged
+from sluice.assets.markdown import plain
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
 from sluice.pipelines.contract.results import Outcome
 from sluice.pipelines.contract.suite import Expectation, Severity
@@ -55,7 +56,7 @@ _SCHEMA = "By the ledger: are the records as the schema says? Fields that are ne
 
 
 def _listed(expectations: Sequence[str]) -> str:
-    shown = [f"- {e}" for e in expectations[:MOST_LISTED]]
+    shown = [f"- {plain(e)}" for e in expectations[:MOST_LISTED]]
     more = [f"- … and {len(expectations) - MOST_LISTED} more"] if len(expectations) > MOST_LISTED else []
     return "\n".join(["By the ledger, each window against the contract:", "", *shown, *more])
 
@@ -94,7 +95,7 @@ def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | 
     return {
         "passed": False,
         "severity": dg.AssetCheckSeverity.ERROR,
-        "description": f"nothing was published: {_lines(b.said for b in breaches)}",
+        "description": plain(f"nothing was published: {_lines(b.said for b in breaches)}"),
         "metadata": {"breaches": metadata.table(rows, columns), "way out": refused.remedy} | _report(page),
     }
 
@@ -129,7 +130,7 @@ def _of_group(books: Books, window: int, found: Sequence[Judged]) -> Said:
     return {
         "passed": not failing,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
-        "description": _lines(map(_line, failing)) if failing else _fine(books, window, found),
+        "description": plain(_lines(map(_line, failing)) if failing else _fine(books, window, found)),
         "metadata": _of_judged(books, window, found),
     }
 
@@ -206,7 +207,7 @@ def _of_schema(books: Books, window: int) -> Said:
     return {
         "passed": not found,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _lines(map(described, found)) if found else "as the schema says",
+        "description": plain(_lines(map(described, found))) if found else "as the schema says",
         "metadata": of_drift(found, receipts) | metadata.column_schema(books, receipts),
     }
 

@@ -19,6 +19,7 @@ import dagster as dg
 from sluice.assets import metadata
 from sluice.assets.evidence import landed_key
 from sluice.assets.feeds import read_feeds
+from sluice.assets.markdown import plain
 from sluice.assets.session import Session
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.errors import SluiceError
@@ -61,7 +62,7 @@ def _looked_at(session: Session, name: str) -> dict[str, Any]:
         with session.open_edges(feed) as edges:
             return verdict(_watch(feed, edges, edges.cluster, view(edges.cluster, [feed])))
     except SluiceError as error:
-        said = f"could not look: {error.message}"
+        said = plain(f"could not look: {error.message}")
         return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
 
 
@@ -77,7 +78,7 @@ def verdict(seen: Watched) -> dict[str, Any]:
     return {
         "passed": first is None,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
-        "description": f"{first}{more}" if first else "nothing to look at",
+        "description": plain(f"{first}{more}") if first else "nothing to look at",
         "metadata": metadata.of_watched(seen),
     }
 

@@ -1,0 +1,86 @@
+"""Names from outside that Dagster's UI shows: what it takes for Markdown holds no image, no link and no markup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from sluice.assets import contracts, sensors
+from sluice.assets.markdown import plain
+from sluice.pipelines.errors import Breach, SchemaDrifted
+from sluice.pipelines.values import Drift, DriftKind, OpenTransaction
+from sluice.pipelines.watch import Finding, Watched
+from tests.assets.world import FEED, World
+
+EVIL = [
+    "![x](https://evil.example/pixel.png)",
+    "![x][y] [y]: https://evil.example",
+    "[log in](https://evil.example)",
+    "<img src=https://evil.example/x onerror=alert(1)>",
+    "https://evil.example/?q=1 www.evil.example <https://evil.example> a@evil.example",
+    "`code` *bold* __bold__ ~~gone~~ \\* &lt;b&gt;",
+    "# heading",
+    "12. list",
+    "- list",
+]
+UI = MarkdownIt("commonmark").enable("strikethrough")
+
+
+def kinds(markdown: str) -> set[str]:
+    """What a renderer would make of it, besides paragraphs of text."""
+    blocks = UI.parse(markdown)
+    found = {t.type for t in blocks} | {t.type for b in blocks for t in b.children or ()}
+    return found - {"paragraph_open", "paragraph_close", "inline", "text", "text_special"}
+
+
+def shown(markdown: str) -> str:
+    return "".join(t.content for b in UI.parse(markdown) for t in b.children or ())
+
+
+@given(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S"), include_characters=" "), max_size=60))
+@example("12) list")
+@example(EVIL[1])
+@example(EVIL[5])
+def test_plain_text_is_shown_and_nothing_is_made_of_it(text: str) -> None:
+    text = text.strip()
+    assert kinds(plain(text)) == set()
+    assert shown(plain(text)) == text
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_no_address_becomes_a_link(text: str) -> None:
+    assert kinds(plain(text)) == set()
+    assert "://" not in plain(text)
+    assert "www.evil" not in plain(text)
+
+
+def test_what_is_usual_reads_the_same_where_it_is_not_rendered() -> None:
+    for text in ("user_id (int64) is not in the schema, 3 records", "orders:0 [1000, 1400) are gone (log start 1400)"):
+        assert plain(text) == text
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    text = FEED + "format: json\nschema: {a: string}\n"
+    world = World(tmp_path_factory.mktemp("project"), {"orders": text})
+    drift = Drift(DriftKind.NEW, name, 1, 0, "string")
+    world.engine.says = lambda s: ((), (drift,))
+    world.land_unrecorded()
+    window = min(world.books().complete)
+    ((_, said),) = contracts.verdicts(world.books(), window)
+    assert name in shown(said["description"])
+    assert kinds(said["description"]) == set()
+    refused = SchemaDrifted("no", breaches=[Breach("schema", name, "", 1, 0, ())])
+    ((_, said),) = contracts.refusals(world.session().feed("orders"), refused, None)
+    assert kinds(said["description"]) == set()
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
+    holder = OpenTransaction(40, 77, 3, 0, name)
+    finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
+    assert kinds(sensors.verdict(Watched((finding, replace(finding, about="x"))))["description"]) == set()
