@@ -35,7 +35,7 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
     by_slice: dict[Slice, list[Outcome]] = {}
     for outcome in outcomes:
         by_slice.setdefault(outcome.slice, []).append(outcome)
-    claim = _Claim(plan.feed, batch, plan.hash)
+    claim = Claim(plan.feed, batch, plan.hash)
     with ThreadPoolExecutor(READERS, "sluice-proof") as pool:
         judged = list(pool.map(lambda s: _judge(claim, s, by_slice.get(s, ()), lake), plan.slices))
     receipts = [o for o in judged if isinstance(o, Receipt)]
@@ -43,7 +43,7 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class Claim:
     """Whose parts they say they are."""
 
     feed: str
@@ -51,11 +51,11 @@ class _Claim:
     plan_hash: str
 
 
-def _judge(claim: _Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> Outcome:
+def _judge(claim: Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> Outcome:
     failures = [o for o in outcomes if isinstance(o, SliceFailure)]
     for receipt in sorted((o for o in outcomes if isinstance(o, Receipt)), key=lambda r: r.attempt):
         try:
-            _check(claim, receipt, lake)
+            check(claim, receipt, lake)
             return receipt
         except SluiceError as e:
             failures.insert(0, failure(s, e))
@@ -75,7 +75,8 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, SluiceError) and not isinstance(error, Retryable | Unknown)
 
 
-def _check(claim: _Claim, r: Receipt, lake: Lake) -> None:
+def check(claim: Claim, r: Receipt, lake: Lake) -> None:
+    """Raises ProofFailed unless the receipt says what its files do. Names come first: no other path is opened."""
     check_account(r)
     for kind in PartKind:
         parts = [p for p in r.parts if p.kind is kind]
@@ -102,7 +103,7 @@ def _each(counts: Counts) -> Iterator[int]:
     return (getattr(counts, name) for name in counts.__dataclass_fields__)
 
 
-def _check_names(claim: _Claim, r: Receipt, parts: Sequence[Part]) -> None:
+def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
     for sequence, part in enumerate(parts):
         folder = _folder(claim, r.slice, part)
         name = layout.part_name(r.slice, claim.batch, sequence)
@@ -112,7 +113,7 @@ def _check_names(claim: _Claim, r: Receipt, parts: Sequence[Part]) -> None:
             raise _failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
 
 
-def _folder(claim: _Claim, s: Slice, part: Part) -> str:
+def _folder(claim: Claim, s: Slice, part: Part) -> str:
     if not s.by_time:
         return s.folder
     folder = layout.folder_of(part.path, claim.feed, part.kind)
@@ -121,7 +122,7 @@ def _folder(claim: _Claim, s: Slice, part: Part) -> str:
     return folder
 
 
-def _row_groups(claim: _Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:
+def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:
     """Offsets that each row group of the staged file spans, after the file was held against the receipt."""
     size = lake.size(part.staged)
     if size != part.bytes:

@@ -30,7 +30,7 @@ from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, FetchLimits, Lake
-from sluice.pipelines.proof import check_account, failure, files_stand, is_final
+from sluice.pipelines.proof import Claim, check, check_account, failure, files_stand, is_final
 from sluice.pipelines.typed.landed import quarantined
 from sluice.pipelines.values import (
     Counts,
@@ -111,21 +111,31 @@ def salvage(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcom
 def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
     """The slices that an earlier attempt at this batch finished.
 
-    A receipt counts when it is of exactly this slice and of this format (a feed's schema may have changed since), adds
-    up, and its files stand with the sizes and the SHA-256 that it says: hashing a file is far cheaper than reading its
-    slice again, and trusts nothing.
+    A receipt counts when it is of exactly this slice and of this format (a feed's schema may have changed since), is
+    the one of its attempt, would pass the proof, and its files have the SHA-256 that it says: hashing a file is far
+    cheaper than reading its slice again, and trusts nothing. One that the proof refuses would come back for ever.
     """
-    lake = tools.lake
     wanted = {layout.slice_name(s): s for s in slices}
     found: dict[Slice, Receipt] = {}
-    for path in lake.list(layout.staging_folder(work.feed, work.batch)):
+    for path in tools.lake.list(layout.staging_folder(work.feed, work.batch)):
         s = wanted.get(layout.receipt_slice(path) or "")
         if s is not None and s not in found:
-            receipt = _receipt_at(path, lake)
-            ours = receipt is not None and receipt.slice == s and receipt.format == work.shape
-            if receipt is not None and ours and files_stand(receipt, lake):
+            receipt = _receipt_at(path, tools.lake)
+            if receipt is not None and receipt.slice == s and _holds(receipt, path, work, tools.lake):
                 found[s] = replace(receipt, adopted=True)
     return found
+
+
+def _holds(receipt: Receipt, path: str, work: Assignment, lake: Lake) -> bool:
+    if receipt.format != work.shape:
+        return False
+    if path != layout.receipt_path(work.feed, work.batch, receipt.attempt, receipt.slice):
+        return False
+    try:
+        check(Claim(work.feed, work.batch, work.plan_hash), receipt, lake)
+    except ProofFailed:
+        return False
+    return files_stand(receipt, lake)
 
 
 def _receipt_at(path: str, lake: Lake) -> Receipt | None:
