@@ -142,12 +142,27 @@ def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
     entry = ledger.entry(batch.published if batch.published is not None else -1)
     if not isinstance(entry, PublishEntry):
         raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
+    parts = [part for r in entry.receipts for part in r.parts]
+    _check_below((layout.staging_folder(ledger.feed, batch.id),), [p.staged for p in parts], batch.published or 0)
+    _check_below(layout.visible_roots(ledger.feed), [p.path for p in parts], batch.published or 0)
     return entry.receipts
 
 
 def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
     entry = ledger.entry(batch.id)
-    return entry.plan.replaces if isinstance(entry, PlanEntry) else ()
+    paths = entry.plan.replaces if isinstance(entry, PlanEntry) else ()
+    _check_below(layout.visible_roots(ledger.feed), paths, batch.id)
+    return paths
+
+
+def _check_below(roots: Sequence[str], paths: Sequence[str], number: int) -> None:
+    """Raises LedgerCorrupt for an entry that would have us touch a file of the lake that is no part of this feed's."""
+    for path in paths:
+        if not path.startswith(tuple(f"{root}/" for root in roots)):
+            raise LedgerCorrupt(
+                f"entry {number} names {ascii(path)[:300]}, which is not below {' or '.join(roots)}",
+                remedy="somebody else wrote into this ledger: nothing was touched; see who may write to the lake",
+            )
 
 
 def _each(work: Callable[[One], Done], items: Sequence[One]) -> list[Done]:

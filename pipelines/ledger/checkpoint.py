@@ -70,7 +70,7 @@ def load(data: bytes) -> State | None:
     try:
         raw = json.loads(data)
         return _state(raw) if raw["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, zlib.error):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
 

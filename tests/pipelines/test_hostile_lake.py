@@ -1,0 +1,211 @@
+"""Whoever can write into a lake's staging or ledger has us open, show and remove nothing but the feed's own parts, and
+stops nobody for good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines import layout
+from sluice.pipelines.errors import LedgerCorrupt, Terminal
+from sluice.pipelines.expiry import remove_retired
+from sluice.pipelines.feed import LandingSettings, WindowSettings
+from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.ledger import Ledger, checkpoint
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
+from sluice.pipelines.ports import FetchLimits
+from sluice.pipelines.proof import prove
+from sluice.pipelines.publish import roll_forward
+from sluice.pipelines.repair import Place, repair
+from sluice.pipelines.task import Assignment, Tools, run_task
+from sluice.pipelines.values import (
+    Counts,
+    Isolation,
+    Key,
+    Part,
+    PartKind,
+    Plan,
+    Receipt,
+    Request,
+    RequestKind,
+    Slice,
+    Task,
+    TopicPartition,
+)
+from sluice.resources.lake_local import LocalLake
+from tests.fakes import FakeLiveness, MemoryLake, owner
+from tests.pipelines.decode.logs import Batch, Record, log
+from tests.pipelines.log_fetcher import LogFetcher
+
+LOG = log(Batch(tuple(Record(b"k", b"v%d" % i) for i in range(50))))
+SLICE = Slice("orders", 0, "id-1", 0, LOG.end)
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (SLICE,)),))
+BATCH = 12
+KEY = Key("orders", 0, "id-1")
+OUTSIDE = ("../victim", "/etc/victim", "a/../../victim", "data/../../victim", "nul\0")
+ELSEWHERE = ("data/payments/x.parquet", "_sluice/sales/log/00000000000000000000.json", "reports/x.parquet", "victim")
+
+
+# -- staging: what an earlier attempt is said to have finished
+
+
+def run(lake: Any, attempt: str) -> Receipt:
+    work = Assignment("sales", BATCH, PLAN.hash, PLAN.isolation, attempt, LandingSettings(), FetchLimits(), 512 << 20)
+    tools = Tools(LogFetcher({TopicPartition("orders", 0): LOG}), lake, RawFormat())
+    (found,) = run_task(PLAN.tasks[0], work, tools)
+    assert isinstance(found, Receipt)
+    return found
+
+
+def _part(r: Receipt, **changes: Any) -> Receipt:
+    return replace(r, parts=(replace(r.parts[0], **changes),))
+
+
+FORGED: dict[str, Callable[[Receipt], Receipt]] = {
+    **{f"staged at {p!a}": lambda r, p=p: _part(r, staged=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
+    **{f"to be shown at {p!a}": lambda r, p=p: _part(r, path=p) for p in (*OUTSIDE, *ELSEWHERE)},  # type: ignore[misc]
+    "called otherwise": lambda r: _part(r, name="../x"),
+    "of another attempt": lambda r: replace(r, attempt="b"),
+    "of an attempt outside": lambda r: replace(r, attempt="../../../.."),
+    "with a row too few": lambda r: replace(_part(r, rows=49), counts=Counts(landed=49, compacted=1)),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
+def test_a_forged_receipt_is_passed_over_and_its_slice_read_again(
+    tmp_path: Path, forge: Callable[[Receipt], Receipt]
+) -> None:
+    (tmp_path / "victim").write_bytes(b"whole")
+    lake = LocalLake(tmp_path / "lake")
+    first = run(lake, "a")
+    forged = json.dumps(asdict(forge(first)))
+    lake.put(layout.receipt_path("sales", BATCH, "a", SLICE), forged.encode("utf-8", "surrogatepass"))
+    second = run(lake, "c")
+    assert (second.adopted, second.attempt) == (False, "c")
+    assert prove(PLAN, BATCH, [second], lake) == ([second], [])
+    assert (tmp_path / "victim").read_bytes() == b"whole"
+
+
+def test_a_sound_receipt_is_adopted(tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    assert run(lake, "c") == replace(run(lake, "a"), adopted=True)
+
+
+# -- the ledger: entries that name files
+
+
+def ledger_of(lake: Any) -> Ledger:
+    ledger = Ledger(lake, "sales", lambda: 1, "run", "c")
+    ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test", opens=0),)))
+    return ledger
+
+
+def planned(ledger: Ledger, plan: Plan = PLAN) -> int:
+    appended = ledger.append(lambda s: PlanEntry(plan=plan, hash=plan.hash, owner=owner()))
+    assert appended is not None
+    return appended.number
+
+
+def published(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
+    """A publish entry whose one part is not where it should be; its staging stands."""
+    name = layout.part_name(SLICE, batch)
+    part = Part(
+        name,
+        PartKind.LANDED,
+        layout.staged_path("sales", batch, "a", PartKind.LANDED, "", name),
+        layout.part_path("sales", PartKind.LANDED, "", name),
+        SLICE.span,
+        4,
+        "0" * 64,
+    )
+    lake.put(part.staged, b"rows")
+    receipt = Receipt(SLICE, SLICE.end, Counts(landed=SLICE.span), (replace(part, **changes),), "a")
+    ledger.append(lambda s: PublishEntry(batch=batch, token=owner().token, receipts=(receipt,)))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    (tmp_path / "victim").write_bytes(b"whole")
+    found = LocalLake(tmp_path / "lake")
+    for path in ELSEWHERE[:1] + ELSEWHERE[2:]:
+        found.put(path, b"whole")
+    return found
+
+
+def whole(lake: LocalLake) -> bool:
+    beside = (lake.root.parent / "victim").read_bytes() == b"whole"
+    return beside and all(lake.get(p) == b"whole" for p in ELSEWHERE[:1] + ELSEWHERE[2:])
+
+
+def place(lake: LocalLake) -> Place:
+    return Place("sales", Ledger(lake, "sales", lambda: 1), lake, FakeLiveness(), WindowSettings())
+
+
+@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+@pytest.mark.parametrize("which", ["staged", "path"])
+def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLake, which: str, path: str) -> None:
+    ledger = ledger_of(lake)
+    published(ledger, planned(ledger), lake, **{which: path})
+    before = list(lake.list(""))
+    for act in (lambda: roll_forward(ledger, lake, "sales"), lambda: list(repair(place(lake)))):
+        with pytest.raises((LedgerCorrupt, Terminal)):
+            act()
+    assert whole(lake)
+    assert list(lake.list("")) == before
+
+
+@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) -> None:
+    ledger = ledger_of(lake)
+    published(ledger, planned(ledger, replace(PLAN, replaces=(path,))), lake)
+    with pytest.raises((LedgerCorrupt, Terminal)):
+        roll_forward(ledger, lake, "sales")
+    assert whole(lake)
+
+
+@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: str) -> None:
+    ledger = ledger_of(lake)
+    published(ledger, planned(ledger), lake)
+    ledger.append(lambda s: RetireEntry(before=0, ranges=(), parts=(path,), reason="forged"))
+    remove_retired(ledger, lake, "sales")
+    assert whole(lake)
+
+
+@pytest.mark.parametrize("token", ["../../../../victim", "/etc/passwd", "a/../..", "nul\0"])
+def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) -> None:
+    ledger = ledger_of(lake)
+    ledger.append(lambda s: PlanEntry(plan=PLAN, hash=PLAN.hash, owner=replace(owner(), token=token)))
+    with pytest.raises(Terminal, match="no path inside the lake"):
+        list(repair(replace(place(lake), liveness=FakeLiveness({token}))))
+    assert whole(lake)
+
+
+# -- checkpoints
+
+ODD: list[Any] = [None, -1, 1 << 70, float("inf"), "x", [], {}, [[]], [[0, 1]], [[1 << 70, 1]], [-5], True]
+ODD += [{"keys": [0], "counts": [n], "places": "eJwDAAAAAAE=", "offsets": ""} for n in (-1, 3, 1 << 60)]
+
+
+def test_a_hostile_checkpoint_is_a_state_or_none() -> None:
+    memory = MemoryLake()
+    ledger = ledger_of(memory)
+    planned(ledger)
+    sound = json.loads(checkpoint.dump(ledger.read()))
+    for field in sound:
+        for value in ODD:
+            checkpoint.load(json.dumps(sound | {field: value}).encode())
+
+
+def test_a_checkpoint_of_another_number_is_passed_over() -> None:
+    memory = MemoryLake()
+    ledger = ledger_of(memory)
+    planned(ledger)
+    memory.put(layout.checkpoint_path("sales", 1), checkpoint.dump(ledger.read()))
+    assert Ledger(memory, "sales", lambda: 1).read() == ledger.read()
