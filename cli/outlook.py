@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal import bad, count, warn
+from sluice.cli.terminal import bad, count, safe, warn
 from sluice.pipelines.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Alarm:
             yield line
         if len(self.texts) > told:
             yield Text(f"  {many(len(self.texts) - told, 'partition')} more {self.more}", style="dim")
-        yield Text.assemble(("  → ", "bold"), self.remedy)
+        yield Text.assemble(("  → ", "bold"), safe(self.remedy))
 
 
 def alarms(

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, size, table, warn
+from sluice.cli.terminal import bad, count, good, heading, safe, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.units import many, show_window
@@ -233,7 +233,7 @@ def _refusal(error: SluiceError) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    return Group(bad(error.message), Text(f"  → {error.remedy}", style="dim"))
+    return Group(bad(error.message), Text(safe(f"  → {error.remedy}"), style="dim"))
 
 
 def _verdict(seen: Preview) -> list[RenderableType]:

@@ -46,7 +46,7 @@ class Terminal:
     def show(self, *what: RenderableType) -> None:
         """For people, to stdout."""
         if not self.json:
-            self._out.print(*what, sep="\n")
+            self._out.print(*(Text(safe(w)) if isinstance(w, str) else w for w in what), sep="\n")
 
     def lines(self, lines: Iterable[str]) -> None:
         """For people and for pipes, to stdout: each line as it is, never folded."""
@@ -62,7 +62,9 @@ class Terminal:
     def document(self, value: Mapping[str, Any]) -> None:
         """For programs: the one JSON document. Nothing for people."""
         if self._documents is not None:
-            self._documents.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+            said = json.dumps(value, ensure_ascii=False, default=str)
+            self._documents.write(said if said.isprintable() else "".join(map(_in_json, said)))
+            self._documents.write("\n")
             self._documents.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
@@ -125,6 +127,11 @@ def claimed_stdout() -> Iterator[TextIO]:
 def safe(text: str) -> str:
     """The text without anything that a terminal obeys: control characters are shown as escapes."""
     return "".join(c if c.isprintable() or c == "\n" else _escape(c) for c in text)
+
+
+def _in_json(c: str) -> str:
+    """The same in JSON, where only control characters below space are escaped already."""
+    return c if c.isprintable() else json.dumps(c)[1:-1]
 
 
 def _escape(c: str) -> str:

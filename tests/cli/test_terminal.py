@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -34,6 +35,20 @@ def test_markup_of_others_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -
     assert "[red]orders[/red] :smile:" in out
     assert r"\x1b[31m[b]x" in out
     assert err == "error: [bold]no[/bold]\n  → [/]\n"
+
+
+def test_plain_lines_are_shown_as_they_are_too(capfd: pytest.CaptureFixture[str]) -> None:
+    Terminal().show("  [red]x\x1b[2J\x9b2J\ud800")
+    assert capfd.readouterr().out == "  [red]x\\x1b[2J\\x9b2J\\ud800\n"
+
+
+@given(st.text(st.characters()))
+def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None:
+    documents = io.StringIO()
+    Terminal(documents).document({text: [text]})
+    assert json.loads(documents.getvalue()) == {text: [text]}
+    assert documents.getvalue().rstrip("\n").isprintable()
+    documents.getvalue().encode("utf-8")
 
 
 def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
