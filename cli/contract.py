@@ -217,7 +217,7 @@ def init(
     rename it to FEED.contract.json. Nothing is landed, no offset moves.
 
     $ sluice contract init orders
-    $ sluice contract init orders --records 200000 --output /tmp/orders.json
+    $ sluice contract init orders --records 200000 --output proposed.json
     $ sluice contract init orders --window 2026-11-20T14 --force
     """
     from sluice.pipelines.contract.proposal import ENOUGH, candidates, propose
