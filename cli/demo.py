@@ -27,6 +27,7 @@ from rich.text import Text
 from sluice.cli import audit, plan, produce, run, windows
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, facts, good, seconds, table
+from sluice.pipelines.contract.suite import CONTRACT
 from sluice.pipelines.errors import ProofFailed, UsageError
 from sluice.pipelines.ports import Progress
 from sluice.pipelines.units import HOUR, many, show_window
@@ -62,6 +63,20 @@ schema:
   country: string
   channel: string
   status: string
+"""
+_CONTRACT_FILE = """\
+{
+  "name": "orders",
+  "expectations": [
+    {"type": "expect_column_values_to_match_regex",
+     "kwargs": {"column": "order_id", "regex": "^o-[0-9]{10}-[0-9a-f]{6}$"}},
+    {"type": "expect_column_values_to_be_between", "kwargs": {"column": "amount", "min_value": 0, "max_value": 10000}},
+    {"type": "expect_column_values_to_be_in_set",
+     "kwargs": {"column": "currency", "value_set": ["EUR", "USD", "GBP", "CHF"]}, "severity": "warning"},
+    {"type": "expect_column_values_to_be_unique", "kwargs": {"column": "order_id"}, "severity": "warning"}
+  ],
+  "meta": {"great_expectations_version": "1.24.1"}
+}
 """
 _LAKE_LINES = """\
 lake: {lake}
@@ -155,6 +170,7 @@ def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[No
     with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
         kafka.start()
     (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, bootstrap=kafka.bootstrap) + lake)
+    (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
     (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
     session.terminal.show(
         _step(1, "A real Kafka"),
@@ -380,6 +396,8 @@ def _closing(folder: Path, keep: bool, took: float) -> list[RenderableType]:
             ("Dagster's UI", f"{sluice} ui {project}"),
             ("the account", f"{sluice} audit {FEED} {project}"),
             ("the hours", f"{sluice} status {FEED} {project}"),
+            ("a batch's report", f"{sluice} report {FEED} {project}"),
+            ("the quarantine", f"{sluice} quarantine list {FEED} {project}"),
             ("one record", f"{sluice} explain {FEED} {FEED}:0:150 {project}"),
             (kafka[0], f"{sluice} kafka {kafka[1]} {project}"),
         ),

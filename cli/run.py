@@ -17,6 +17,9 @@ from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.contract.results import Outcome, contract_results
+from sluice.pipelines.contract.suite import Contract
 from sluice.pipelines.drift import described, drift_of
 from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.ports import Progress, Reporter
@@ -167,7 +170,7 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
 class Ran:
     """One run: what was asked, what came of it, and the seconds that each stage took, in order.
 
-    `cold` says that it had to load and start Spark first.
+    `cold` says that it had to load and start Spark first; `contract` is what its rows were held against.
     """
 
     feed: str
@@ -175,6 +178,7 @@ class Ran:
     outcome: RunOutcome
     stages: Mapping[str, float]
     cold: bool
+    contract: Contract | None = None
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -189,7 +193,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     with session.terminal.progress() as meter:
         watch = Stopwatch(meter)
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
-    return Ran(feed, asked, outcome, watch.stopped(), cold)
+    return Ran(feed, asked, outcome, watch.stopped(), cold, session.feed(feed).contract)
 
 
 class Stopwatch:
@@ -306,10 +310,29 @@ def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),
         *(warn(line) for line in _drifting(ran)),
+        *(warn(line) for line in _broken(ran)),
     ]
 
 
 _DRIFT_SAID = 5
+_BROKEN_SAID = 10
+
+
+def _broken(ran: Ran) -> Iterator[str]:
+    """The expectations of the contract that did not hold, a line for each."""
+    found = [o for o in _outcomes(ran) if not o.passed]
+    for o in found[:_BROKEN_SAID]:
+        what = f"broken by {count(o.unexpected)} of {many(o.checked, 'row')}" if o.checked else f"is {o.observed}"
+        follows = "in quarantine" if o.quarantines else str(o.severity)
+        first = f", the first at {o.first[0]}" if o.first else ""
+        yield f"{text(o.expectation)}: {what}{first} ({follows})"
+    if found[_BROKEN_SAID:]:
+        yield f"and {many(len(found) - _BROKEN_SAID, 'further expectation')} that did not hold"
+
+
+def _outcomes(ran: Ran) -> list[Outcome]:
+    receipts = [r for b in ran.batches for r in b.receipts]
+    return contract_results(ran.contract, receipts, [r for b in ran.batches for r in b.results]) if ran.contract else []
 
 
 def _drifting(ran: Ran) -> Iterator[str]:
@@ -373,6 +396,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "seconds": {name: round(spent, 3) for name, spent in ran.stages.items()},
         "batches": [_batch(b) for b in ran.batches],
         "drift": [asdict(d) for d in _drift(ran)],
+        "contract": [_outcome(o) for o in _outcomes(ran)],
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
         "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
         "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
@@ -381,6 +405,11 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "committed": _committed(committed) if committed else None,
         **(error.fields() if error else {}),
     }
+
+
+def _outcome(o: Outcome) -> dict[str, Any]:
+    said = {name: getattr(o, name) for name in ("passed", "observed", "checked", "unexpected", "first")}
+    return {"expectation": text(o.expectation), "severity": str(o.severity)} | said
 
 
 def _batch(batch: BatchResult) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sluice.pipelines import evolution, layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.contract.decision import check_contract
+from sluice.pipelines.contract.results import Result
 from sluice.pipelines.drift import check_drift
 from sluice.pipelines.errors import (
     BatchIncomplete,
@@ -119,13 +120,15 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any."""
+    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any; `results` are
+    what it said as a whole to its contract."""
 
     batch: int
     plan: Plan
     receipts: tuple[Receipt, ...]
     failures: tuple[SliceFailure, ...]
     number: int | None
+    results: tuple[Result, ...] = ()
 
     @property
     def counts(self) -> Counts:
@@ -494,7 +497,7 @@ def _carry_out(
     evolution.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
-    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number)
+    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results)
 
 
 def _plan_of(ledger: Ledger, batch: Batch) -> Plan:
