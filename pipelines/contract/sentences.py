@@ -83,7 +83,12 @@ def _limit(args: Args, name: str) -> str:
     said = args[name]
     if isinstance(said, dict):
         window = next((w for w in args["windows"] or [] if w["parameter_name"] == said["$PARAMETER"]), None)
-        return f"the {window['constraint_fn']} of the last {window['range']}" if window else "a window"
+        if window is None:
+            return "a window"
+        sign, part = ("less", "negative") if name == "min_value" else ("plus", "positive")
+        room = window["offset"][part]
+        beyond = f" {sign} {room * 100:g}%" if room else ""
+        return f"the {window['constraint_fn']} of the last {window['range']} batches{beyond}"
     return _short(said) if isinstance(said, str) else shown(said)
 
 
