@@ -18,7 +18,7 @@ from sluice.cli.records import document as record_document
 from sluice.cli.records import rows as record_rows
 from sluice.cli.records import view as record_view
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, rate, safe, seconds, table, warn
+from sluice.cli.terminal import bad, count, good, heading, safe, seconds, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.units import many, show_window
 
@@ -375,7 +375,8 @@ def _verdict(ran: Ran) -> Iterator[Text]:
     elif n:
         batches = f"{'batch' if len(done.batches) == 1 else 'batches'} {', '.join(map(str, done.batches))}"
         yield good(f"{many(n, 'record')} re-landed{mended}: {batches}")
-        yield Text(f"  {seconds(ran.seconds)}, {rate(done.trial.tried.total(), ran.seconds)} tried", style="dim")
+        rows = sum(r.counts.landed for _, r in done.done if r)
+        yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written anew", style="dim")
     else:
         yield warn("nothing was re-landed")
     for window, batch in done.busy.items():
