@@ -1,0 +1,201 @@
+"""A canary in every secret that a feed may hold, filled in from the environment: after a day's work it is found nowhere
+that anybody reads.
+
+The day: feed files that are wrong, one whose Kafka refuses the password, and one that lands on S3 by real tasks in
+Spark, with a quarantine, a report and a replay, all with debug logs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from sluice.pipelines.feed import load_feed
+from sluice.resources.lakes import open_lake
+from sluice.resources.local_kafka import LocalKafka
+from tests.resources.kafka.tools import producing
+from tests.stores import Store
+
+CANARIES = {
+    "CANARY_KAFKA": "canary-kafka-Xq7/rT+2",
+    "CANARY_S3": "canary-s3-Mz4/wK+9",
+    "CANARY_TOKEN": "canary-token-Bv8/nH+1",
+    "CANARY_SPARK": "canary-spark-Gd5/yL+6",
+}
+LOOKED_AT = {
+    "/log/0": b"quarantined",
+    ".parquet": b"sluice.plan_hash",
+    "reports/": b"<table",
+    "report.html": b"<table",
+    "runs.db snapshots": b"catch_up_orders",
+    ".db": b"ASSET_MATERIALIZATION",
+    "compute_logs": b"",
+    ".err": b"",
+    "stderr": b"wrong.yaml",
+}
+"""Where the canary could be, and what is there for sure: else nobody looked."""
+ORDERS = """
+kafka: {bootstrap: '%s'}
+topics: '%s'
+start: earliest
+format: json
+schema: {id: int32 not null, name: string}
+lake: '%s'
+s3: {endpoint: '%s', region: '%s', access_key_id: visible, secret_access_key: "${CANARY_S3}",
+     session_token: "${CANARY_TOKEN}"}
+landing: {compression: none}
+policies: {quarantine_limit: {share: 1}}
+spark: {master: 'local[1,3]', conf: {spark.hadoop.fs.s3a.secret.key: "${CANARY_SPARK}"}}
+"""
+LOCKED = """
+kafka:
+  bootstrap: '%s'
+  bootstrap_timeout_ms: 1000
+  security_protocol: SASL_PLAINTEXT
+  sasl_mechanism: PLAIN
+  sasl_plain_username: reader
+  sasl_plain_password: "${CANARY_KAFKA}"
+topics: orders
+start: earliest
+"""
+WRONG = """
+kafka: {bootstrap: "${CANARY_KAFKA}", sasl_plain_password: "${CANARY_KAFKA}", security_protocol: "${CANARY_KAFKA}"}
+topics: ["${CANARY_S3}"]
+start: "${CANARY_TOKEN}"
+lake: "s3://${CANARY_S3}"
+s3: {endpoint: "${CANARY_S3}", retries: "${CANARY_S3}", secret_access_key: "${CANARY_S3}"}
+spark: {conf: "${CANARY_SPARK}"}
+"${CANARY_KAFKA}": 1
+"""
+DAY = [
+    ["feeds", "list", "--debug"],
+    ["feeds", "list", "--json"],
+    ["feeds", "check"],
+    ["run", "wrong", "--json"],
+    ["run", "locked", "--debug", "--json"],
+    ["run", "orders", "--debug"],
+    ["quarantine", "replay", "orders", "--debug"],
+    ["report", "orders", "--output", "report.html"],
+    ["audit", "orders", "--rescan", "--debug", "--json"],
+]
+SCRIPT = """
+import json, sys
+from sluice.cli.main import main
+print(json.dumps([main(a) for a in json.loads(sys.argv[1])]))
+"""
+CONTRACT = {
+    "name": "orders",
+    "expectations": [
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "id", "min_value": 0},
+            "severity": "warning",
+        }
+    ],
+    "meta": {"great_expectations_version": "1.24.1"},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], s3_store: Store) -> Path:
+    if not s3_store.local:
+        pytest.skip("a real store takes no made-up keys")
+    topic, s3 = fresh_topic(), s3_store.settings
+    with producing(kafka) as producer:
+        for value in (b'{"id": -1, "name": "a"}', b'{"id": 2}', b"no json"):
+            producer.send(topic, value)
+    feeds = tmp_path / "project" / "feeds"
+    feeds.mkdir(parents=True)
+    orders = ORDERS % (kafka.bootstrap, topic, s3_store.lake(), s3.endpoint, s3.region)
+    for name, text in {"orders": orders, "locked": LOCKED % kafka.bootstrap, "wrong": WRONG}.items():
+        (feeds / f"{name}.yaml").write_text(text)
+    (feeds / "orders.contract.json").write_text(json.dumps(CONTRACT))
+    return feeds.parent
+
+
+@pytest.mark.spark
+def test_a_secret_is_found_nowhere(project: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    env = os.environ | CANARIES | {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
+    for name in ("SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME"):
+        env.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(DAY)], cwd=project, env=env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    codes = dict(zip(map(" ".join, DAY), json.loads(done.stdout.splitlines()[-1]), strict=True))
+    assert codes["run orders --debug"] == 0, done.stderr.decode()[-3000:]
+    assert codes["audit orders --rescan --debug --json"] == 0
+    assert (codes["run wrong --json"], codes["run locked --debug --json"]) == (2, 1)
+
+    found = [*_everything(project, scratch), ("stdout", done.stdout), ("stderr", done.stderr)]
+    assert [name for name, data in found if _has(data)] == []
+    for kind, said in LOOKED_AT.items():
+        assert any(kind in name and said in data for name, data in found), f"nobody looked into {kind}"
+
+
+def test_the_search_finds_a_canary(tmp_path: Path) -> None:
+    secret = CANARIES["CANARY_S3"]
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.execute("create table t (x blob, y text)")
+        db.execute("insert into t values (?, ?)", (zlib.compress(f"so {secret} it is".encode()), "nothing"))
+    (tmp_path / "b").write_text(json.dumps({"a": secret}))
+    (tmp_path / "c").write_text(base64.b64encode(secret.encode()).decode())
+    (tmp_path / "d").write_text(quote(secret, safe=""))
+    assert sum(_has(data) for _, data in _files(tmp_path)) == 4
+
+
+# -- looking
+
+
+def _has(data: bytes) -> bool:
+    return any(form in data for secret in CANARIES.values() for form in _forms(secret))
+
+
+def _forms(secret: str) -> Iterator[bytes]:
+    yield from (text.encode() for text in (secret, quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1]))
+    yield base64.b64encode(secret.encode())
+
+
+def _everything(project: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
+    """All that the day left: the project with Dagster's home and its logs, the lake, and what was temporary."""
+    yield from _files(project)
+    yield from _files(scratch)
+    lake = open_lake(load_feed(project / "feeds" / "orders.yaml", CANARIES))
+    yield from ((path, lake.get(path) or b"") for path in lake.list(""))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        yield str(path), data
+        if data.startswith(b"SQLite format 3"):
+            yield from _cells(path)
+
+
+def _cells(path: Path) -> Iterator[tuple[str, bytes]]:
+    """What a database holds compressed."""
+    with sqlite3.connect(path) as db:
+        for (name,) in db.execute("select name from sqlite_master where type = 'table'").fetchall():
+            for row in db.execute(f'select * from "{name}"'):
+                for cell in row:
+                    if isinstance(cell, bytes) and (said := _inflated(cell)):
+                        yield f"{path} {name}", said
+
+
+def _inflated(cell: bytes) -> bytes:
+    try:
+        return zlib.decompress(cell)
+    except zlib.error:
+        return b""
