@@ -7,11 +7,14 @@ field by field, under `OTHERS`, so that no topic makes receipts large. Names are
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from sluice.pipelines.errors import Breach, SchemaDrifted
-from sluice.pipelines.feed import OnDrift, Policies
 from sluice.pipelines.units import many
 from sluice.pipelines.values import Drift, DriftKind, Receipt
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed import Policies
 
 MOST_FIELDS = 64
 OTHERS = "…"
@@ -65,6 +68,8 @@ def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
 
 def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
     """Raises SchemaDrifted when records differ from the schema and the policy is to fail then."""
+    from sluice.pipelines.feed import OnDrift  # late: whoever only tells of drift loads no feed
+
     if policies.on_drift is not OnDrift.FAIL:
         return
     found = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
