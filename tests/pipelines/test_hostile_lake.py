@@ -147,7 +147,7 @@ def place(lake: LocalLake) -> Place:
     return Place("sales", Ledger(lake, "sales", lambda: 1), lake, FakeLiveness(), WindowSettings())
 
 
-@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+@pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 @pytest.mark.parametrize("which", ["staged", "path"])
 def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLake, which: str, path: str) -> None:
     ledger = ledger_of(lake)
@@ -160,7 +160,7 @@ def test_a_forged_publish_entry_shows_nothing_and_removes_nothing(lake: LocalLak
     assert list(lake.list("")) == before
 
 
-@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+@pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) -> None:
     ledger = ledger_of(lake)
     published(ledger, planned(ledger, replace(PLAN, replaces=(path,))), lake)
@@ -169,7 +169,7 @@ def test_what_a_forged_plan_replaces_is_not_removed(lake: LocalLake, path: str) 
     assert whole(lake)
 
 
-@pytest.mark.parametrize("path", (*OUTSIDE, *ELSEWHERE))
+@pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
 def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: str) -> None:
     ledger = ledger_of(lake)
     published(ledger, planned(ledger), lake)
