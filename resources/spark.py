@@ -190,7 +190,8 @@ def _environment(settings: SparkSettings) -> None:
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    loopback = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+    # Its ports are on this machine alone, and obey nobody who does not know a secret made for this session.
+    loopback = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, "spark.authenticate": "true"}
     return _OURS | (loopback if is_local(settings) else {}) | settings.conf
 
 

@@ -125,6 +125,13 @@ def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> 
     assert not any(SECRET.encode() in line for line in lines)
 
 
+@pytest.mark.spark
+def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings) -> None:
+    conf = spark.session(settings).conf
+    assert conf.get("spark.authenticate") == "true"
+    assert conf.get("spark.driver.bindAddress") == conf.get("spark.driver.host") == "127.0.0.1"
+
+
 def _command_line(place: Path) -> bytes:
     try:
         return place.read_bytes()

@@ -1,0 +1,44 @@
+"""A lake's folder may be called anything: no reader takes its name for a pattern, nor a column's for SQL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.feed import load_feed
+from sluice.pipelines.reading import File
+from sluice.pipelines.values import PartKind
+from sluice.resources.reading import Windows, _escaped
+
+EVIL = '"; drop table t; --'
+FOLDERS = ["*", "a?", "[ab]", "{a,b}", "~", "a b", "x'y\"z", "$(id)", "s3:", "%2e%2e", "a\\b"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "feeds").mkdir()
+    (tmp_path / "feeds" / "orders.yaml").write_text("kafka: {bootstrap: '127.0.0.1:9'}\ntopics: t\nstart: earliest\n")
+    feed = load_feed(tmp_path / "feeds" / "orders.yaml", {})
+    for name, value in ((folder, 1), ("a", 2), ("b", 3), ("ab", 4)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        table = pa.table({EVIL: pa.array([value], pa.int64()), "t": pa.array([0], pa.timestamp("ms"))})
+        pq.write_table(table, tmp_path / name / "x.parquet")
+    address = str(tmp_path / folder / "x.parquet")
+    file = File(0, PartKind.LANDED, address, "x.parquet", "t", 0, 0, 1, 1, 1, "0" * 64)
+    windows = Windows(feed, (0,), PartKind.LANDED, (file,))
+    assert windows.arrow().column(EVIL).to_pylist() == [1]
+    with duckdb.connect() as db:
+        found = windows.duckdb(db)
+        assert (found.columns, found.project("columns(*)").fetchall()[0][0]) == ([EVIL, "t"], 1)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_hadoop_is_told_that_no_sign_is_a_pattern(folder: str) -> None:
+    """Spark takes paths for patterns of Hadoop's: what is left of them without backslashes is the path."""
+    assert re.sub(r"\\(.)", r"\1", _escaped(folder)) == folder
+    assert not re.search(r"(?<!\\)[*?\[\]{}]", _escaped(folder).replace("\\\\", ""))
