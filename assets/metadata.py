@@ -1,7 +1,7 @@
 """What Dagster shows beside an event: standard keys, numbers that it plots, and tables by partition.
 
-All of it comes from the ledger and from what Kafka said of itself; no setting of a client and nothing that was read
-from a record goes in. Tables are bounded: the first `MAX_ROWS` partitions, and a line that says how many more.
+All of it comes from the ledger and from what Kafka said of itself; no setting of a client goes in, and of records no
+more than names of fields. Tables are bounded: the first `MAX_ROWS` partitions, and a line that says how many more.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli.terminal import Terminal
+from sluice.cli.terminal import Terminal, safe
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
@@ -128,8 +128,17 @@ def _help(body: Body) -> str:
     return "\n\n".join(f"\b\n{p}" if p.startswith("$") else p.replace("\n", " ") for p in paragraphs)
 
 
+class Harmless(logging.Formatter):
+    """What brokers and stores say is in libraries' logs, too: nothing of it is obeyed by a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record))
+
+
 def _log(debug: bool) -> None:
     """Logs go to stderr. What libraries warn of while they retry is our error to tell, or nothing at all."""
-    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(Harmless("%(asctime)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
     for noisy in ("kafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.CRITICAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.cli.session import Harmless
 from sluice.cli.terminal import Terminal, facts, safe, size, table
 from sluice.pipelines.errors import Refused, UsageError
 
@@ -49,6 +51,11 @@ def test_a_document_is_json_and_nothing_that_a_terminal_obeys(text: str) -> None
     assert json.loads(documents.getvalue()) == {text: [text]}
     assert documents.getvalue().rstrip("\n").isprintable()
     documents.getvalue().encode("utf-8")
+
+
+def test_a_line_of_a_library_s_log_is_harmless_too() -> None:
+    record = logging.LogRecord("kafka", logging.WARNING, "x", 1, "member %s", ("\x1b[2Jé",), None)
+    assert Harmless("%(name)s %(message)s").format(record) == "kafka member \\x1b[2Jé"
 
 
 def test_a_refusal_is_told_from_a_failure(capfd: pytest.CaptureFixture[str]) -> None:

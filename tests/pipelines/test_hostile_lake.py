@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sluice.pipelines import layout
-from sluice.pipelines.errors import LedgerCorrupt, Terminal
+from sluice.pipelines.audit import audit
+from sluice.pipelines.errors import LedgerCorrupt, Terminal, WindowIncomplete
 from sluice.pipelines.expiry import remove_retired
 from sluice.pipelines.feed import LandingSettings, WindowSettings
 from sluice.pipelines.formats import RawFormat
@@ -41,6 +42,7 @@ from sluice.pipelines.values import (
 from sluice.resources.lake_local import LocalLake
 from tests.fakes import FakeLiveness, MemoryLake, owner
 from tests.pipelines.decode.logs import Batch, Record, log
+from tests.pipelines.landed_world import HOUR, START, A, B, World
 from tests.pipelines.log_fetcher import LogFetcher
 
 LOG = log(Batch(tuple(Record(b"k", b"v%d" % i) for i in range(50))))
@@ -185,6 +187,33 @@ def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) 
     with pytest.raises(Terminal, match="no path inside the lake"):
         list(repair(replace(place(lake), liveness=FakeLiveness({token}))))
     assert whole(lake)
+
+
+# -- what readers see
+
+
+def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land((A, 0, 100))
+    forged = layout.window_path("orders", START, HOUR)
+    world.lake.put(forged, b'{"complete": true, "folders": ["../../etc"]}')
+    with pytest.raises(WindowIncomplete):
+        world.rows()
+    world.land((B, 0, 100))
+    assert world.rows(windows=[START]).num_rows == 200
+
+
+def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.land((A, 0, 100), (B, 0, 100))
+    folder = layout.window_folder(START, HOUR)
+    for name in ("x.parquet", "orders-0-0-100-b99.parquet"):
+        world.lake.put(f"data/orders/{folder}/{name}", b"PAR1 no such thing PAR1")
+    assert world.rows(windows=[START]).num_rows == 200
+    world.land((A, 100, 200), (B, 100, 200))
+    world.compact()
+    assert world.rows().num_rows == 400
+    assert len(audit(world.fresh_ledger(), world.lake, "orders").problems) == 2  # type: ignore[arg-type]
 
 
 # -- checkpoints
