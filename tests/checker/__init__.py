@@ -1,0 +1,11 @@
+"""A checker for those who do not trust Sluice: it decides invariants 1 to 14 of DESIGN §12 from outside.
+
+It reads what producers logged, what Kafka's own tools print of the topics, of the log segments and of
+`__consumer_offsets`, the ledger's files and the Parquet files, and imports nothing of Sluice's reading path.
+
+    python -m tests.checker --lake .sluice/lake --feed orders --bootstrap 127.0.0.1:9092 \\
+        --log-dirs .sluice/kafka/node-1/data --produced producer-1.jsonl --healed
+
+`facts` is the evidence as plain data, `tools` gets it from Kafka, `ledger` folds the entries, `lake` reads the files,
+`invariants` decides.
+"""

@@ -1,0 +1,130 @@
+"""The lake's folder as files: the ledger's entries as raw JSON, and Parquet files by pyarrow. No Sluice here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tests.checker.facts import EvidenceError, Seen
+
+_NUMBER = re.compile(r"([0-9]{20})\.json")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a Parquet file holds: records in the file's order, `typed` columns of each where there are any."""
+
+    records: tuple[Seen, ...]
+    places: tuple[tuple[str, int], ...]
+    typed: tuple[dict[str, Any], ...]
+    has_value: bool
+    about: dict[str, str]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [r.offset for r in self.records]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A feed's files in a lake's folder."""
+
+    root: Path
+    feed: str
+
+    def entries(self) -> dict[int, dict[str, Any]]:
+        """The ledger's entries by number. Raises EvidenceError for what is no entry."""
+        found = {}
+        for path in sorted((self.root / "_sluice" / self.feed / "log").glob("*.json")):
+            if not (name := _NUMBER.fullmatch(path.name)):
+                raise EvidenceError(f"{path} is no entry of a ledger")
+            try:
+                found[int(name[1])] = json.loads(path.read_bytes())
+            except ValueError as e:
+                raise EvidenceError(f"{path} is not JSON: {e}") from None
+        return found
+
+    def manifests(self) -> dict[str, dict[str, Any]]:
+        place = self.root / "_sluice" / self.feed / "windows"
+        return {str(p.relative_to(self.root)): json.loads(p.read_bytes()) for p in sorted(place.glob("*.json"))}
+
+    def staged(self) -> Iterator[dict[str, Any]]:
+        """The receipts that stand in staging."""
+        for path in sorted((self.root / "_sluice" / self.feed / "staging").glob("*/*/*.receipt.json")):
+            yield json.loads(path.read_bytes()) | {"from": str(path.relative_to(self.root))}
+
+    def visible(self) -> set[str]:
+        """The paths of all files that readers may find; what a killed write left under a temporary name is none."""
+        roots = [self.root / kind / self.feed for kind in ("data", "quarantine")]
+        files = (p for root in roots for p in root.rglob("*") if p.is_file() and not p.name.startswith(".tmp-"))
+        return {str(p.relative_to(self.root)) for p in files}
+
+    def size(self, path: str) -> int | None:
+        place = self.root / path
+        return place.stat().st_size if place.is_file() else None
+
+    def sha256(self, path: str) -> str:
+        with (self.root / path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def rows(self, path: str) -> Rows:
+        """Raises EvidenceError for a file that is not readable Parquet with a record's coordinates."""
+        try:
+            with pq.ParquetFile(self.root / path) as file:
+                return _rows(file.read())
+        except (OSError, pa.ArrowException, KeyError) as e:
+            raise EvidenceError(f"{path} cannot be read: {e}") from None
+
+
+def _rows(table: pa.Table) -> Rows:
+    prefix = "kafka_" if "kafka_offset" in table.column_names else ""
+    has_value = "value" in table.column_names and not prefix
+
+    def column(name: str) -> list[Any]:
+        return table.column(prefix + name).to_pylist() if prefix + name in table.column_names else [None] * len(table)
+
+    times = pc.cast(table.column(f"{prefix}timestamp"), pa.timestamp("ms", "UTC")).cast(pa.int64()).to_pylist()
+    values = table.column("value").to_pylist() if has_value else [None] * len(table)
+    headers = [_headers(h) for h in column("headers")]
+    records = zip(column("offset"), times, column("key"), values, headers, strict=True)
+    own = [n for n in table.column_names if prefix and not n.startswith(prefix)]
+    about = {k.decode(): v.decode() for k, v in (table.schema.metadata or {}).items() if k.startswith(b"sluice.")}
+    return Rows(
+        tuple(Seen(*r) for r in records),
+        tuple(zip(column("topic"), column("partition"), strict=True)),
+        tuple(table.select(own).to_pylist()) if own else (),
+        has_value,
+        about,
+    )
+
+
+def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[bytes, bool], ...]:
+    return tuple((p["key"].encode() + b":" + (p["value"] or b""), p["value"] is None) for p in pairs or ())
+
+
+def part_name(topic: str, partition: int, start: int, end: int, batch: int, sequence: int) -> str:
+    """The only name that DESIGN §5 allows for a part, by the encoding of topics as it is documented."""
+    suffix = f"-{sequence}" if sequence else ""
+    return f"{encoded(topic)}-{partition}-{start}-{end}-b{batch}{suffix}.parquet"
+
+
+def encoded(topic: str) -> str:
+    signs = [
+        "~~" if c == "-" else f"~{c.lower()}" if c.isupper() or (not i and c in "._") else c
+        for i, c in enumerate(topic)
+    ]
+    if sum(map(len, signs)) <= 160:
+        return "".join(signs)
+    tail = "~1" + hashlib.sha256(topic.encode()).hexdigest()
+    while sum(map(len, signs)) > 160 - len(tail):
+        signs.pop()
+    return "".join(signs) + tail

@@ -1,0 +1,449 @@
+"""Each planted fault makes exactly its invariant fail, with the right coordinates (invariant 15)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.batch import Skip
+from tests.checker.facts import EvidenceError
+from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, sized
+from tests.pipelines.decode.logs import ABORT
+
+Where = dict[str, Any]
+Plant = Callable[[Sound], None]
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Sound:
+    made = Sound(tmp_path)
+    made.grow()
+    return made
+
+
+def without(row: int) -> Callable[[pa.Table], pa.Table]:
+    return lambda t: pa.concat_tables([t.slice(0, row), t.slice(row + 1)])
+
+
+def with_value(row: int, value: bytes, **others: Any) -> Callable[[pa.Table], pa.Table]:
+    def change(t: pa.Table) -> pa.Table:
+        for name, new in {"value": value, **others}.items():
+            items = t.column(name).to_pylist()
+            items[row] = new
+            at = t.schema.get_field_index(name)
+            t = t.set_column(at, t.schema.field(name), pa.array(items, t.schema.field(name).type))
+        return t
+
+    return change
+
+
+def with_row(row: int, offset: int) -> Callable[[pa.Table], pa.Table]:
+    """A copy of the row before it, at another offset."""
+
+    def change(t: pa.Table) -> pa.Table:
+        more = with_value(0, b"more", offset=offset)(t.slice(row - 1, 1))
+        return pa.concat_tables([t.slice(0, row), more, t.slice(row)])
+
+    return change
+
+
+# The first batch's rows in partition 0 are of offsets 0-5, 10, 11; 6 and 9 are markers, 7 and 8 were aborted.
+
+
+def loss(s: Sound) -> None:
+    s.change_rows(10, without(6), landed=-1, compacted=1)
+
+
+def loss_below_the_log(s: Sound) -> None:
+    loss(s)
+    s.world.topic.log_start = 12
+
+
+def lost_by_name(s: Sound) -> None:
+    s.append("loss", reason="said so", ranges=[{"key": ["orders", 0, "id-1"], "range": [18, 20]}])
+    s.produce(ZERO, 2)
+
+
+def missing_file(s: Sound) -> None:
+    number, i = s.receipt(15)
+    (s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]).unlink()
+
+
+def duplicate(s: Sound) -> None:
+    """The third batch's slice landed once more, with its file, by a plan of its own."""
+    number, i = s.receipt(15)
+    old = s.place().entries()[number]["receipts"][i]
+    plan = s.append_plan((15, 18), kind="offsets")
+    hashed = s.place().entries()[plan]["hash"]
+    part = old["parts"][0]
+    path = s.root / part["path"].replace(f"-b{number - 1}.", f"-b{plan}.")
+    table = pq.read_table(s.root / part["path"])
+    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"sluice.plan_hash": hashed.encode()}), path)
+    named = {"path": str(path.relative_to(s.root)), "name": path.name}
+    receipt = old | {"parts": [part | named | sized(path)]}
+    s.append("publish", batch=plan, token="planted", receipts=[receipt], failures=[], results=[])
+
+
+def aborted_landed(s: Sound) -> None:
+    s.change_rows(7, with_row(6, 7), landed=1, aborted=-1)
+
+
+def control_landed(s: Sound) -> None:
+    s.change_rows(9, with_row(6, 9), landed=1, control=-1)
+
+
+def wrong_bytes(s: Sound) -> None:
+    s.change_rows(10, with_value(6, b"forged"))
+
+
+def wrong_header(s: Sound) -> None:
+    s.change_rows(11, with_value(7, json.dumps({"producer": "p0", "sequence": 9}).encode(), headers=None))
+
+
+def written_again(s: Sound) -> None:
+    """The same rows in other bytes."""
+    number, i = s.receipt(12)
+    path = s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]
+    pq.write_table(pq.read_table(path), path, compression="none")
+
+
+def nobody_sent_it(s: Sound) -> None:
+    s.change_rows(4, with_value(4, b'{"producer": "p9", "sequence": 4}'))
+    s.world.topic.log_start = 12
+
+
+def aborted_by_its_producer(s: Sound) -> None:
+    who = ("p0", 12)
+    s.sent[who] = replace(s.sent[who], ended="aborted", transaction="t-x")
+
+
+def another_partition(s: Sound) -> None:
+    s.sent["p0", 3] = replace(s.sent["p0", 3], tp=("orders", 1), outcome="unknown")
+
+
+def swapped_values(s: Sound) -> None:
+    def swap(t: pa.Table) -> pa.Table:
+        a, b = (t.column("value")[i].as_py() for i in (2, 3))
+        return with_value(3, a)(with_value(2, b)(t))
+
+    s.change_rows(2, swap)
+
+
+def reorder(s: Sound) -> None:
+    s.change_rows(2, lambda t: pa.concat_tables([t.slice(0, 2), t.slice(3, 1), t.slice(2, 1), t.slice(4)]))
+
+
+def gap_in_a_plan(s: Sound) -> None:
+    s.produce(ZERO, 8)
+    s.append_plan((18, 20), (22, 24))
+
+
+def overlapping_slices(s: Sound) -> None:
+    s.produce(ZERO, 8)
+    s.append_plan((18, 21), (20, 22))
+
+
+def overlapping_plans(s: Sound) -> None:
+    s.produce(ZERO, 8)
+    s.append_plan((18, 21))
+    s.append_plan((20, 22), kind="offsets")
+
+
+def forgotten_slice(s: Sound) -> None:
+    s.produce(ZERO, 4)
+    s.produce(ONE, 4, "aborted")
+    s.land()
+    (number,) = s.numbers("publish")[-1:]
+    at = next(i for i, r in enumerate(s.place().entries()[number]["receipts"]) if r["slice"]["partition"] == 1)
+    s.rewrite(number, lambda e: e["receipts"].pop(at))
+
+
+def early_manifest(s: Sound) -> None:
+    path = sorted((s.place().root / "_sluice" / "orders" / "windows").glob("*.json"))[-1]
+    manifest = json.loads(path.read_bytes())
+    manifest["boundaries"][0]["end"] = 25
+    path.write_text(json.dumps(manifest))
+
+
+def boundary_back(s: Sound) -> None:
+    (number,) = s.numbers("boundary")[-1:]
+    s.rewrite(number, lambda e: e["items"][0].update(offset=9))
+
+
+def wrong_count(s: Sound) -> None:
+    s.change_rows(12, lambda t: t, compacted=1)
+
+
+def wrong_rows(s: Sound) -> None:
+    s.change_rows(12, lambda t: t, landed=-1, quarantined=1)
+
+
+def wrong_class(s: Sound) -> None:
+    s.change_rows(2, lambda t: t, aborted=-1, control=1)
+
+
+def intend(s: Sound, offset: int) -> str:
+    """An intent for partition 0, and the mark that a commit of it carries."""
+    number = s.append("intent", offsets=[{"key": ["orders", 0, "id-1"], "offset": offset}])
+    return json.dumps({"sluice": s.place().entries()[0]["write"], "n": number, "i": "id-1"})
+
+
+def early_commit(s: Sound) -> None:
+    s.produce(ZERO, 4)
+    s.committed(ZERO, 20, intend(s, 20))
+
+
+def early_commit_without_mark(s: Sound) -> None:
+    s.committed(ZERO, 20)
+
+
+def early_commit_in_the_ledger(s: Sound) -> None:
+    s.append("commit", mode="plain", mark=14, offsets=[{"key": ["orders", 0, "id-1"], "offset": 19}])
+
+
+def committed_before_published(s: Sound) -> None:
+    s.offsets[4] = s.offsets[4]._replace(time=s.offsets[4].time - 3_600_000)
+
+
+def backward_commit(s: Sound) -> None:
+    s.committed(ZERO, 15, intend(s, 15))
+
+
+def backward_commit_after_expiry(s: Sound) -> None:
+    s.offsets.append(s.offsets[4]._replace(offset=None, metadata=""))
+    backward_commit(s)
+
+
+def another_plan_content(s: Sound) -> None:
+    s.rewrite(7, lambda e: e["plan"]["request"].update(replace=True))
+
+
+def another_name(s: Sound) -> None:
+    number, i = s.receipt(12)
+    part = s.place().entries()[number]["receipts"][i]["parts"][0]
+    renamed = part["path"].replace("-12-15-", "-12-16-")
+    shutil.move(s.root / part["path"], s.root / renamed)
+    s.rewrite(number, lambda e: e["receipts"][i]["parts"][0].update(path=renamed))
+
+
+def foreign_file(s: Sound) -> None:
+    (s.place().root / "data" / "orders" / "stray.parquet").write_bytes(b"x")
+
+
+def replaced_file_stays(s: Sound) -> None:
+    number, i = s.receipt(15)
+    path = s.root / s.place().entries()[number]["receipts"][i]["parts"][0]["path"]
+    kept = path.read_bytes()
+    s.land(asked(15, 18, anew=True))
+    s.place()
+    path.write_bytes(kept)
+
+
+def second_creator(s: Sound) -> None:
+    """Somebody put another plan at the same number, with the same slices and its right hash."""
+
+    def other(e: Where) -> None:
+        e["plan"]["request"]["only"] = [["orders", 0], ["orders", 1]]
+        e["hash"] = hash_of(e["plan"])
+
+    s.rewrite(7, other)
+
+
+def another_was_seen(s: Sound) -> None:
+    s.place()
+    s.observed = [(8, "another")]
+
+
+def entry_removed(s: Sound) -> None:
+    s.place()
+    s.entry(15).unlink()
+    s.observed = [(15, "gone")]
+
+
+def mark_of_nothing(s: Sound) -> None:
+    s.offsets[4] = s.offsets[4]._replace(metadata=s.offsets[4].metadata.replace('"n":14', '"n":99'))
+
+
+def another_cluster(s: Sound) -> None:
+    s.rewrite(13, lambda e: e.update(cluster="cluster-2"))
+
+
+def another_topic_id(s: Sound) -> None:
+    s.place()
+    s.world.topic.topic_id = "id-2"
+
+
+def beyond_the_log(s: Sound) -> None:
+    s.append_plan((18, 20))
+
+
+def open_when_planned(s: Sound) -> None:
+    s.produce(ZERO, 1)
+    s.produce(ZERO, 1, "open")
+    s.append_plan((18, 20))
+
+
+def not_landed(s: Sound) -> None:
+    s.place()
+    s.produce(ONE, 2)
+
+
+def not_committed(s: Sound) -> None:
+    s.offsets.pop(4)
+
+
+BROKEN: list[tuple[int, Plant, Where]] = [
+    (1, loss, {"offset": 10, "number": 3}),
+    (1, loss_below_the_log, {"offset": 10, "producer": "p0", "sequence": 8}),
+    (1, lost_by_name, {"offset": 18}),
+    (2, duplicate, {"offset": 15}),
+    (3, aborted_landed, {"offset": 7, "row": 6}),
+    (3, control_landed, {"offset": 9, "row": 6}),
+    (3, wrong_bytes, {"offset": 10, "row": 6}),
+    (3, wrong_header, {"offset": 11, "row": 7}),
+    (3, written_again, {"offset": 12, "number": 8}),
+    (3, nobody_sent_it, {"offset": 4}),
+    (3, aborted_by_its_producer, {"offset": 14, "producer": "p0", "sequence": 12}),
+    (3, another_partition, {"offset": 3, "producer": "p0", "sequence": 3}),
+    (3, swapped_values, {"offset": 2, "row": 2}),
+    (4, gap_in_a_plan, {"offset": 20}),
+    (4, overlapping_slices, {"offset": 20}),
+    (4, overlapping_plans, {"offset": 20}),
+    (4, forgotten_slice, {"partition": 1, "offset": 9}),
+    (4, early_manifest, {"offset": 18}),
+    (4, boundary_back, {"offset": 9}),
+    (5, wrong_count, {"offset": 12, "number": 8}),
+    (5, wrong_rows, {"offset": 12, "number": 8}),
+    (5, wrong_class, {"offset": 0, "number": 3}),
+    (6, reorder, {"offset": 2, "row": 3}),
+    (7, early_commit, {"offset": 20, "number": 16}),
+    (7, early_commit_without_mark, {"offset": 20, "at": "0:6"}),
+    (7, early_commit_in_the_ledger, {"offset": 19, "number": 16}),
+    (7, committed_before_published, {"offset": 18, "number": 14}),
+    (8, backward_commit, {"offset": 15, "number": 16}),
+    (8, backward_commit_after_expiry, {"offset": 15, "number": 16}),
+    (9, another_plan_content, {"number": 7}),
+    (9, another_name, {"offset": 12}),
+    (10, foreign_file, {"path": "data/orders/stray.parquet"}),
+    (11, second_creator, {"offset": 12, "number": 7}),
+    (11, another_was_seen, {"number": 8}),
+    (11, entry_removed, {"number": 15}),
+    (11, mark_of_nothing, {"number": 99}),
+    (12, another_cluster, {"number": 13}),
+    (13, beyond_the_log, {"offset": 20}),
+    (13, open_when_planned, {"offset": 20}),
+]
+
+
+@pytest.mark.parametrize(("invariant", "plant", "where"), BROKEN, ids=[p.__name__ for _, p, _ in BROKEN])
+def test_a_planted_fault_breaks_its_invariant_and_no_other(
+    sound: Sound, invariant: int, plant: Plant, where: Where
+) -> None:
+    plant(sound)
+    found = sound.check(healed=False)
+    assert set(found.first) == {invariant}, str(found)
+    first = dict(found.first[invariant].where)
+    assert first | where == first, str(found)
+    assert first.get("topic", "orders") == "orders"
+
+
+ONCE_HEALED: list[tuple[int, Plant, Where]] = [
+    (1, missing_file, {"offset": 15}),
+    (10, replaced_file_stays, {}),
+    (12, another_topic_id, {"topic": "orders"}),
+    (14, not_landed, {"partition": 1, "offset": 9}),
+    (14, not_committed, {"partition": 0, "offset": 18}),
+]
+
+
+@pytest.mark.parametrize(("invariant", "plant", "where"), ONCE_HEALED, ids=[p.__name__ for _, p, _ in ONCE_HEALED])
+def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plant: Plant, where: Where) -> None:
+    assert set(sound.check().first) == set()
+    plant(sound)
+    found = sound.check()
+    assert invariant in found.first, str(found)
+    first = dict(found.first[invariant].where)
+    assert first | where == first, str(found)
+
+
+# -- what looks odd and is right
+
+
+def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
+    found = sound.check()
+    assert found.holds, str(found)
+    assert set(found.decided) == set(range(1, 15))
+    assert found.undecided == {}
+    assert found.counts["records compared with the log"] == 19
+
+
+def test_what_was_not_given_is_not_decided(sound: Sound) -> None:
+    bare = replace(sound.evidence(), logs={}, produced=None, offsets=None)
+    found = sound.check(bare)
+    assert found.holds
+    assert {1, 3, 7, 8, 13, 14} <= set(found.undecided)
+
+
+def test_landed_anew(sound: Sound) -> None:
+    sound.land(asked(12, 14, anew=True))
+    assert sound.check().holds, str(sound.check())
+
+
+def test_skipped_by_name(sound: Sound) -> None:
+    sound.produce(ZERO, 6)
+    sound.land(skip=Skip(None, "a test"))
+    sound.commit()
+    assert sound.check().holds, str(sound.check())
+
+
+def test_partial_batches_and_what_closes_the_hole(sound: Sound) -> None:
+    sound.produce(ZERO, 6)
+    sound.produce(ONE, 2, "aborted")
+    sound.land(drops=frozenset([0]))
+    assert sound.check(healed=False).holds
+    sound.land()
+    sound.commit()
+    assert sound.check().holds, str(sound.check())
+
+
+def test_retention_takes_what_landed(sound: Sound) -> None:
+    sound.world.topic.log_start = 13
+    found = sound.check()
+    assert found.holds, str(found)
+    assert found.counts["rows that the log no longer holds"] == 14
+
+
+def test_an_open_transaction_holds_the_stable_end(sound: Sound) -> None:
+    sound.produce(ZERO, 2)
+    sound.produce(ZERO, 2, "open")
+    sound.world.topic.open_at[ZERO] = 20
+    sound.produce(ZERO, 2)
+    sound.land()
+    sound.commit()
+    assert sound.check().holds, str(sound.check())
+    sound.world.topic.end_transaction(ZERO, ABORT)
+
+
+def test_offsets_moved_by_hand_are_somebodys_business(sound: Sound) -> None:
+    sound.committed(ZERO, 3)
+    assert set(sound.check(healed=False).first) == {8}
+    sound.hands.append((tuple(ZERO), 3))  # type: ignore[arg-type]
+    sound.committed(ZERO, 18, sound.offsets[4].metadata)
+    assert sound.check().holds, str(sound.check())
+
+
+def test_sources_that_do_not_agree_decide_nothing(sound: Sound) -> None:
+    evidence = sound.evidence()
+    seen = evidence.logs["orders", 0].seen
+    assert seen is not None
+    del seen[17]
+    with pytest.raises(EvidenceError, match="orders:0: offset 17 is seen by the segments only"):
+        sound.check(evidence)

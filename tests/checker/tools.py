@@ -1,0 +1,291 @@
+"""Evidence from Kafka itself, by Kafka's own Java tools: what a consumer sees, and what is in the brokers' folders.
+
+`scan` runs the console consumer, `dump` and `dump_offsets` run DumpLogSegments. Separators of the console consumer are
+drawn at random for each scan, so that no record's bytes can be taken for the tool's; keys and values come back exactly.
+Of several brokers' folders the replica with the newest leader epoch is read, and of these the longest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import struct
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.checker.facts import TP, EvidenceError, base, write_lines
+
+_CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+_SEGMENTS = "org.apache.kafka.tools.DumpLogSegments"
+_FOLDER = re.compile(r"(.+)-([0-9]+)")
+_BATCH = re.compile(
+    rb"baseOffset: (\d+) lastOffset: (\d+) count: (-?\d+) baseSequence: -?\d+ lastSequence: -?\d+ producerId: (-?\d+) "
+    rb"producerEpoch: (-?\d+) partitionLeaderEpoch: (-?\d+) isTransactional: (true|false) isControl: (true|false) "
+    rb"deleteHorizonMs: \S+ position: \d+ (?:CreateTime|LogAppendTime|NoTimestampType): (-?\d+) size: \d+ magic: 2 "
+    rb"compresscodec: \S+ crc: \d+ isvalid: (true|false)"
+)
+_RECORD = re.compile(
+    rb"\| offset: (\d+) (?:CreateTime|LogAppendTime|NoTimestampType): -?\d+ keySize: -?\d+ valueSize: -?\d+ "
+    rb"sequence: -?\d+ headerKeys: \[(.*)"
+)
+_MARKER = re.compile(rb"endTxnMarker: (COMMIT|ABORT) coordinatorEpoch: -?\d+$")
+_DUMPING = re.compile(rb"Dumping (.+\.log)$")
+
+
+@dataclass(frozen=True)
+class Java:
+    """How Kafka's tools are run: the folder of their jars, and the `java` to do it."""
+
+    jars: Path
+    java: str = "java"
+
+    @classmethod
+    def of_local_kafka(cls) -> Java:
+        """The jars that the local cluster runs on."""
+        from sluice.resources import java, local_kafka
+
+        return cls(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS), str(java.find_java()))
+
+    def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
+        """What the tool prints. Raises EvidenceError when it fails."""
+        options = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-Dfile.encoding=UTF-8", "-Dsun.stdout.encoding=UTF-8")
+        command = (self.java, *options, "-cp", f"{self.jars}/*", tool, *arguments)
+        environment = {k: v for k, v in os.environ.items() if k not in ("FAKETIME", "LD_PRELOAD")}
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise EvidenceError(f"{tool} did not run: {e}") from None
+        if done.returncode:
+            raise EvidenceError(f"{tool} failed: {done.stderr.decode(errors='replace')[-2000:]}")
+        return done.stdout
+
+
+# -- by a consumer
+
+
+def scan(
+    java: Java, bootstrap: str, topics: Iterable[str], out: Path, *, committed: bool = True, idle_ms: int = 15_000
+) -> Path:
+    """Every record of the topics that a consumer sees, to `out`; it reads until nothing came for `idle_ms`."""
+    found: list[dict[str, Any]] = []
+    for topic in sorted(set(topics)):
+        starts = _ends(java, bootstrap, topic, "earliest")
+        ends = _ends(java, bootstrap, topic, "latest")
+        found += [{"topic": t, "partition": p, "log_start": starts[t, p], "log_end": ends[t, p]} for t, p in ends]
+        if any(ends[tp] > starts[tp] for tp in ends):
+            found += _consumed(java, bootstrap, topic, committed, idle_ms)
+    return write_lines(out, found)
+
+
+def _ends(java: Java, bootstrap: str, topic: str, time: str) -> dict[TP, int]:
+    pattern = re.escape(topic).replace("\\-", "-")
+    said = java.run(_OFFSETS, "--bootstrap-server", bootstrap, "--topic", pattern, "--time", time).decode().split()
+    rows = (line.rsplit(":", 2) for line in said)
+    return {(t, int(p)): int(offset or 0) for t, p, offset in rows if t == topic}
+
+
+def _consumed(java: Java, bootstrap: str, topic: str, committed: bool, idle_ms: int) -> Iterator[dict[str, Any]]:
+    line, column, header, null = (f"<{c}-{secrets.token_hex(16)}>" for c in "lchn")
+    shown = dict.fromkeys(("timestamp", "partition", "offset", "headers", "key", "value"), "true")
+    settings = {f"print.{name}": on for name, on in shown.items()} | {
+        "key.separator": column,
+        "line.separator": line,
+        "headers.separator": header,
+        "null.literal": null,
+    }
+    said = java.run(
+        *(_CONSOLE, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--isolation-level", "read_committed" if committed else "read_uncommitted", "--timeout-ms", str(idle_ms)),
+        *(word for name, value in settings.items() for word in ("--formatter-property", f"{name}={value}")),
+    )
+    for row in said.split(line.encode())[:-1]:
+        yield consumed_row(topic, row.split(column.encode()), header.encode(), null.encode())
+
+
+def consumed_row(topic: str, columns: Sequence[bytes], header: bytes, null: bytes) -> dict[str, Any]:
+    """A line of the console consumer, cut at its separators, as evidence."""
+    if len(columns) != 6:
+        raise EvidenceError(f"the console consumer printed {columns!r}")
+    time, partition, offset, headers, key, value = columns
+    kind, _, stamp = time.partition(b":")
+    pairs = [] if headers == b"NO_HEADERS" else headers.split(header)
+    return {
+        "topic": topic,
+        "partition": int(partition.partition(b":")[2]),
+        "offset": int(offset.partition(b":")[2]),
+        "timestamp": int(stamp) if kind != b"NO_TIMESTAMP" else None,
+        "key": None if key == null else base(key),
+        "value": None if value == null else base(value),
+        "headers": [[base(p.removesuffix(null)), p.endswith(null)] for p in pairs],
+    }
+
+
+# -- in the brokers' folders
+
+
+class Replica(NamedTuple):
+    """One broker's copy of a partition; how new it is comes first."""
+
+    leader_epoch: int
+    end: int
+    folder: Path
+    segments: tuple[Path, ...]
+    topic_id: str
+
+
+def dump(java: Java, folders: Iterable[Path], topics: Iterable[str], out: Path) -> Path:
+    """Every batch of the topics' segments, to `out`."""
+    wanted, found, deep = set(topics), list[dict[str, Any]](), ("--deep-iteration", "--files")
+    for (topic, partition), replica in sorted(_chosen(folders).items()):
+        if topic in wanted:
+            place = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
+            found.append(place | {"log_start": _log_start(replica, topic, partition), "cluster": _cluster(replica)})
+            found += (place | batch for batch in parse_batches(java.run(_SEGMENTS, *deep, _files(replica.segments))))
+    return write_lines(out, found)
+
+
+def dump_offsets(java: Java, folders: Iterable[Path], out: Path) -> Path:
+    """Every committed offset that took effect, in order, to `out`: those of a transaction at its COMMIT."""
+    found: list[dict[str, Any]] = []
+    for (topic, partition), replica in sorted(_chosen(folders).items()):
+        if topic == "__consumer_offsets":
+            found += _effective(
+                partition, java.run(_SEGMENTS, "--offsets-decoder", "--files", _files(replica.segments))
+            )
+    return write_lines(out, found)
+
+
+def _chosen(folders: Iterable[Path]) -> dict[TP, Replica]:
+    found: dict[TP, Replica] = {}
+    for place in (p for folder in folders for p in sorted(folder.iterdir()) if p.is_dir()):
+        name = _FOLDER.fullmatch(place.name)
+        if name and (replica := _replica(place)):
+            tp = (name[1], int(name[2]))
+            found[tp] = max(found.get(tp, replica), replica)
+    return found
+
+
+def _replica(folder: Path) -> Replica | None:
+    segments = tuple(sorted(folder.glob("[0-9]*.log")))
+    if not segments:
+        return None
+    epoch, end = max(_tail(s) for s in segments)
+    metadata = folder / "partition.metadata"
+    said = re.search(r"topic_id: (\S+)", metadata.read_text()) if metadata.exists() else None
+    return Replica(epoch, end, folder, segments, said[1] if said else "")
+
+
+def _tail(segment: Path) -> tuple[int, int]:
+    """The leader epoch of the segment's last whole batch and the offset after it (KIP-98's batch header)."""
+    epoch, end, at = -1, int(segment.stem), 0
+    data = segment.read_bytes()
+    while at + 61 <= len(data):
+        start, size, leader_epoch, _, _, _, delta = struct.unpack_from(">qiibIhi", data, at)
+        if size <= 0 or at + 12 + size > len(data):
+            break
+        epoch, end, at = leader_epoch, start + delta + 1, at + 12 + size
+    return epoch, end
+
+
+def _log_start(replica: Replica, topic: str, partition: int) -> int:
+    checkpoint = replica.folder.parent / "log-start-offset-checkpoint"
+    rows = [line.rsplit(" ", 2) for line in checkpoint.read_text().splitlines()[2:]] if checkpoint.exists() else []
+    said = [int(offset) for t, p, offset in rows if (t, int(p)) == (topic, partition)]
+    return max([*said, int(replica.segments[0].stem)])
+
+
+def _cluster(replica: Replica) -> str:
+    said = re.search(r"^cluster\.id=(.+)$", (replica.folder.parent / "meta.properties").read_text(), re.M)
+    return said[1].replace("\\", "") if said else ""
+
+
+def _files(segments: Iterable[Path]) -> str:
+    return ",".join(map(str, segments))
+
+
+def parse_batches(printed: bytes) -> Iterator[dict[str, Any]]:
+    """The batches that DumpLogSegments printed, with the offsets of their records. Raises EvidenceError."""
+    batch: dict[str, Any] = {}
+    counted = 0
+    for line in printed.split(b"\n"):
+        if head := _BATCH.match(line):
+            if batch:
+                yield _whole(batch, counted)
+            batch, counted = _head(head), int(head[3])
+        elif batch and (record := _RECORD.match(line)):
+            batch["offsets"].append(int(record[1]))
+            if marker := _MARKER.search(record[2]):
+                batch["control"] = marker[1].decode()
+    if batch:
+        yield _whole(batch, counted)
+
+
+def _head(found: re.Match[bytes]) -> dict[str, Any]:
+    first, last, _, producer, epoch, leader_epoch, transactional, control, time, valid = found.groups()
+    return {
+        "base": int(first),
+        "last": int(last),
+        "producer": int(producer),
+        "epoch": int(epoch),
+        "leader_epoch": int(leader_epoch),
+        "time": int(time),
+        "transactional": transactional == b"true",
+        "control": "CONTROL" if control == b"true" else None,
+        "offsets": [],
+        "valid": valid == b"true",
+    }
+
+
+def _whole(batch: dict[str, Any], counted: int) -> dict[str, Any]:
+    offsets = batch["offsets"]
+    inside = all(batch["base"] <= o <= batch["last"] for o in offsets) and offsets == sorted(set(offsets))
+    if not inside or counted not in (len(offsets), -1):
+        raise EvidenceError(f"the batch at {batch['base']} has {counted} records, and {offsets} were printed")
+    return batch
+
+
+def _effective(coordinator: int, printed: bytes) -> Iterator[dict[str, Any]]:
+    """Committed offsets in the order in which readers began to see them."""
+    pending: dict[int, list[dict[str, Any]]] = {}
+    batch: dict[str, Any] = {}
+    for line in printed.split(b"\n"):
+        if head := _BATCH.match(line):
+            batch = _head(head)
+        elif batch and (record := _RECORD.match(line)):
+            if marker := _MARKER.search(record[2]):
+                ended = pending.pop(batch["producer"], [])
+                yield from ended if marker[1] == b"COMMIT" else ()
+            elif (said := _committed(line, f"{coordinator}:{int(record[1])}")) is not None:
+                if batch["transactional"]:
+                    pending.setdefault(batch["producer"], []).append(said)
+                else:
+                    yield said
+
+
+def _committed(line: bytes, at: str) -> dict[str, Any] | None:
+    """What a record of `__consumer_offsets` says; None for one about a group's members."""
+    text = line.decode(errors="replace")
+    if '{"type":' not in text:
+        return None
+    decoder = json.JSONDecoder()
+    start = text.index('{"type":')
+    key, end = decoder.raw_decode(text, start)
+    if key["type"] not in ("0", "1"):
+        return None
+    place = {n: key["data"][n] for n in ("group", "topic", "partition")}
+    rest = text[end:].strip().removeprefix("payload: ")
+    if not rest.startswith("{"):
+        return place | {"offset": None, "metadata": "", "time": 0, "at": at}
+    data = decoder.raw_decode(rest)[0]["data"]
+    return place | {
+        "offset": data["offset"],
+        "metadata": data["metadata"],
+        "time": data["commitTimestamp"],
+        "at": at,
+    }
