@@ -1,0 +1,29 @@
+"""The threat model names a test for what it says is held: each of them exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+MODEL = TESTS.parent / "docs" / "THREAT-MODEL.md"
+NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(\w+)`")
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = NAMED.findall(MODEL.read_text())
+    assert len(named) > 70
+    missing = [f"{file}::{test}" for file, test in named if not _has(TESTS / file, test)]
+    assert missing == []
+
+
+def test_every_threat_names_a_test() -> None:
+    tables = MODEL.read_text().partition("## What is tried")[2].partition("## What is not held")[0]
+    rows = [
+        line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| tried", "| where"))
+    ]
+    assert [row for row in rows if not NAMED.search(row)] == []
+
+
+def _has(file: Path, test: str) -> bool:
+    return file.is_file() and f"def {test}(" in file.read_text()
