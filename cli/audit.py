@@ -1,7 +1,10 @@
-"""`sluice audit`: does the account close? From ledger and files; with `--rescan` against Kafka itself."""
+"""`sluice audit`: does the account close? From ledger and files; with `--rescan` against Kafka itself; with `--strict`
+everything that Sluice can decide by itself.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +13,7 @@ from rich.text import Text
 
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, table
+from sluice.cli.terminal import bad, count, good, heading, table, warn
 from sluice.pipelines.ports import Progress
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.strict import Strict
 
 
 def register(app: typer.Typer) -> None:
@@ -29,20 +33,38 @@ def audit(
     feed: FeedName,
     rescan: Annotated[bool, typer.Option("--rescan", help="Read everything from Kafka again and compare.")] = False,
     hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="All of that, and committed offsets, ids and manifests.")
+    ] = False,
 ) -> int:
     """Prove that every offset is accounted for.
 
     Each exactly once, and every file is what the ledger says. Exit 1 when the account does
-    not close. Without --rescan Kafka is not asked.
+    not close. Without --rescan Kafka is not asked. With --strict committed offsets must agree
+    with the ledger, topics with their ids, manifests with the windows; what Kafka no longer
+    holds is named.
 
     $ sluice audit orders
     $ sluice audit orders --rescan --json
+    $ sluice audit orders --rescan --strict
     """
     found = session.feed(feed)
-    report = prove(session, found, rescan=rescan, hashes=hashes)
-    session.terminal.show(*view(report, rescanned=rescan))
-    session.terminal.document(document(report))
+    report = prove(session, found, rescan=rescan or strict, hashes=hashes or strict)
+    more = _strict(session, found) if strict else None
+    report = replace(report, problems=report.problems + more.problems) if more else report
+    session.terminal.show(*view(report, rescanned=rescan or strict, more=more))
+    session.terminal.document(document(report) | ({"strict": _more(more)} if more else {}))
     return 0 if report.closes else 1
+
+
+def _strict(session: Session, feed: Feed) -> Strict:
+    from sluice.pipelines.batch import survey
+    from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.strict import strict
+
+    with session.open_edges(feed) as edges:
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        return strict(ledger, edges.lake, feed, survey(feed, edges, ledger))
 
 
 def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
@@ -74,7 +96,7 @@ def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, repor
 # -- for people
 
 
-def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
+def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) -> list[RenderableType]:
     rows = [_row(a) for a in report.accounts]
     names = (
         "partition",
@@ -99,7 +121,20 @@ def view(report: AuditReport, *, rescanned: bool) -> list[RenderableType]:
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
         out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
+    out += _beyond(more) if more else []
     out.append(_verdict(report, rescanned))
+    return out
+
+
+def _beyond(more: Strict) -> list[RenderableType]:
+    """What was looked at besides, and what could not be."""
+    held = f"{count(more.commits)} committed offsets and {count(more.windows)} windows held against the ledger"
+    out: list[RenderableType] = [Text(f"  {held}.")]
+    for u in more.unseen:
+        named = ", ".join(map(str, u.ranges))
+        out.append(warn(f"{u.key} {named}: {count(u.records)} records not compared with Kafka: {u.why}"))
+    if more.expired:
+        out.append(warn(f"Kafka has no committed offset any more of {', '.join(map(str, more.expired))}"))
     return out
 
 
@@ -135,6 +170,25 @@ def document(report: AuditReport) -> dict[str, Any]:
         "not_comparable": report.not_comparable,
         "partitions": [_account(a) for a in report.accounts],
         "problems": [{"invariant": p.invariant, "text": p.text} for p in report.problems],
+    }
+
+
+def _more(more: Strict) -> dict[str, Any]:
+    return {
+        "committed_offsets": more.commits,
+        "windows": more.windows,
+        "unseen": [
+            {
+                "topic": u.key.topic,
+                "partition": u.key.partition,
+                "topic_id": u.key.topic_id,
+                "ranges": ranges(u.ranges),
+                "records": u.records,
+                "why": u.why,
+            }
+            for u in more.unseen
+        ],
+        "expired": [str(k) for k in more.expired],
     }
 
 

@@ -1,0 +1,35 @@
+"""`sluice audit --strict`: what it prints, its document, its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.cli import audit
+from sluice.pipelines.values import CommittedOffset
+from tests.assets.world import P0, World
+from tests.cli.conftest import Tell
+
+
+@pytest.fixture(autouse=True)
+def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rescan itself has its own tests, on a real Kafka."""
+    monkeypatch.setattr(audit, "_rescanned", lambda session, feed, edges, ledger, report: report)
+
+
+def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None:
+    world.run()
+    told = tell(audit.audit, "orders", strict=True)
+    assert (told.code, told.document["closes"]) == (0, True)
+    assert told.document["strict"] == {"committed_offsets": 4, "windows": 5, "unseen": [], "expired": []}
+    assert "4 committed offsets and 5 windows held against the ledger" in told.text
+
+
+def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell: Tell) -> None:
+    world.run()
+    world.group.offsets[P0] = CommittedOffset(500)
+    told = tell(audit.audit, "orders", strict=True)
+    assert (told.code, told.document["closes"]) == (1, False)
+    (problem,) = told.document["problems"]
+    assert problem["invariant"] == 7
+    assert "orders:0: Kafka holds committed offset 500" in told.text
+    assert tell(audit.audit, "orders").code == 0
