@@ -14,16 +14,18 @@ from pathlib import Path
 
 from tests.checker import facts, tools
 from tests.checker.facts import Evidence, EvidenceError
+from tests.checker.gather import gather
 from tests.checker.invariants import Settings, check
-from tests.checker.lake import Folder
+from tests.checker.lake import Folder, fetch_s3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    folder = Folder(given.lake, given.feed)
     settings = Settings(given.group, given.healed, None if given.skew_ms < 0 else given.skew_ms)
     try:
         with tempfile.TemporaryDirectory() as spare:
+            lake = fetch_s3(given.lake, Path(spare), given.s3_endpoint) if "://" in given.lake else Path(given.lake)
+            folder = Folder(lake, given.feed)
             verdict = check(folder, _evidence(given, folder, given.keep or Path(spare)), settings)
     except EvidenceError as e:
         print(f"not decided: {e}", file=sys.stderr)
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.checker", description=__doc__)
-    made.add_argument("--lake", type=Path, required=True, help="the lake's folder")
+    made.add_argument("--lake", required=True, help="the lake: a folder, or s3://bucket/prefix")
+    made.add_argument("--s3-endpoint", help="where that bucket is, if not at Amazon")
     made.add_argument("--feed", required=True)
     made.add_argument("--produced", type=Path, action="append", help="what producers logged (JSON lines)")
     made.add_argument("--bootstrap", help="scan the feed's topics by Kafka's console consumer")
@@ -54,25 +57,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evidence(given: argparse.Namespace, folder: Folder, keep: Path) -> Evidence:
-    entries = folder.entries()
-    plans = [e["plan"] for e in entries.values() if e["kind"] == "plan"]
-    topics = {i["key"][0] for e in entries.values() if e["kind"] == "origin" for i in e["items"]}
-    committed = all(p["isolation"] == "read_committed" for p in plans)
-    needs = given.bootstrap or given.log_dirs
-    java = tools.Java(given.jars) if given.jars else tools.Java.of_local_kafka() if needs else None
-    scan, log, offsets = given.scan, given.log, given.offsets
-    if java and given.bootstrap:
-        scan = tools.scan(java, given.bootstrap, topics, keep / "scan.jsonl", committed=committed)
-    if java and given.log_dirs:
-        log = tools.dump(java, given.log_dirs, topics, keep / "log.jsonl")
-        offsets = tools.dump_offsets(java, given.log_dirs, keep / "offsets.jsonl")
-    return Evidence(
-        logs=facts.logs(scan, log),
-        produced=facts.produced(given.produced) if given.produced else None,
-        offsets=facts.committed(offsets) if offsets else None,
-        hands=facts.hands(given.hands) if given.hands else (),
-        observed=facts.observed(given.observed) if given.observed else (),
-    )
+    asking = given.bootstrap or given.log_dirs
+    java = tools.Java(given.jars) if given.jars else tools.Java.of_local_kafka() if asking else None
+    found = gather(folder, java, keep, given.bootstrap, given.log_dirs or ()) if java else Evidence()
+    if given.scan or given.log:
+        found.logs = facts.logs(given.scan, given.log)
+    if given.offsets:
+        found.offsets = facts.committed(given.offsets)
+    found.produced = facts.produced(given.produced) if given.produced else None
+    found.hands = facts.hands(given.hands) if given.hands else ()
+    found.observed = facts.observed(given.observed) if given.observed else ()
+    return found
 
 
 if __name__ == "__main__":

@@ -111,6 +111,23 @@ def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[bytes, bool], ..
     return tuple((p["key"].encode() + b":" + (p["value"] or b""), p["value"] is None) for p in pairs or ())
 
 
+def fetch_s3(uri: str, into: Path, endpoint: str | None = None) -> Path:
+    """The lake at `s3://bucket/prefix` as a folder below `into`; credentials as boto3 finds them."""
+    import boto3  # only here: a local lake needs none of it
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    below, root = f"{prefix.rstrip('/')}/" if prefix else "", into / "lake"
+    client = boto3.client("s3", endpoint_url=endpoint)
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below):
+        for item in page.get("Contents", ()):
+            place = root / item["Key"].removeprefix(below)
+            if not place.resolve().is_relative_to(root.resolve()):
+                raise EvidenceError(f"{item['Key']!r} leaves the lake")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            client.download_file(bucket, item["Key"], str(place))
+    return root
+
+
 def part_name(topic: str, partition: int, start: int, end: int, batch: int, sequence: int) -> str:
     """The only name that DESIGN §5 allows for a part, by the encoding of topics as it is documented."""
     suffix = f"-{sequence}" if sequence else ""

@@ -150,10 +150,7 @@ class Sound:
 
     def append(self, kind: str, **fields: Any) -> int:
         """Put one more entry, as Sluice would stamp it."""
-        number = len(self.place().entries())
-        stamp = {"format": 1, "write": f"w{number}", "run": "", "at": self.world.now, "cluster": self.world.topic.id}
-        self.entry(number).write_text(json.dumps({"kind": kind, **stamp, **fields}))
-        return number
+        return append(self.place(), kind, **fields)
 
     def append_plan(self, *ranges: tuple[int, int], kind: str = "catch-up") -> int:
         """A live plan over ranges of partition 0, with its right hash."""
@@ -192,6 +189,41 @@ class Sound:
                 receipt["counts"][kind] += more
 
         self.rewrite(number, agree)
+
+
+def append(folder: Folder, kind: str, **fields: Any) -> int:
+    """Put one more entry, as Sluice would stamp it."""
+    entries = folder.entries()
+    number, last = len(entries), entries[len(entries) - 1]
+    stamp = {"format": 1, "write": f"w{number}", "run": "", "at": last["at"], "cluster": last["cluster"]}
+    path = folder.root / "_sluice" / folder.feed / "log" / f"{number:020d}.json"
+    path.write_text(json.dumps({"kind": kind, **stamp, **fields}))
+    return number
+
+
+def land_again(folder: Folder) -> tuple[int, int]:
+    """The newest slice with rows, landed once more by a plan of its own; its (partition, first row's offset)."""
+    entries = folder.entries()
+    number, i = max((n, i) for n, e in entries.items() for i, r in enumerate(e.get("receipts", ())) if r["parts"])
+    receipt = entries[number]["receipts"][i]
+    standing = entries[entries[number]["batch"]]
+    raw = json.loads(json.dumps(standing["plan"]))
+    raw["tasks"] = [raw["tasks"][0] | {"slices": [receipt["slice"]]}]
+    raw["request"]["kind"] = "offsets"
+    owner, hashed = standing["owner"] | {"token": "planted"}, hash_of(raw)
+    plan = append(folder, "plan", plan=raw, hash=hashed, owner=owner)
+    parts = [_copied(folder, p, entries[number]["batch"], plan, hashed) for p in receipt["parts"]]
+    again = receipt | {"parts": parts}
+    append(folder, "publish", batch=plan, token="planted", receipts=[again], failures=[], results=[])
+    return receipt["slice"]["partition"], min(folder.rows(receipt["parts"][0]["path"]).offsets)
+
+
+def _copied(folder: Folder, part: Entry, batch: int, plan: int, hashed: str) -> Entry:
+    path = part["path"].replace(f"-b{batch}.", f"-b{plan}.")
+    table = pq.read_table(folder.root / part["path"], partitioning=None)
+    about = table.schema.metadata | {b"sluice.plan_hash": hashed.encode()}
+    pq.write_table(table.replace_schema_metadata(about), folder.root / path)
+    return part | {"path": path, "name": path.rpartition("/")[2]} | sized(folder.root / path)
 
 
 def sized(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from sluice.pipelines.batch import Skip
 from tests.checker.facts import EvidenceError
-from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, sized
+from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again
 from tests.pipelines.decode.logs import ABORT
 
 Where = dict[str, Any]
@@ -78,18 +78,7 @@ def missing_file(s: Sound) -> None:
 
 
 def duplicate(s: Sound) -> None:
-    """The third batch's slice landed once more, with its file, by a plan of its own."""
-    number, i = s.receipt(15)
-    old = s.place().entries()[number]["receipts"][i]
-    plan = s.append_plan((15, 18), kind="offsets")
-    hashed = s.place().entries()[plan]["hash"]
-    part = old["parts"][0]
-    path = s.root / part["path"].replace(f"-b{number - 1}.", f"-b{plan}.")
-    table = pq.read_table(s.root / part["path"])
-    pq.write_table(table.replace_schema_metadata(table.schema.metadata | {b"sluice.plan_hash": hashed.encode()}), path)
-    named = {"path": str(path.relative_to(s.root)), "name": path.name}
-    receipt = old | {"parts": [part | named | sized(path)]}
-    s.append("publish", batch=plan, token="planted", receipts=[receipt], failures=[], results=[])
+    assert land_again(s.place()) == (0, 15)
 
 
 def aborted_landed(s: Sound) -> None:

@@ -1,0 +1,52 @@
+"""Evidence of one feed from a running Kafka, once nothing is written any more: what the fault suite calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.checker import facts, tools
+from tests.checker.facts import TP, Evidence
+from tests.checker.invariants import Settings, Verdict, check
+from tests.checker.lake import Folder
+from tests.checker.tools import Java
+
+if TYPE_CHECKING:
+    from sluice.resources.local_kafka import LocalKafka
+
+
+def gather(
+    folder: Folder, java: Java, keep: Path, bootstrap: str | None = None, log_dirs: Iterable[Path] = ()
+) -> Evidence:
+    """Scan by the consumer where `bootstrap` is given, dump what lies in the brokers' folders; files go to `keep`.
+
+    Raises EvidenceError when a tool fails.
+    """
+    entries = folder.entries().values()
+    topics = {i["key"][0] for e in entries if e["kind"] == "origin" for i in e["items"]}
+    committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
+    folders, offsets = list(log_dirs), None
+    log = tools.dump(java, folders, topics, keep / "log.jsonl") if folders else None
+    if folders:
+        offsets = facts.committed(tools.dump_offsets(java, folders, keep / "offsets.jsonl"))
+    scan = tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed=committed) if bootstrap else None
+    return Evidence(facts.logs(scan, log), None, offsets)
+
+
+def checked(
+    kafka: LocalKafka,
+    folder: Folder,
+    keep: Path,
+    produced: Iterable[Path] = (),
+    settings: Settings = Settings(),  # noqa: B008
+    hands: Iterable[tuple[TP, int | None]] = (),
+    observed: Iterable[tuple[int, str]] = (),
+) -> Verdict:
+    """Everything about a feed on a local cluster, decided. Evidence stays in `keep`."""
+    status = kafka.status()
+    data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
+    found = gather(folder, Java.of_local_kafka(), keep, kafka.bootstrap, data)
+    found.produced = facts.produced(produced) if (produced := list(produced)) else None
+    found.hands, found.observed = tuple(hands), tuple(observed)
+    return check(folder, found, settings)

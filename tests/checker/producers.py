@@ -1,0 +1,78 @@
+"""Producers that note what became of each value they sent, as the checker reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+SECONDS = 60
+
+
+class Noting:
+    """One producer: values are (its name, a sequence that never repeats); a line is noted once the outcome is known.
+
+    With `transactional_id` each `transaction` block is one. Values that were sent and never answered are unknown, and
+    are noted as such by `close`.
+    """
+
+    def __init__(self, path: Path, name: str, bootstrap: str, transactional_id: str | None = None, **settings: Any):
+        self.name, self._transactional, self._transaction = name, transactional_id, ""
+        self._sequence, self._blocks = 0, 0
+        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        more = {"transactional_id": transactional_id} if transactional_id else {}
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", **{"linger_ms": 5, **more, **settings})
+        if transactional_id:
+            self._producer.init_transactions()
+
+    def send(self, topic: str, partition: int, count: int, fields: Iterable[dict[str, Any]] = ()) -> None:
+        """So many values to a partition; waits for all answers. `fields` are added to the values, in turn."""
+        more = list(fields) or [{}]
+        sent = [self._one(topic, partition, more[n % len(more)]) for n in range(count)]
+        for sequence, future in sent:
+            self._note(topic, partition, sequence, future)
+
+    def _one(self, topic: str, partition: int, fields: dict[str, Any]) -> tuple[int, Any]:
+        sequence, self._sequence = self._sequence, self._sequence + 1
+        who = {"producer": self.name, "sequence": sequence}
+        headers = [("text", b"a:b\nc"), ("none", b"")] if sequence % 3 == 0 else []
+        key = json.dumps(who).encode() if fields.get("tombstone") else f"k{sequence % 7}".encode()
+        value = None if fields.get("tombstone") else json.dumps(who | fields, ensure_ascii=False, indent=1).encode()
+        try:
+            future = self._producer.send(topic, value, key=key, partition=partition, headers=headers)
+        except KafkaError:
+            future = None  # it may have gone into a batch or not: unknown
+        return sequence, future
+
+    def _note(self, topic: str, partition: int, sequence: int, future: Any) -> None:
+        offset, outcome = None, "unknown"
+        if future is not None:
+            with suppress(KafkaError):  # a timeout, or an answer that says nothing about the log
+                offset, outcome = future.get(SECONDS).offset, "acknowledged"
+        said = {"producer": self.name, "sequence": sequence, "topic": topic, "partition": partition}
+        said |= {"offset": offset, "outcome": outcome, "transaction": self._transaction or None}
+        self._file.write(json.dumps(said) + "\n")
+
+    @contextmanager
+    def transaction(self, *, commits: bool = True) -> Iterator[None]:
+        """What is sent in the block is one transaction. An end that nobody confirmed is noted as unknown."""
+        self._blocks += 1
+        self._transaction = f"{self._transactional}/{self.name}/{self._blocks}"
+        self._producer.begin_transaction()
+        ended = "unknown"
+        try:
+            yield
+            self._producer.commit_transaction() if commits else self._producer.abort_transaction()
+            ended = "committed" if commits else "aborted"
+        finally:
+            self._file.write(json.dumps({"transaction": self._transaction, "ended": ended}) + "\n")
+            self._transaction = ""
+
+    def close(self) -> None:
+        self._producer.close(SECONDS)
+        self._file.close()
