@@ -30,8 +30,14 @@ def gather(
     log = tools.dump(java, folders, topics, keep / "log.jsonl") if folders else None
     if folders:
         offsets = facts.committed(tools.dump_offsets(java, folders, keep / "offsets.jsonl"))
-    scan = tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed=committed) if bootstrap else None
+    scan = _scan(java, bootstrap, topics, keep, log, committed) if bootstrap else None
     return Evidence(facts.logs(scan, log), None, offsets)
+
+
+def _scan(java: Java, bootstrap: str, topics: set[str], keep: Path, log: Path | None, committed: bool) -> Path:
+    """With as many records as the segments hold; that they are the same ones is for `check` to say."""
+    expected = {tp: held.visible(committed) or () for tp, held in facts.logs(None, log).items()}
+    return tools.scan(java, bootstrap, topics, keep / "scan.jsonl", committed=committed, expected=expected)
 
 
 def checked(

@@ -13,7 +13,7 @@ import re
 import secrets
 import struct
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,6 @@ _RECORD = re.compile(
     rb"sequence: -?\d+ headerKeys: \[(.*)"
 )
 _MARKER = re.compile(rb"endTxnMarker: (COMMIT|ABORT) coordinatorEpoch: -?\d+$")
-_DUMPING = re.compile(rb"Dumping (.+\.log)$")
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,26 @@ class Java:
 
 
 def scan(
-    java: Java, bootstrap: str, topics: Iterable[str], out: Path, *, committed: bool = True, idle_ms: int = 15_000
+    java: Java,
+    bootstrap: str,
+    topics: Iterable[str],
+    out: Path,
+    *,
+    committed: bool = True,
+    expected: Mapping[TP, Collection[int]] | None = None,
+    idle_ms: int = 15_000,
 ) -> Path:
-    """Every record of the topics that a consumer sees, to `out`; it reads until nothing came for `idle_ms`."""
+    """Every record of the topics that a consumer sees, to `out`; it reads until nothing came for `idle_ms`, or until it
+    has as many of a topic as the `expected` offsets are: whoever knows those compares them, too.
+    """
     found: list[dict[str, Any]] = []
     for topic in sorted(set(topics)):
         starts = _ends(java, bootstrap, topic, "earliest")
         ends = _ends(java, bootstrap, topic, "latest")
         found += [{"topic": t, "partition": p, "log_start": starts[t, p], "log_end": ends[t, p]} for t, p in ends]
         if any(ends[tp] > starts[tp] for tp in ends):
-            found += _consumed(java, bootstrap, topic, committed, idle_ms)
+            enough = sum(o >= starts[tp] for tp in starts for o in (expected or {}).get(tp, ()))
+            found += _consumed(java, bootstrap, topic, committed, idle_ms, enough)
     return write_lines(out, found)
 
 
@@ -90,7 +99,9 @@ def _ends(java: Java, bootstrap: str, topic: str, time: str) -> dict[TP, int]:
     return {(t, int(p)): int(offset or 0) for t, p, offset in rows if t == topic}
 
 
-def _consumed(java: Java, bootstrap: str, topic: str, committed: bool, idle_ms: int) -> Iterator[dict[str, Any]]:
+def _consumed(
+    java: Java, bootstrap: str, topic: str, committed: bool, idle_ms: int, enough: int
+) -> Iterator[dict[str, Any]]:
     line, column, header, null = (f"<{c}-{secrets.token_hex(16)}>" for c in "lchn")
     shown = dict.fromkeys(("timestamp", "partition", "offset", "headers", "key", "value"), "true")
     settings = {f"print.{name}": on for name, on in shown.items()} | {
@@ -101,6 +112,7 @@ def _consumed(java: Java, bootstrap: str, topic: str, committed: bool, idle_ms: 
     }
     said = java.run(
         *(_CONSOLE, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *(("--max-messages", str(enough)) if enough else ()),
         *("--isolation-level", "read_committed" if committed else "read_uncommitted", "--timeout-ms", str(idle_ms)),
         *(word for name, value in settings.items() for word in ("--formatter-property", f"{name}={value}")),
     )
@@ -141,29 +153,41 @@ class Replica(NamedTuple):
 
 def dump(java: Java, folders: Iterable[Path], topics: Iterable[str], out: Path) -> Path:
     """Every batch of the topics' segments, to `out`."""
-    wanted, found, deep = set(topics), list[dict[str, Any]](), ("--deep-iteration", "--files")
-    for (topic, partition), replica in sorted(_chosen(folders).items()):
-        if topic in wanted:
-            place = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
-            found.append(place | {"log_start": _log_start(replica, topic, partition), "cluster": _cluster(replica)})
-            found += (place | batch for batch in parse_batches(java.run(_SEGMENTS, *deep, _files(replica.segments))))
+    wanted, found = set(topics), list[dict[str, Any]]()
+    chosen = {tp: replica for tp, replica in sorted(_chosen(folders).items()) if tp[0] in wanted}
+    printed = _segments(java, chosen, "--deep-iteration")
+    for (topic, partition), replica in chosen.items():
+        place = {"topic": topic, "partition": partition, "topic_id": replica.topic_id}
+        found.append(place | {"log_start": _log_start(replica, topic, partition), "cluster": _cluster(replica)})
+        found += (place | batch for batch in parse_batches(printed[topic, partition]))
     return write_lines(out, found)
 
 
 def dump_offsets(java: Java, folders: Iterable[Path], out: Path) -> Path:
     """Every committed offset that took effect, in order, to `out`: those of a transaction at its COMMIT."""
-    found: list[dict[str, Any]] = []
-    for (topic, partition), replica in sorted(_chosen(folders).items()):
-        if topic == "__consumer_offsets":
-            found += _effective(
-                partition, java.run(_SEGMENTS, "--offsets-decoder", "--files", _files(replica.segments))
-            )
-    return write_lines(out, found)
+    chosen = {tp: r for tp, r in sorted(_chosen(folders).items()) if tp[0] == "__consumer_offsets"}
+    printed = _segments(java, chosen, "--offsets-decoder")
+    return write_lines(out, (row for (_, partition), said in printed.items() for row in _effective(partition, said)))
+
+
+def _segments(java: Java, chosen: Mapping[TP, Replica], how: str) -> dict[TP, bytes]:
+    """What DumpLogSegments prints of each partition, by one run of it."""
+    of = {str(segment).encode(): tp for tp, replica in chosen.items() for segment in replica.segments}
+    found = dict.fromkeys(chosen, b"")
+    if not of:
+        return found
+    printed = java.run(_SEGMENTS, how, "--files", ",".join(p.decode() for p in of))
+    for part in re.split(rb"^Dumping (?=/)", printed, flags=re.M)[1:]:
+        path, _, said = part.partition(b"\n")
+        if path not in of:
+            raise EvidenceError(f"DumpLogSegments speaks of {path!r}, which it was not asked for")
+        found[of[path]] += said
+    return found
 
 
 def _chosen(folders: Iterable[Path]) -> dict[TP, Replica]:
     found: dict[TP, Replica] = {}
-    for place in (p for folder in folders for p in sorted(folder.iterdir()) if p.is_dir()):
+    for place in (p for folder in folders for p in sorted(folder.resolve().iterdir()) if p.is_dir()):
         name = _FOLDER.fullmatch(place.name)
         if name and (replica := _replica(place)):
             tp = (name[1], int(name[2]))
@@ -203,10 +227,6 @@ def _log_start(replica: Replica, topic: str, partition: int) -> int:
 def _cluster(replica: Replica) -> str:
     said = re.search(r"^cluster\.id=(.+)$", (replica.folder.parent / "meta.properties").read_text(), re.M)
     return said[1].replace("\\", "") if said else ""
-
-
-def _files(segments: Iterable[Path]) -> str:
-    return ",".join(map(str, segments))
 
 
 def parse_batches(printed: bytes) -> Iterator[dict[str, Any]]:
