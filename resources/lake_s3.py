@@ -63,14 +63,15 @@ class S3Lake:
         return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Objects below `prefix`, in the order of their keys; what other tools put there as folders is passed over."""
+        """Objects below `prefix`, in the order of their keys; what other tools put there as folders, or under names
+        that are no paths, is passed over."""
         above = prefix.strip("/")
         folder = f"{self._key(above)}/" if above else self._prefix
         given = {"StartAfter": self._prefix + after} if after else {}
         for page in self.bucket.pages("list_objects_v2", Prefix=folder, **given):
             for one in page.get("Contents", ()):
-                if not one["Key"].endswith("/"):
-                    yield one["Key"].removeprefix(self._prefix)
+                if _is_path(path := one["Key"].removeprefix(self._prefix)):
+                    yield path
 
     def size(self, path: str) -> int | None:
         return self._size(self._key(path))
@@ -156,6 +157,8 @@ class S3Lake:
         for page in self.bucket.pages("list_multipart_uploads", Prefix=f"{self._key(prefix.strip('/'))}/"):
             now = date(page)
             for one in page.get("Uploads", ()):
+                if not _is_path(one["Key"].removeprefix(self._prefix)):
+                    continue
                 with suppress(NotThere):  # it has ended meanwhile
                     newest = max(self._parts_of(one["Key"], one["UploadId"]), default=one["Initiated"])
                     age = (now - max(newest, one["Initiated"])).total_seconds()
@@ -173,17 +176,21 @@ class S3Lake:
             self.bucket.call("abort_multipart_upload", self._key(path), UploadId=upload)
 
     def _key(self, path: str) -> str:
-        parts = path.split("/")
         with suppress(UnicodeEncodeError):
             key = self._prefix + path
             if len(key.encode()) > _KEY_BYTES:
                 raise Terminal(f"{path[:300]}… is too long a name for S3", remedy="give the lake a shorter prefix")
-            if not any(p in ("", ".", "..") or "\0" in p for p in parts):
+            if _is_path(path):
                 return key
         raise Terminal(
             f"{ascii(path)[:300]} is no path inside the lake {self.uri}",
             remedy="look for `..`, an empty name, or a slash at the beginning or the end",
         )
+
+
+def _is_path(name: str) -> bool:
+    """Whether it names something inside the lake, also to those who read it as a folder's path."""
+    return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
 
 
 def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from sluice.pipelines import layout
 from sluice.pipelines.audit import audit
 from sluice.pipelines.errors import LedgerCorrupt, Terminal, WindowIncomplete
-from sluice.pipelines.expiry import remove_retired
+from sluice.pipelines.expiry import expire, remove_retired
 from sluice.pipelines.feed import LandingSettings, WindowSettings
 from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import Ledger, checkpoint
@@ -42,7 +42,7 @@ from sluice.pipelines.values import (
 from sluice.resources.lake_local import LocalLake
 from tests.fakes import FakeLiveness, MemoryLake, owner
 from tests.pipelines.decode.logs import Batch, Record, log
-from tests.pipelines.landed_world import HOUR, START, A, B, World
+from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.pipelines.log_fetcher import LogFetcher
 
 LOG = log(Batch(tuple(Record(b"k", b"v%d" % i) for i in range(50))))
@@ -214,6 +214,43 @@ def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> No
     world.compact()
     assert world.rows().num_rows == 400
     assert len(audit(world.fresh_ledger(), world.lake, "orders").problems) == 2  # type: ignore[arg-type]
+
+
+NAMES = [
+    "x",
+    "a\nb.json",
+    "\u202e.json",
+    "\udcff",
+    "-1.json",
+    f"{'9' * 200}/x",
+    f"{'9' * 200}/a/x.receipt.json",
+    "0/a/orders-0-0-100.receipt.json",
+    "99999999999999999999.json",
+    "12/x.parquet",
+    f"{'9' * 240}.parquet",
+    f"2026-11-20T1400-{'9' * 200}d.json",
+    "2026-11-20T1400-0h.json",
+    "9999-12-31T2359-1h.json",
+    "0000-00-00T0000-1h.json",
+    "T-1h.json",
+]
+FOLDERS = ["staging", "owners", "windows", "checkpoints", "relanded", "reports", ""]
+
+
+@pytest.mark.parametrize("folder", [f"_sluice/orders/{f}".rstrip("/") for f in FOLDERS] + ["data/orders", "_sluice"])
+def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
+    world = World(tmp_path)
+    world.land(*pieces(A, 50), *pieces(B, 50))
+    for name in NAMES:
+        world.lake.put(f"{folder}/{name}", b"[")
+    lake: Any = world.lake
+    roll_forward(world.fresh_ledger(), lake, "orders")
+    expire(world.fresh_ledger(), lake, "orders", START + HOUR, world.feed.window, "old")
+    list(repair(Place("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
+    world.compact()
+    assert world.rows(windows=[START + HOUR]).num_rows == 200
+    strangers = len(NAMES) if folder.startswith("data") else 0
+    assert len(audit(world.fresh_ledger(), lake, "orders").problems) == strangers
 
 
 # -- checkpoints

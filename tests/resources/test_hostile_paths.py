@@ -13,7 +13,9 @@ import pytest
 from sluice.pipelines.feed import load_feed
 from sluice.pipelines.reading import File
 from sluice.pipelines.values import PartKind
+from sluice.resources.lake_s3 import S3Lake
 from sluice.resources.reading import Windows, _escaped
+from tests.stores import Store
 
 EVIL = '"; drop table t; --'
 FOLDERS = ["*", "a?", "[ab]", "{a,b}", "~", "a b", "x'y\"z", "$(id)", "s3:", "%2e%2e", "a\\b"]
@@ -42,3 +44,15 @@ def test_hadoop_is_told_that_no_sign_is_a_pattern(folder: str) -> None:
     """Spark takes paths for patterns of Hadoop's: what is left of them without backslashes is the path."""
     assert re.sub(r"\\(.)", r"\1", _escaped(folder)) == folder
     assert not re.search(r"(?<!\\)[*?\[\]{}]", _escaped(folder).replace("\\\\", ""))
+
+
+def test_keys_of_a_bucket_that_are_no_paths_stop_nobody(s3_store: Store) -> None:
+    """S3 takes any key; whoever lists a folder to tidy it up meets only what can be read and removed."""
+    lake = S3Lake(s3_store.lake(), s3_store.settings)
+    lake.put("a/x", b"")
+    above = lake.locate("a").removeprefix(f"s3://{lake.bucket.name}/")
+    for name in ("/y", "../y", "b/../../../y", "./y", "b//y", "folder/"):
+        lake.bucket.send("put_object", f"{above}/{name}", b"")
+    lake.bucket.call("create_multipart_upload", f"{above}/../y")
+    assert list(lake.list("a")) == ["a/x"]
+    assert list(lake.unfinished("a")) == []
