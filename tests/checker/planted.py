@@ -25,7 +25,7 @@ from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transactio
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Record
-from tests.pipelines.test_batch import HOUR, PARTITIONS, START, World
+from tests.pipelines.test_batch import HOUR, PARTITIONS, START, Topic, World
 
 FEED = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n"
 CATCH_UP = Request(RequestKind.CATCH_UP)
@@ -43,14 +43,16 @@ class Sound:
         self.offsets: list[Committed] = []
         self.hands: list[tuple[facts.TP, int | None]] = []
         self.observed: list[tuple[int, str]] = []
+        self.names = "p"
+        """What producers' names begin with: in another life of the log they are others."""
         self.placed: dict[str, bytes] = {}
 
     # -- what happens
 
     def produce(self, tp: TopicPartition, count: int, ended: str | None = None) -> None:
         """Values in one batch; in a transaction that ends so, when it is said."""
-        first = sum(s.tp == (tp.topic, tp.partition) for s in self.sent.values())
-        base, name = self.world.topic.log(tp).end, f"p{tp.partition}"
+        base, name = self.world.topic.log(tp).end, f"{self.names}{tp.partition}"
+        first = sum(of == name for of, _ in self.sent)
         transaction = f"t-{tp.partition}-{base}" if ended else None
         for n in range(count):
             who = (name, first + n)
@@ -100,22 +102,7 @@ class Sound:
         return Evidence(logs, self.sent, tuple(self.offsets), tuple(self.hands), tuple(self.observed))  # type: ignore[arg-type]
 
     def log(self, tp: TopicPartition) -> Log:
-        """As a consumer sees it and as the segments have it."""
-        held, start = self.world.topic.log(tp), self.world.topic.log_start
-        kinds = {None: "", COMMIT: "COMMIT", ABORT: "ABORT"}
-        batches = tuple(
-            facts.Batch(
-                *(b.base, b.last, b.batch.producer, 0, 0, START, b.batch.transactional or b.batch.marker is not None),
-                *(kinds[b.batch.marker], b.offsets),
-            )
-            for b in held.batches
-            if b.last >= start
-        )
-        log = Log(tuple(tp), self.world.topic.topic_id, self.world.topic.id, start, batches=batches)  # type: ignore[arg-type]
-        stable = log.stable_end(True) or 0
-        rows = held.visible(start, stable)
-        log.seen = {r["offset"]: Seen(r["offset"], r["timestamp"], r["key"], r["value"], _headers(r)) for r in rows}
-        return log
+        return log_of(self.world.topic, tp)
 
     def place(self) -> Folder:
         """The lake as a folder: what Sluice wrote since goes there, what was planted stays."""
@@ -189,6 +176,24 @@ class Sound:
                 receipt["counts"][kind] += more
 
         self.rewrite(number, agree)
+
+
+def log_of(topic: Topic, tp: TopicPartition) -> Log:
+    """A log in memory as a consumer sees it and as the segments have it."""
+    held, start = topic.log(tp), topic.log_start
+    kinds = {None: "", COMMIT: "COMMIT", ABORT: "ABORT"}
+    batches = tuple(
+        facts.Batch(
+            *(b.base, b.last, b.batch.producer, 0, 0, START, b.batch.transactional or b.batch.marker is not None),
+            *(kinds[b.batch.marker], b.offsets),
+        )
+        for b in held.batches
+        if b.last >= start
+    )
+    log = Log(tuple(tp), topic.topic_id, topic.id, start, batches=batches)  # type: ignore[arg-type]
+    rows = held.visible(start, log.stable_end(True) or 0)
+    log.seen = {r["offset"]: Seen(r["offset"], r["timestamp"], r["key"], r["value"], _headers(r)) for r in rows}
+    return log
 
 
 def append(folder: Folder, kind: str, **fields: Any) -> int:

@@ -1,0 +1,189 @@
+"""What looks odd and is right: quarantine, replay, mending, compaction, expiry, other lives, losses, other layouts.
+
+Sluice's own stages made each of these lakes; the checker must find nothing, and must find what is then planted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.accept import Event, accept_log, accept_lost
+from sluice.pipelines.expiry import expire
+from sluice.pipelines.feed import load_feed
+from sluice.pipelines.mending import Record
+from tests.checker.facts import Evidence
+from tests.checker.invariants import Settings, Verdict, check
+from tests.checker.lake import Folder
+from tests.checker.ledger import fold
+from tests.checker.planted import ONE, ZERO, Sound, log_of, sized
+from tests.pipelines import landed_world, test_drift, test_replay
+from tests.pipelines.landed_world import HOUR, START, A, B, pieces
+from tests.pipelines.test_batch import PARTITIONS
+
+HEALED = Settings(healed=True)
+
+
+def placed(files: dict[str, bytes], root: Path) -> Folder:
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+    return Folder(root, "orders")
+
+
+def by_files(world: landed_world.World, root: Path) -> Verdict:
+    """What ledger and files alone decide."""
+    return check(placed(world.lake.files, root), Evidence(), HEALED)
+
+
+def test_compaction(tmp_path: Path) -> None:
+    world = landed_world.World(tmp_path)
+    world.land(*pieces(A, 10), *pieces(B, 25), bad=1, gaps=2)
+    world.compact()
+    found = by_files(world, tmp_path / "lake")
+    assert found.holds, str(found)
+    assert found.counts["live slices"] == 4
+
+
+def test_expiry(tmp_path: Path) -> None:
+    world = landed_world.World(tmp_path)
+    world.land(*pieces(A, 25), *pieces(B, 50))
+    expire(world.fresh_ledger(), world.lake, "orders", START + HOUR, world.feed.window, "old")  # type: ignore[arg-type]
+    found = by_files(world, tmp_path / "lake")
+    assert found.holds, str(found)
+    assert found.counts["rows"] == 200
+
+
+def test_a_replay_with_what_was_mended(tmp_path: Path) -> None:
+    world = test_replay.Typed(tmp_path)
+    world.land(*pieces(A, 50))
+    world.says(test_replay.WIDER)
+
+    def mend(record: Record) -> bytes | None:
+        return json.dumps({"id": record.offset, "amount": 1, "name": "x"}).encode() if record.offset < 60 else None
+
+    world.replay(mend=mend)
+    found = by_files(world, tmp_path / "lake")
+    assert found.holds, str(found)
+
+
+@pytest.mark.parametrize("layout", ["window", "record_time"])
+def test_layouts(tmp_path: Path, layout: str) -> None:
+    sound = Sound(tmp_path, f"landing: {{layout: {layout}}}\n")
+    sound.grow()
+    assert sound.check().holds, str(sound.check())
+
+
+def test_a_loss_with_a_name(tmp_path: Path) -> None:
+    sound = Sound(tmp_path)
+    sound.grow()
+    sound.produce(ZERO, 6)
+    sound.world.topic.log_start = 21
+    accept_lost(sound.world.feed, sound.world.edges(), "retention")
+    sound.land()
+    sound.commit()
+    found = sound.check()
+    assert found.holds, str(found)
+    assert found.counts["acknowledged values owed, passed over or named"] == 3
+
+
+@pytest.mark.parametrize(("event", "life"), [(Event.RECREATED, "id-2"), (Event.TRUNCATED, "id-1#1")])
+def test_another_life_of_the_log(tmp_path: Path, event: Event, life: str) -> None:
+    sound = Sound(tmp_path)
+    sound.grow()
+    topic = sound.world.topic
+    if event is Event.RECREATED:
+        topic.topic_id, topic.batches = "id-2", {tp: [] for tp in PARTITIONS}
+    else:
+        topic.batches[ZERO].pop()
+    accept_log(sound.world.feed, sound.world.edges(), event, "a test")
+    sound.names = "q"
+    sound.produce(ZERO, 2)
+    sound.produce(ONE, 1)
+    sound.land()
+    sound.commit()
+    found = sound.check()
+    assert found.holds, str(found)
+    assert life in {x.incarnation for x in fold(sound.place().entries()).origins}
+
+
+# -- typed feeds: the value is not kept, its fields are
+
+
+ROWS = [{"id": n, "note": f"n{n}", "producer": "p", "sequence": n} for n in range(6)]
+SCHEMA = {"id": "int32", "note": "string", "producer": "string", "sequence": "int64"}
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> tuple[test_drift.World, Evidence]:
+    world = test_drift.World(tmp_path)
+    world.landed(world.feed(SCHEMA), *ROWS, {"id": "x"}, b"no json", None)
+    return world, Evidence({tuple(tp): log_of(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
+
+
+def test_a_typed_feed_with_its_quarantine(typed: tuple[test_drift.World, Evidence], tmp_path: Path) -> None:
+    found = check(Folder(tmp_path / "lake", "orders"), typed[1], HEALED)
+    assert found.holds, str(found)
+    assert found.counts["records compared with the log"] == 9
+
+
+@pytest.mark.parametrize(
+    ("folder", "column", "value", "says"),
+    [
+        ("data", "note", "forged", "orders:0:2 in .*: its field note is 'forged', the log's 'n2'"),
+        ("data", "id", None, "orders:0:2 in .*: its field id is None, the log's 2"),
+        ("data", "kafka_key", b"z", "orders:0:2 in .*: its key is b'z', the log's b'k'"),
+        ("quarantine", "value", b"{}", "orders:0:7 in .*: its value is b'{}', the log's b'no json'"),
+    ],
+)
+def test_a_forged_field(
+    typed: tuple[test_drift.World, Evidence], tmp_path: Path, folder: str, column: str, value: Any, says: str
+) -> None:
+    lake = Folder(tmp_path / "lake", "orders")
+    (path,) = (p for p in lake.visible() if p.startswith(f"{folder}/"))
+    table, row = pq.read_table(lake.root / path, partitioning=None), 2 if folder == "data" else 1
+    items = table.column(column).to_pylist()
+    items[row] = value
+    field = table.schema.field(column)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index(column), field, pa.array(items, field.type)), lake.root / path
+    )
+    agree(lake, path)
+    found = check(lake, typed[1], HEALED)
+    assert set(found.first) == {3}, str(found)
+    assert re.search(says, found.first[3].text), found.first[3].text
+
+
+def agree(lake: Folder, path: str) -> None:
+    """The ledger says of the file what it is now."""
+    for number, entry in lake.entries().items():
+        for receipt in entry.get("receipts", ()):
+            for part in receipt["parts"]:
+                if part["path"] == path:
+                    part |= sized(lake.root / path)
+        place = lake.root / "_sluice" / "orders" / "log" / f"{number:020d}.json"
+        place.write_text(json.dumps(entry))
+
+
+def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> None:
+    world = test_drift.World(tmp_path)
+    path = world.feed(SCHEMA).name
+    text = (tmp_path / "feeds" / f"{path}.yaml").read_text().replace("on_drift: extra", "on_undecodable: drop")
+    (tmp_path / "feeds" / f"{path}.yaml").write_text(text)
+    world.landed(load_feed(tmp_path / "feeds" / f"{path}.yaml", {}), *ROWS[:2], b"no json", *ROWS[2:])
+    lake = Folder(tmp_path / "lake", "orders")
+    evidence = Evidence({tuple(tp): log_of(world.topic, tp) for tp in PARTITIONS})  # type: ignore[misc]
+    assert check(lake, evidence, HEALED).holds
+    (file,) = lake.visible()
+    table = pq.read_table(lake.root / file, partitioning=None)
+    pq.write_table(table.slice(1), lake.root / file)
+    agree(lake, file)
+    found = check(lake, evidence, HEALED)
+    assert "orders:0:0 is in the log, and neither landed nor in quarantine" in found.first[1].text
+    assert "2 such, of which 1 were dropped" in found.first[1].text
