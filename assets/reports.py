@@ -9,7 +9,6 @@ is one Parquet file a window in the lake; the same window again replaces it.
 
 # No `from __future__ import annotations` here: Dagster reads the annotation of `context` as it stands.
 
-import html
 import re
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -23,6 +22,7 @@ import pyarrow as pa
 from sluice.assets import metadata
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
+from sluice.assets.markdown import plain
 from sluice.assets.session import Session
 from sluice.pipelines import layout, reading
 from sluice.pipelines.errors import FeedError
@@ -171,5 +171,4 @@ def _markdown(result: pa.Table) -> str:
 
 
 def _cell(value: object) -> str:
-    text = str(value)[:200]
-    return re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", html.escape(text).replace("\n", " ").replace("\r", " "))
+    return plain(re.sub(r"[\r\n]", " ", str(value)[:200])).replace("|", r"\|")

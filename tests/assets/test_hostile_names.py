@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from sluice.assets import contracts, sensors
+from sluice.assets import contracts, reports, sensors
 from sluice.assets.markdown import plain
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.values import Drift, DriftKind, OpenTransaction
@@ -77,6 +78,17 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
     refused = SchemaDrifted("no", breaches=[Breach("schema", name, "", 1, 0, ())])
     ((_, said),) = contracts.refusals(world.session().feed("orders"), refused, None)
     assert kinds(said["description"]) == set()
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=60))
+@example(EVIL[0])
+@example(r"a\|b|c")
+def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
+    text = text.strip() or "x"
+    blocks = UI.enable("table").parse(reports._markdown(pa.table({text: [text, None]})))
+    cells = [b.children for b in blocks if b.type == "inline"]
+    assert ["".join(t.content for t in cell or ()) for cell in cells] == [text, text, "None"]
+    assert {t.type for cell in cells for t in cell or ()} <= {"text", "text_special"}
 
 
 @pytest.mark.parametrize("name", EVIL)
