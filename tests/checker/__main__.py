@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--group", help="whose committed offsets (default: those with the ledger's mark)")
     made.add_argument("--healed", action="store_true", help="faults are over, and runs went on to the end")
     made.add_argument("--skew-ms", type=int, default=5000, help="how far clocks may differ; -1: compare none")
+    made.add_argument("--topic", action="append", help="a topic of the feed that the ledger may not know yet")
     made.add_argument("--jars", type=Path, help="the folder of Kafka's jars (default: the local cluster's)")
     made.add_argument("--keep", type=Path, help="keep the evidence in this folder")
     made.add_argument("--json", action="store_true")
@@ -59,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 def _evidence(given: argparse.Namespace, folder: Folder, keep: Path) -> Evidence:
     asking = given.bootstrap or given.log_dirs
     java = tools.Java(given.jars) if given.jars else tools.Java.of_local_kafka() if asking else None
-    found = gather(folder, java, keep, given.bootstrap, given.log_dirs or ()) if java else Evidence()
+    found = Evidence()
+    if java:
+        found = gather(folder, java, keep, given.bootstrap, given.log_dirs or (), given.topic or ())
     if given.scan or given.log:
         found.logs = facts.logs(given.scan, given.log)
     if given.offsets:

@@ -122,6 +122,8 @@ class Log:
     cluster: str = ""
     log_start: int = 0
     log_end: int | None = None
+    high: int | None = None
+    """The high watermark, where the consumer's tools told: what the segments hold above it nobody sees."""
     seen: dict[int, Seen] | None = None
     batches: tuple[Batch, ...] | None = None
     classes: dict[int, str] = field(default_factory=dict)
@@ -151,9 +153,10 @@ class Log:
         self.log_end = max(self.log_end or 0, batches[-1].last + 1 if batches else 0)
 
     def stable_end(self, committed: bool) -> int | None:
-        """The last stable offset, or the log's end for whoever reads uncommitted."""
+        """The last stable offset, or the high watermark for whoever reads uncommitted."""
         opened = [t.first for t in self.transactions if t.end is None] if committed else []
-        return min(opened, default=self.log_end)
+        ends = [e for e in (self.high, self.log_end) if e is not None]
+        return min([*opened, *ends], default=None)
 
     def compacted(self, offset: int) -> bool:
         """Whether a record may have been at the offset that compaction took: the segments have none inside the log."""
@@ -282,7 +285,8 @@ def _scanned(found: dict[TP, Log], raw: dict[str, Any]) -> None:
     log = found.setdefault(tp, Log(tp))
     log.seen = {} if log.seen is None else log.seen
     if "log_start" in raw:
-        log.log_start, log.log_end = max(log.log_start, raw["log_start"]), max(log.log_end or 0, raw["log_end"])
+        log.log_start, log.high = max(log.log_start, raw["log_start"]), raw["log_end"]
+        log.log_end = max(log.log_end or 0, raw["log_end"])
     else:
         headers = tuple((_bytes(h[0]) or b"", bool(h[1])) for h in raw["headers"])
         log.seen[raw["offset"]] = Seen(

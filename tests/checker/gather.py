@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 
 def gather(
-    folder: Folder, java: Java, keep: Path, bootstrap: str | None = None, log_dirs: Iterable[Path] = ()
+    folder: Folder,
+    java: Java,
+    keep: Path,
+    bootstrap: str | None = None,
+    log_dirs: Iterable[Path] = (),
+    topics: Iterable[str] = (),
 ) -> Evidence:
     """Scan by the consumer where `bootstrap` is given, dump what lies in the brokers' folders; files go to `keep`.
 
-    Raises EvidenceError when a tool fails.
+    Of the topics that the ledger knows, and of `topics`. Raises EvidenceError when a tool fails.
     """
     entries = folder.entries().values()
-    topics = {i["key"][0] for e in entries if e["kind"] == "origin" for i in e["items"]}
+    topics = {*topics, *(i["key"][0] for e in entries if e["kind"] == "origin" for i in e["items"])}
     committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
     folders, offsets = list(log_dirs), None
     log = tools.dump(java, folders, topics, keep / "log.jsonl") if folders else None
@@ -48,11 +53,17 @@ def checked(
     settings: Settings = Settings(),  # noqa: B008
     hands: Iterable[tuple[TP, int | None]] = (),
     observed: Iterable[tuple[int, str]] = (),
+    topics: Iterable[str] = (),
 ) -> Verdict:
     """Everything about a feed on a local cluster, decided. Evidence stays in `keep`."""
     status = kafka.status()
     data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
-    found = gather(folder, Java.of_local_kafka(), keep, kafka.bootstrap, data)
+    found = gather(folder, Java.of_local_kafka(), keep, kafka.bootstrap, data, topics)
     found.produced = facts.produced(produced) if (produced := list(produced)) else None
     found.hands, found.observed = tuple(hands), tuple(observed)
     return check(folder, found, settings)
+
+
+def seen(folder: Folder) -> tuple[tuple[int, str], ...]:
+    """The ledger's entries as they stand now, to be held against it later: (number, write)."""
+    return tuple((number, entry["write"]) for number, entry in folder.entries().items())

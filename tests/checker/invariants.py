@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -247,14 +248,18 @@ class _Check:
 
     def _lost(self, life: Life, log: Log) -> Iterator[Broken]:
         visible, held = log.visible(self.committed_only), self._comparable(life, log)
-        landed = [r for r in self.book.live() if r.life == life]
+        find = _Finder([r for r in self.book.live() if r.life == life])
         missing: dict[int, list[int]] = defaultdict(list)
-        for offset in sorted(visible or ()):
-            at = next((i for i, r in enumerate(landed) if r.holds(offset)), None)
-            if at is not None and held(offset):
+        for offset in sorted(o for o in visible or () if held(o)):
+            at = find.at(offset)
+            if at is not None:
                 self.verdict.counts["records compared with the log"] += 1
                 if offset not in self.rows[life]:
                     missing[at].append(offset)
+            elif (span := self.book.named(life, offset)) and span.kind == "landed":
+                text = f"{life}:{offset} landed by entry {span.number}, and nothing that counts holds it"
+                yield Broken(1, text, _at(life, offset, number=span.number))
+        landed = find.receipts
         for s in self.book.spans.get(life, ()):
             there = [o for o in visible or () if s.kind == "lost" and s.start <= o < s.end and held(o)]
             if there and all(b.valid for b in log.batches or () if b.base <= min(there) <= b.last):
@@ -515,7 +520,7 @@ class _Check:
             return
         for tp, log in sorted(self.evidence.logs.items()):
             stable, life = log.stable_end(self.committed_only), self.book.current.get(tp)
-            if stable is None or (life is None and not self._of_feed(tp)):
+            if stable is None:
                 continue
             frontier = self.book.frontier(life) if life else None
             if life is None or frontier is None or (frontier < stable and self._log(life)):
@@ -529,9 +534,6 @@ class _Check:
         if beyond:
             text = f"{life}:{frontier}-{beyond[0].start} is accounted for nowhere, and what follows is {beyond[0].kind}"
             yield Broken(4, text, _at(life, frontier or 0))
-
-    def _of_feed(self, tp: TP) -> bool:
-        return any(topic == tp[0] for topic, _ in self.book.current)
 
     # -- what was decided
 
@@ -663,6 +665,19 @@ class _Commits:
             if self.highest and (last is None or last.offset != frontier):
                 at = last.offset if last else None
                 yield Broken(14, f"{life} is committed at {at}, and landed up to {frontier}", _at(life, frontier or 0))
+
+
+class _Finder:
+    """Which receipt holds an offset."""
+
+    def __init__(self, receipts: Iterable[Receipt]) -> None:
+        self.receipts = sorted(receipts, key=lambda r: r.start)
+        self.starts = [r.start for r in self.receipts]
+
+    def at(self, offset: int) -> int | None:
+        """The index of one that does; receipts that meet are looked at one by one."""
+        last = bisect_right(self.starts, offset) - 1
+        return next((i for i in range(last, -1, -1) if self.receipts[i].holds(offset)), None)
 
 
 # -- single records

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class Sound:
         """Put one more entry, as Sluice would stamp it."""
         return append(self.place(), kind, **fields)
 
-    def append_plan(self, *ranges: tuple[int, int], kind: str = "catch-up") -> int:
+    def append_plan(self, *ranges: tuple[int, int], kind: str = "catch-up", replaces: Sequence[str] = ()) -> int:
         """A live plan over ranges of partition 0, with its right hash."""
         (first, *_), raw = self.numbers("plan"), {}
         standing = self.place().entries()[first]
@@ -148,7 +148,7 @@ class Sound:
         raw["tasks"] = [
             raw["tasks"][0] | {"slices": [template | {"partition": 0, "start": a, "end": b} for a, b in ranges]}
         ]
-        raw["request"]["kind"] = kind
+        raw["request"]["kind"], raw["replaces"] = kind, list(replaces)
         return self.append("plan", plan=raw, hash=hash_of(raw), owner=standing["owner"] | {"token": "planted"})
 
     def receipt(self, offset: int) -> tuple[int, int]:

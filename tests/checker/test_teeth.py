@@ -15,7 +15,7 @@ import pytest
 
 from sluice.pipelines.batch import Skip
 from tests.checker.facts import EvidenceError
-from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again
+from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, sized
 from tests.pipelines.decode.logs import ABORT
 
 Where = dict[str, Any]
@@ -70,6 +70,20 @@ def loss_below_the_log(s: Sound) -> None:
 def lost_by_name(s: Sound) -> None:
     s.append("loss", reason="said so", ranges=[{"key": ["orders", 0, "id-1"], "range": [18, 20]}])
     s.produce(ZERO, 2)
+
+
+def replaced_in_part(s: Sound) -> None:
+    """A slice is landed anew without its end."""
+    number, i = s.receipt(15)
+    receipt = s.place().entries()[number]["receipts"][i]
+    plan = s.append_plan((15, 17), kind="offsets", replaces=[p["path"] for p in receipt["parts"]])
+    path = receipt["parts"][0]["path"].replace(f"-18-b{number - 1}", f"-17-b{plan}")
+    table = pq.read_table(s.root / receipt["parts"][0]["path"]).slice(0, 2).replace_schema_metadata(None)
+    pq.write_table(table, s.root / path)
+    part = receipt["parts"][0] | {"path": path, "name": path.rpartition("/")[2], "rows": 2} | sized(s.root / path)
+    again = receipt | {"slice": receipt["slice"] | {"end": 17}, "parts": [part]}
+    again["counts"] = again["counts"] | {"landed": 2}
+    s.append("publish", batch=plan, token="planted", receipts=[again], failures=[], results=[])
 
 
 def missing_file(s: Sound) -> None:
@@ -293,6 +307,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (1, loss, {"offset": 10, "number": 3}),
     (1, loss_below_the_log, {"offset": 10, "producer": "p0", "sequence": 8}),
     (1, lost_by_name, {"offset": 18}),
+    (1, replaced_in_part, {"offset": 17}),
     (2, duplicate, {"offset": 15}),
     (3, aborted_landed, {"offset": 7, "row": 6}),
     (3, control_landed, {"offset": 9, "row": 6}),

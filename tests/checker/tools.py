@@ -142,8 +142,9 @@ def consumed_row(topic: str, columns: Sequence[bytes], header: bytes, null: byte
 
 
 class Replica(NamedTuple):
-    """One broker's copy of a partition; how new it is comes first."""
+    """One broker's copy of a partition; how new it is comes first: the newest leader knows of its own election."""
 
+    elected: int
     leader_epoch: int
     end: int
     folder: Path
@@ -202,7 +203,14 @@ def _replica(folder: Path) -> Replica | None:
     epoch, end = max(_tail(s) for s in segments)
     metadata = folder / "partition.metadata"
     said = re.search(r"topic_id: (\S+)", metadata.read_text()) if metadata.exists() else None
-    return Replica(epoch, end, folder, segments, said[1] if said else "")
+    return Replica(_elected(folder), epoch, end, folder, segments, said[1] if said else "")
+
+
+def _elected(folder: Path) -> int:
+    """The newest leader epoch that this replica knows (KIP-101's checkpoint)."""
+    checkpoint = folder / "leader-epoch-checkpoint"
+    rows = checkpoint.read_text().split("\n")[2:] if checkpoint.exists() else []
+    return max((int(row.split()[0]) for row in rows if row.strip()), default=-1)
 
 
 def _tail(segment: Path) -> tuple[int, int]:
