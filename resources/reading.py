@@ -117,7 +117,8 @@ class Windows:
         A column has the widest type that it ever had, so that all windows of a feed are one table.
         """
         standing = [self.standing] if self.standing else []
-        found = pa.unify_schemas([*standing, *dict.fromkeys(self._schemas)], promote_options="permissive")
+        known = [*standing, *dict.fromkeys(self._schemas)] or [schema_of(self.feed, self.kind)]
+        found = pa.unify_schemas(known, promote_options="permissive")
         return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in found])
 
     def _everywhere(self, name: str) -> bool:

@@ -11,12 +11,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.machinery import ModuleSpec
 
 import pytest
 from kafka import KafkaAdminClient
 
 from sluice.resources.local_kafka import LocalKafka
 from tests.stores import Store, store
+
+# An xdist worker's main module has neither file nor spec. Spark takes that for a doctest of its own, and ends the
+# process when Great Expectations imports it.
+if sys.modules["__main__"].__spec__ is None and not hasattr(sys.modules["__main__"], "__file__"):
+    sys.modules["__main__"].__spec__ = ModuleSpec("__main__", None)
 
 # A shell that runs us in the background has SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -115,6 +115,7 @@ def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monk
     scratch = project / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("COLUMNS", "140")
     mix = Mix(seed=7, bad=0.005, tombstones=0.01)
     send(KafkaSettings(bootstrap=kafka.bootstrap), _spoiled(orders(mix, 3000, START, START + 3_600_000)), mix,
          Sending((topic,)))  # fmt: skip
