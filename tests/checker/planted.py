@@ -71,7 +71,7 @@ class Sound:
 
     def commit(self) -> None:
         before = dict(self.world.group.offsets)
-        commit(self.world.ledger, self.world.group, CommitSettings(CommitMode.TRANSACTIONAL, "x", OnGroupMoved.REFUSE))  # type: ignore[arg-type]
+        commit(self.world.ledger, self.world.group, CommitSettings(CommitMode.TRANSACTIONAL, "x", OnGroupMoved.REFUSE))
         for tp, held in self.world.group.offsets.items():
             if before.get(tp) != held:
                 self.committed(tp, held.offset, held.metadata)

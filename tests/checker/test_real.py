@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
@@ -22,7 +23,12 @@ from tests.integration.support import Place, commit_feed, run
 
 pytestmark = pytest.mark.faults
 HEALED = Settings(healed=True)
-HOSTILE = [{"text": "a\nbaseOffset: 0 | offset: 1"}, {"text": "\u2028é\x00"}, {"text": "<l-0>\t"}, {"tombstone": True}]
+HOSTILE: list[dict[str, Any]] = [
+    {"text": "a\nbaseOffset: 0 | offset: 1"},
+    {"text": "\u2028é\x00"},
+    {"text": "<l-0>\t"},
+    {"tombstone": True},
+]
 
 
 @pytest.fixture

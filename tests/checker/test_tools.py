@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_value_says_who_sent_it(value: bytes) -> None:
 
 def test_producers_notes(tmp_path: Path) -> None:
     place = {"producer": "p", "topic": "t", "partition": 0, "outcome": "acknowledged"}
-    lines = [
+    lines: list[dict[str, Any]] = [
         place | {"sequence": 0, "offset": 4, "transaction": "a"},
         place | {"sequence": 1, "offset": 5, "transaction": "b"},
         place | {"sequence": 2, "offset": 6},

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sluice.pipelines.accept import Event, accept_log, accept_lost
+from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.expiry import expire
 from sluice.pipelines.feed import load_feed
 from sluice.pipelines.mending import Record
@@ -25,7 +29,7 @@ from tests.checker.ledger import fold
 from tests.checker.planted import ONE, ZERO, Sound, log_of, sized
 from tests.pipelines import landed_world, test_drift, test_replay
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
-from tests.pipelines.test_batch import PARTITIONS
+from tests.pipelines.test_batch import PARTITIONS, act, steps
 
 HEALED = Settings(healed=True)
 
@@ -54,7 +58,7 @@ def test_compaction(tmp_path: Path) -> None:
 def test_expiry(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
     world.land(*pieces(A, 25), *pieces(B, 50))
-    expire(world.fresh_ledger(), world.lake, "orders", START + HOUR, world.feed.window, "old")  # type: ignore[arg-type]
+    expire(world.fresh_ledger(), world.lake, "orders", START + HOUR, world.feed.window, "old")
     found = by_files(world, tmp_path / "lake")
     assert found.holds, str(found)
     assert found.counts["rows"] == 200
@@ -187,3 +191,22 @@ def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> No
     found = check(lake, evidence, HEALED)
     assert "orders:0:0 is in the log, and neither landed nor in quarantine" in found.first[1].text
     assert "2 such, of which 1 were dropped" in found.first[1].text
+
+
+# -- whatever happens
+
+
+@settings(max_examples=15, deadline=None)
+@given(script=st.lists(steps, max_size=14), commits=st.sets(st.integers(0, 13)))
+def test_no_history_of_sluices_own_raises_an_alarm(
+    tmp_path_factory: pytest.TempPathFactory, script: list[Any], commits: set[int]
+) -> None:
+    sound = Sound(tmp_path_factory.mktemp("any"))
+    for n, step in enumerate(script):
+        with suppress(SluiceError):
+            act(sound.world, step)
+        if n in commits:
+            sound.commit()
+    logs = {tuple(tp): sound.log(tp) for tp in PARTITIONS}
+    found = sound.check(Evidence(logs, None, tuple(sound.offsets)), healed=False)  # type: ignore[arg-type]
+    assert found.holds, str(found)
