@@ -400,7 +400,12 @@ def _warnings(desk: _Desk) -> list[RenderableType]:
     if desk.ledger is None:
         return []
     if desk.feed.commit is CommitMode.NONE:
-        return [Text(), warn(f"{name} has `commit: none`: Sluice never commits for this group, nor looks at it")]
+        return [
+            Text(),
+            warn(
+                f"{name} has `commit: none`: Sluice never commits for this group; where a partition begins is all that it asks of it"
+            ),
+        ]
     if not desk.held:
         return []
     who = f"{desk.view.who()}: no commit until they have left; see sluice groups describe {desk.name}"
