@@ -402,9 +402,7 @@ def _warnings(desk: _Desk) -> list[RenderableType]:
     if desk.feed.commit is CommitMode.NONE:
         return [
             Text(),
-            warn(
-                f"{name} has `commit: none`: Sluice never commits for this group; where a partition begins is all that it asks of it"
-            ),
+            warn(f"{name} has `commit: none`: Sluice never commits for this group, and asks it only where to begin"),
         ]
     if not desk.held:
         return []
