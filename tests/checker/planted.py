@@ -24,6 +24,7 @@ from tests.checker import facts
 from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transaction
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
+from tests.checker.ledger import fold
 from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Record
 from tests.pipelines.test_batch import HOUR, PARTITIONS, START, Topic, World
 
@@ -204,6 +205,28 @@ def append(folder: Folder, kind: str, **fields: Any) -> int:
     path = folder.root / "_sluice" / folder.feed / "log" / f"{number:020d}.json"
     path.write_text(json.dumps({"kind": kind, **stamp, **fields}))
     return number
+
+
+def tear(folder: Folder, choose: int) -> tuple[int, int]:
+    """Take one landed row away, hashes and counts agreeing; (partition, offset) of the row. LookupError: no rows."""
+    held = [(r, p) for r in fold(folder.entries()).live() for p in r.parts if p.rows]
+    if not held:
+        raise LookupError("nothing landed")
+    r, part = held[choose % len(held)]
+    table = pq.read_table(folder.root / part.path, partitioning=None)
+    row = choose % table.num_rows
+    offset = folder.rows(part.path).offsets[row]
+    pq.write_table(pa.concat_tables([table.slice(0, row), table.slice(row + 1)]), folder.root / part.path)
+    place = folder.root / "_sluice" / folder.feed / "log" / f"{r.number:020d}.json"
+    entry = json.loads(place.read_bytes())
+    for receipt in entry["receipts"]:
+        for said in receipt["parts"]:
+            if said["path"] == part.path:
+                said |= sized(folder.root / part.path) | {"rows": table.num_rows - 1}
+                receipt["counts"]["landed"] -= 1
+                receipt["counts"]["compacted"] += 1
+    place.write_text(json.dumps(entry))
+    return r.life.partition, offset
 
 
 def land_again(folder: Folder) -> tuple[int, int]:

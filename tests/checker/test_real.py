@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
+from sluice.cli.main import main as sluice_main
 from sluice.resources.lakes import open_lake
 from sluice.resources.local_kafka import LocalKafka
 from tests.checker.__main__ import main
@@ -49,7 +50,9 @@ def produce(place: Place, notes: Path, name: str, compression: str | None) -> No
     tied.close()
 
 
-def test_the_real_thing_passes_and_what_is_planted_does_not(place: Place, tmp_path: Path) -> None:
+def test_the_real_thing_passes_and_what_is_planted_does_not(
+    place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     notes, feed = tmp_path / "produced.jsonl", place.feed()
     for name, codec in (("a", None), ("b", "lz4"), ("c", "zstd")):
         produce(place, notes, name, codec)
@@ -67,6 +70,12 @@ def test_the_real_thing_passes_and_what_is_planted_does_not(place: Place, tmp_pa
         == found.counts["records compared with the log"] + found.counts["rows that the log no longer holds"]
     )
     assert found.counts["rows"] == 3 * 3 * 55
+    sluice = ("audit", feed.name, "--rescan", "--strict", "--json", "--project", str(place.root))
+    capfd.readouterr()
+    assert sluice_main(sluice) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["strict"]["committed_offsets"] > 3
+    assert {(u["partition"], u["why"]) for u in said["strict"]["unseen"]} == {(2, "below the log start 50")}
     planted_duplicate(folder, evidence, notes, tmp_path)
 
 

@@ -26,7 +26,7 @@ from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import fold
-from tests.checker.planted import ONE, ZERO, Sound, log_of, sized
+from tests.checker.planted import ONE, ZERO, Sound, land_again, log_of, sized, tear
 from tests.pipelines import landed_world, test_drift, test_replay
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
 from tests.pipelines.test_batch import PARTITIONS, act, steps
@@ -196,17 +196,46 @@ def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> No
 # -- whatever happens
 
 
+class Told:
+    """What random runs left: a feed, and the evidence of it."""
+
+    def __init__(self, root: Path, script: list[Any], commits: set[int]) -> None:
+        self.sound = Sound(root)
+        for n, step in enumerate(script):
+            with suppress(SluiceError):
+                act(self.sound.world, step)
+            if n in commits:
+                self.sound.commit()
+        logs = {tuple(tp): self.sound.log(tp) for tp in PARTITIONS}
+        self.evidence = Evidence(logs, None, tuple(self.sound.offsets))  # type: ignore[arg-type]
+
+    def check(self) -> Verdict:
+        return self.sound.check(self.evidence, healed=False)
+
+
+histories = st.builds(
+    lambda script, commits: (script, commits), st.lists(steps, max_size=14), st.sets(st.integers(0, 13))
+)
+
+
 @settings(max_examples=15, deadline=None)
-@given(script=st.lists(steps, max_size=14), commits=st.sets(st.integers(0, 13)))
-def test_no_history_of_sluices_own_raises_an_alarm(
-    tmp_path_factory: pytest.TempPathFactory, script: list[Any], commits: set[int]
-) -> None:
-    sound = Sound(tmp_path_factory.mktemp("any"))
-    for n, step in enumerate(script):
-        with suppress(SluiceError):
-            act(sound.world, step)
-        if n in commits:
-            sound.commit()
-    logs = {tuple(tp): sound.log(tp) for tp in PARTITIONS}
-    found = sound.check(Evidence(logs, None, tuple(sound.offsets)), healed=False)  # type: ignore[arg-type]
+@given(history=histories)
+def test_no_history_of_sluices_own_raises_an_alarm(tmp_path_factory: pytest.TempPathFactory, history: Any) -> None:
+    found = Told(tmp_path_factory.mktemp("any"), *history).check()
     assert found.holds, str(found)
+
+
+@settings(max_examples=15, deadline=None)
+@given(history=histories, choose=st.integers(0, 99), lost=st.booleans())
+def test_in_any_history_a_lost_row_and_one_that_landed_twice_are_found(
+    tmp_path_factory: pytest.TempPathFactory, history: Any, choose: int, lost: bool
+) -> None:
+    told = Told(tmp_path_factory.mktemp("any"), *history)
+    folder = told.sound.place()
+    if not any(p.rows for r in fold(folder.entries()).live() for p in r.parts):
+        return
+    partition, offset = tear(folder, choose) if lost else land_again(folder)
+    first = told.check().first
+    assert set(first) == {1 if lost else 2}
+    where = first[1 if lost else 2].where
+    assert (where["partition"], where["offset"]) == (partition, offset)
