@@ -24,7 +24,7 @@ from tests.checker import facts
 from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transaction
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
-from tests.checker.ledger import fold
+from tests.checker.ledger import Receipt, fold
 from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Record
 from tests.pipelines.test_batch import HOUR, PARTITIONS, START, Topic, World
 
@@ -230,20 +230,26 @@ def tear(folder: Folder, choose: int) -> tuple[int, int]:
 
 
 def land_again(folder: Folder) -> tuple[int, int]:
-    """The newest slice with rows, landed once more by a plan of its own; its (partition, first row's offset)."""
+    """The newest slice with rows, landed once more by a plan of its own; its (partition, start)."""
     entries = folder.entries()
-    number, i = max((n, i) for n, e in entries.items() for i, r in enumerate(e.get("receipts", ())) if r["parts"])
-    receipt = entries[number]["receipts"][i]
-    standing = entries[entries[number]["batch"]]
+    newest = max((r for r in fold(entries).live() if r.parts), key=lambda r: (r.number, r.life, r.start))
+    number = newest.number
+    receipt = next(r for r in entries[number]["receipts"] if r["slice"]["start"] == newest.start and _of(r, newest))
+    standing = entries[newest.batch]
     raw = json.loads(json.dumps(standing["plan"]))
-    raw["tasks"] = [raw["tasks"][0] | {"slices": [receipt["slice"]]}]
+    raw["tasks"], raw["replaces"] = [raw["tasks"][0] | {"slices": [receipt["slice"]]}], []
     raw["request"]["kind"] = "offsets"
     owner, hashed = standing["owner"] | {"token": "planted"}, hash_of(raw)
     plan = append(folder, "plan", plan=raw, hash=hashed, owner=owner)
     parts = [_copied(folder, p, entries[number]["batch"], plan, hashed) for p in receipt["parts"]]
     again = receipt | {"parts": parts}
     append(folder, "publish", batch=plan, token="planted", receipts=[again], failures=[], results=[])
-    return receipt["slice"]["partition"], min(folder.rows(receipt["parts"][0]["path"]).offsets)
+    return newest.life.partition, newest.start
+
+
+def _of(raw: Entry, r: Receipt) -> bool:
+    s = raw["slice"]
+    return (s["topic"], s["partition"], s["incarnation"]) == r.life
 
 
 def _copied(folder: Folder, part: Entry, batch: int, plan: int, hashed: str) -> Entry:
