@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -60,14 +61,17 @@ class Noting:
 
     @contextmanager
     def transaction(self, *, commits: bool = True) -> Iterator[None]:
-        """What is sent in the block is one transaction. An end that nobody confirmed is noted as unknown."""
+        """What is sent in the block is one transaction. An end that nobody confirmed is noted as unknown.
+
+        Raises TimeoutError, and what the client raises: this producer is of no use then, another one takes over.
+        """
         self._blocks += 1
         self._transaction = f"{self._transactional}/{self.name}/{self._blocks}"
         self._producer.begin_transaction()
         ended = "unknown"
         try:
             yield
-            self._producer.commit_transaction() if commits else self._producer.abort_transaction()
+            _within_time(self._producer.commit_transaction if commits else self._producer.abort_transaction)
             ended = "committed" if commits else "aborted"
         finally:
             self._file.write(json.dumps({"transaction": self._transaction, "ended": ended}) + "\n")
@@ -76,3 +80,22 @@ class Noting:
     def close(self) -> None:
         self._producer.close(SECONDS)
         self._file.close()
+
+
+def _within_time(end: Callable[[], None]) -> None:
+    """The client itself waits for the end of a transaction for ever, when a broker dies with the answer."""
+    raised: list[KafkaError] = []
+
+    def run() -> None:
+        try:
+            end()
+        except KafkaError as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if raised:
+        raise raised[0]
+    if thread.is_alive():
+        raise TimeoutError(f"no answer to the end of a transaction for {SECONDS} s")
