@@ -123,7 +123,7 @@ def _session_lives(pid: int) -> bool:
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("lake", ["local", "s3"])
+@pytest.mark.parametrize("lake", ["local", pytest.param("s3", marks=pytest.mark.soak)])
 def test_the_demo_proves_what_it_shows(project: Path, monkeypatch: pytest.MonkeyPatch, lake: str) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP", "203.0.113.1:9092")  # somebody's own Kafka, which the demo must not touch
     told = run_apart("demo", "-n", "9000", "--lake", lake)

@@ -292,7 +292,6 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 # -- two machines
 
 
-@pytest.mark.each_lake
 def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
     other = placed(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
     gate = machine.root / "gate"

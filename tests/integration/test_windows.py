@@ -153,7 +153,6 @@ def test_windows_tile_whatever_happens(place: Place) -> None:
     _windows_tile(place, 1, "window")
 
 
-@pytest.mark.each_lake
 def test_windows_tile_by_record_time(place: Place) -> None:
     _windows_tile(place, 2, "record_time")
 
