@@ -254,6 +254,7 @@ def told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 # -- killed in the middle
 
 
+@pytest.mark.faults
 def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
     machine: Machine, begin: int, told: Tell
 ) -> None:
@@ -292,6 +293,7 @@ def test_a_backfill_killed_in_the_middle_is_brought_home_by_the_same_command(
 # -- two machines
 
 
+@pytest.mark.faults
 def test_two_machines_on_one_lake_end_as_one_after_another(machine: Machine, begin: int, told: Tell) -> None:
     other = placed(machine.root.parent / "two", machine.kafka, machine.topic, machine.lake)
     gate = machine.root / "gate"

@@ -116,6 +116,7 @@ def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.faults
 def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, signal; from pathlib import Path; from sluice.resources.local_kafka import LocalKafka\n"
@@ -129,6 +130,7 @@ def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_pa
     assert process.wait(60)
 
 
+@pytest.mark.faults
 def test_a_port_that_is_taken_is_named(own: LocalKafka) -> None:
     own.start()
     port = int(own.bootstrap.rpartition(":")[2])
@@ -138,6 +140,7 @@ def test_a_port_that_is_taken_is_named(own: LocalKafka) -> None:
     assert own.start().status().answering
 
 
+@pytest.mark.faults
 def test_a_broker_that_ends_while_starting_is_quoted(own: LocalKafka) -> None:
     own.start()
     root = own.status().root
@@ -156,6 +159,7 @@ def test_a_setting_that_kafka_refuses_is_quoted_and_leaves_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.faults
 def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> None:
     own.start()
     root = own.status().root
