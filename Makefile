@@ -3,6 +3,8 @@
 .PHONY: help demo test check pytest bench faults soak lakes lock clean setup
 
 READY := .venv/.ready
+SEED ?= 1
+MINUTES ?= 30
 
 help:            ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -28,11 +30,11 @@ check: $(READY)  ## lint, format, types, import rules
 bench: setup     ## how fast, side by side with the usual ways
 	.venv/bin/sluice bench $(ARGS)
 
-faults: setup    ## kill -9, lost answers, rivals, on real brokers, which `make test` leaves out too
-	.venv/bin/python -m pytest -m faults $(ARGS)
+faults: setup    ## each fault by itself on three real brokers, and the checker's verdict; SEED=2 for another course
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults $(ARGS)
 
-soak: setup      ## the long runs, which `make test` leaves out
-	.venv/bin/python -m pytest -m soak $(ARGS)
+soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
+	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)
 
 lakes: setup     ## the integration tests that know a lake, all of them on a local one and on S3
 	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)

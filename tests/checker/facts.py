@@ -1,6 +1,6 @@
 """The evidence as plain data, and as the JSON lines in which it is kept.
 
-    produced   {"producer": "p1", "sequence": 7, "topic": "orders", "partition": 0, "offset": 12 or null,
+    produced   {"producer": "p1", "sequence": 7, "topic": "orders", "partition": 0 or -1, "offset": 12 or null,
                 "outcome": "acknowledged"|"failed"|"unknown", "transaction": "t-3" or null}
                {"transaction": "t-3", "ended": "committed"|"aborted"|"unknown"}        a line of its own, later
     scan       {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}   bytes in base64, null: none
@@ -12,7 +12,8 @@
     hands      {"topic", "partition", "offset" or null}         offsets that somebody else committed; null: any
     observed   {"number", "write"}                           entries of the ledger as others saw them meanwhile
 
-A value says who sent it: JSON, or any text, that holds `producer` and `sequence`; a tombstone's key does.
+A value says who sent it: JSON, or any text, that holds `producer` and `sequence`; a tombstone's key does. So does
+`7.12`, as Kafka's VerifiableProducer writes it with `--value-prefix 7`: producer 7, sequence 12.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ Who = tuple[str, int]
 _WHO = re.compile(
     rb"""producer["']?\s*[:=]\s*["']?([\w.-]+)["']?\s*[,;& ]\s*["']?sequence["']?\s*[:=]\s*["']?([0-9]{1,18})"""
 )
+_VERIFIABLE = re.compile(rb"([0-9]{1,9})\.([0-9]{1,18})")
 
 
 class EvidenceError(Exception):
@@ -61,7 +63,8 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One value that a producer sent. `ended` is how its transaction ended, "committed" outside of one."""
+    """One value that a producer sent; partition −1: the producer did not say. `ended` is how its transaction ended,
+    "committed" outside of one."""
 
     who: Who
     tp: TP
@@ -205,7 +208,7 @@ class Evidence:
 
 def who(key: bytes | None, value: bytes | None) -> Who | None:
     """The producer and sequence that a record names."""
-    found = _WHO.search(value or b"") or _WHO.search(key or b"")
+    found = _VERIFIABLE.fullmatch(value or b"") or _WHO.search(value or b"") or _WHO.search(key or b"")
     return (found[1].decode(), int(found[2])) if found else None
 
 

@@ -359,7 +359,7 @@ class _Check:
         where = _at(life, offset, producer=name[0], sequence=name[1])
         if sent is None:
             yield Broken(3, f"{life}:{offset} holds {name[0]}/{name[1]}, which nobody sent", where)
-        elif sent.tp != life.tp:
+        elif sent.tp != (life.topic, life.partition if sent.tp[1] >= 0 else -1):
             yield Broken(3, f"{life}:{offset} holds {_name(sent)}, which was sent to {sent.tp[0]}:{sent.tp[1]}", where)
         elif sent.ended == "aborted" and self.committed_only:
             text = f"{life}:{offset} holds {_name(sent)}, of transaction {sent.transaction}, which was aborted"

@@ -1,4 +1,4 @@
-"""A man in the middle between clients and one broker: passes on, loses answers, speaks TLS to those who do."""
+"""A man in the middle between clients and one broker: passes on, loses, delays, holds or cuts; speaks TLS if asked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ _TLS_HANDSHAKE = 0x16
 class Proxy:
     """Listens on loopback. `lose` says of how many requests, by API key, the answer is to be lost.
 
-    Such a request reaches the broker, its answer reaches nobody, and the connection is cut.
+    Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
+    each answer is given. `hold` lets nothing through either way, connections stay; `cut` ends all and takes no new one.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
         self.lose: dict[int, int] = {}
+        self.delay = 0.0
+        self._flowing, self._refuses = threading.Event(), False
+        self._flowing.set()
+        self._clients: set[socket.socket] = set()
         self.certificate = folder / "ca.pem"
         self._broker = broker
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -38,31 +44,60 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        self.heal()
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+
+    def hold(self) -> None:
+        self._flowing.clear()
+
+    def cut(self) -> None:
+        self._refuses = True
+        for client in list(self._clients):
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
+    def heal(self) -> None:
+        """Pass on everything again, what was held included."""
+        self.lose, self.delay, self._refuses = {}, 0.0, False
+        self._flowing.set()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._server.accept()
+                if self._refuses:
+                    client.close()
+                    continue
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), closing(client):
+        with suppress(OSError), closing(client), self._known(client):
             if client.recv(1, socket.MSG_PEEK)[:1] == bytes([_TLS_HANDSHAKE]):
                 client = self._tls.wrap_socket(client, server_side=True)
             # One request at a time, as a broker serves a connection: which answer is whose is plain.
             with closing(client), closing(socket.create_connection(self._broker())) as broker:
                 for request in _frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
+                    self._flowing.wait()
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")
+                    time.sleep(self.delay)
+                    self._flowing.wait()
                     if lost := bool(self.lose.get(key)):
                         self.lose[key] -= 1
                     if lost or not answer:
                         return
                     client.sendall(answer)
+
+    @contextmanager
+    def _known(self, client: socket.socket) -> Iterator[None]:
+        self._clients.add(client)
+        try:
+            yield
+        finally:
+            self._clients.discard(client)
 
 
 def _frames(source: socket.socket) -> Iterator[bytes]:

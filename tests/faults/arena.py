@@ -1,0 +1,122 @@
+"""Three brokers. Sluice reaches each through a proxy of its own, everybody else directly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from kafka import KafkaAdminClient
+from kafka import TopicPartition as Plain
+
+from sluice.resources import local_kafka
+from sluice.resources.local_kafka import LocalKafka
+from tests.resources.kafka.proxy import Proxy
+from tests.resources.kafka.tools import until
+
+GROUP, TRANSACTION = "__consumer_offsets", "__transaction_state"
+
+
+@dataclass(frozen=True)
+class Arena:
+    """`kafka` as producers and the checker reach it; `proxies` by broker."""
+
+    kafka: LocalKafka
+    proxies: Mapping[int, Proxy]
+
+    @property
+    def behind(self) -> str:
+        """The bootstrap addresses for Sluice: whoever starts there is told of the proxies only."""
+        return ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies.values())
+
+    @contextmanager
+    def admin(self) -> Iterator[KafkaAdminClient]:
+        with closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)) as client:
+            yield client
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None, first: int = 0) -> None:
+        """A topic with each partition on three brokers, led in turn, beginning with the `first`."""
+        ids = self.kafka.broker_ids
+        assigned = {p: [ids[(first + p + n) % len(ids)] for n in range(len(ids))] for p in range(partitions)}
+        wanted = {"assignments": assigned, "configs": {"retention.ms": "-1", **(config or {})}}
+        with self.admin() as admin:
+            admin.create_topics({topic: wanted}, wait_for_metadata=True)
+
+    def leaders(self, topic: str) -> dict[int, int]:
+        """By partition; −1 where there is none."""
+        with self.admin() as admin:
+            (described,) = admin.describe_topics([topic])
+        return {p["partition_index"]: p["leader_id"] for p in described["partitions"]}
+
+    def coordinator(self, group: str) -> int:
+        """The broker that coordinates the group."""
+        return self.leaders(GROUP)[_place(group, 5)]
+
+    def coordinator_of_transactions(self, transactional_id: str) -> int:
+        return self.leaders(TRANSACTION)[_place(transactional_id, 5)]
+
+    def heal(self) -> None:
+        """All brokers run, all proxies pass everything on, every partition has all replicas in sync."""
+        for proxy in self.proxies.values():
+            proxy.heal()
+        for broker in self.kafka.status().brokers:
+            if not broker.running:
+                self.kafka.start_broker(broker.id)
+        until(self._in_sync, 120)
+
+    def _in_sync(self) -> bool:
+        with self.admin() as admin:
+            described = admin.describe_topics(None)
+        return all(
+            len(p["isr_nodes"]) == len(p["replica_nodes"]) and p["leader_id"] >= 0
+            for topic in described
+            for p in topic["partitions"]
+        )
+
+    def delete_records(self, topic: str, below: Mapping[int, int]) -> None:
+        with self.admin() as admin:
+            admin.delete_records({Plain(topic, p): offset for p, offset in below.items()})
+
+
+def _place(name: str, partitions: int) -> int:
+    """Kafka's `Utils.abs(name.hashCode()) % partitions`: where a group or a transactional id lives; ASCII only."""
+    code = 0
+    for byte in name.encode("ascii"):
+        code = (31 * code + byte) & 0xFFFFFFFF
+    return (code & 0x7FFFFFFF) % partitions
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[Arena]:
+    """A cluster of its own in the folder, thrown away at the end."""
+    taken: list[int] = []
+
+    def properties(node: Any, nodes: Any) -> dict[str, str]:
+        own: dict[str, str] = usual(node, nodes)
+        port = taken[node.id - 1]
+        own["listeners"] += f",CLIENTS://127.0.0.1:{port}"
+        own["advertised.listeners"] += f",CLIENTS://127.0.0.1:{proxies[node.id].port}"
+        own["listener.security.protocol.map"] += ",CLIENTS:PLAINTEXT"
+        return own
+
+    usual = local_kafka._properties
+    with ExitStack() as stack:
+        taken += [port for pair in local_kafka._free_ports(3) for port in pair[:1]]
+        proxies = {
+            n: stack.enter_context(closing(Proxy(root.parent, lambda port=port: ("127.0.0.1", port))))
+            for n, port in enumerate(taken, start=1)
+        }
+        with patch.object(local_kafka, "_properties", properties):
+            kafka = stack.enter_context(LocalKafka(root, brokers=3, keep=False))
+        yield Arena(kafka, proxies)
+
+
+def words(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines that somebody wrote; a last one that was cut off is passed over."""
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        if line.startswith(b"{"):
+            yield json.loads(line)

@@ -1,0 +1,68 @@
+"""One cluster for the whole suite, healed between two faults; each fault has its own topic, feed and account."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.account import SEED, Account
+from tests.faults.arena import Arena, opened
+from tests.faults.field import Field
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def shared_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with opened(tmp_path_factory.mktemp("arena") / "kafka") as made:
+        yield made
+
+
+@pytest.fixture
+def arena(shared_arena: Arena) -> Iterator[Arena]:
+    """The cluster, sound before and after."""
+    shared_arena.heal()
+    yield shared_arena
+    shared_arena.heal()
+
+
+def _teller(config: pytest.Config) -> Callable[[str], None]:
+    """Lines for the terminal, past whatever pytest keeps of a test's output."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+
+    def tell(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(line, flush=True)
+
+    return tell
+
+
+@pytest.fixture
+def account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    told = Account(request.node.name.removeprefix("test_"), _teller(request.config))
+    told.tell(f"\n{told.fault} (seed {SEED})")
+    yield told
+    report = getattr(request.node, "called", None)
+    told.measured("took_s", told.elapsed)
+    told.keep(report.outcome if report else "error")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report: Any = yield
+    if call.when == "call":
+        item.called = report  # type: ignore[attr-defined]
+    return report
+
+
+@pytest.fixture
+def field(arena: Arena, account: Account, tmp_path: Path) -> Field:
+    """A feed over a topic of three partitions, nothing produced yet."""
+    topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
+    arena.create(topic, 3, first=next(_numbers))
+    return Field(arena, tmp_path, topic, 3, account)

@@ -1,0 +1,221 @@
+"""A feed under fire: its topic and producers, the runs over it, and what the checker says in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Plain
+
+from sluice.pipelines.feed import Feed, load_feed
+from sluice.resources.lakes import open_lake
+from tests.checker.facts import TP
+from tests.checker.gather import checked, seen
+from tests.checker.invariants import NAMES, Settings, Verdict
+from tests.checker.lake import Folder
+from tests.faults.account import SEED, Account
+from tests.faults.arena import Arena, words
+from tests.faults.producers import transactions, verifiable
+from tests.resources.kafka.tools import until
+
+REPOSITORY = Path(__file__).parents[2]
+TRIES = 20
+HEALED = Settings(healed=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run ended: `code` as the process's, negative for a signal; what it said; how long it took."""
+
+    code: int
+    said: tuple[dict[str, Any], ...]
+    seconds: float
+    noise: str
+
+    @property
+    def clean(self) -> bool:
+        return self.code == 0
+
+    @property
+    def told(self) -> str:
+        if self.clean:
+            records = sum(line.get("records", 0) for line in self.said)
+            return f"landed {records:,} records and committed, in {self.seconds:.1f} s"
+        if self.code < 0:
+            return f"was ended by {signal.Signals(-self.code).name} after {self.seconds:.1f} s"
+        failed = next((line for line in self.said if line["what"] == "failed"), None)
+        why = f"{failed['error']}: {failed['message'].splitlines()[0][:160]}" if failed else self.noise[-400:]
+        return f"failed after {self.seconds:.1f} s with {why}"
+
+
+class Running:
+    """A run in a process of its own."""
+
+    def __init__(self, command: Sequence[str], out: Path, environment: dict[str, str] | None = None) -> None:
+        self._out, self._began = out, time.monotonic()
+        with out.open("wb") as sink, out.with_suffix(".err").open("wb") as noise:
+            self.process = subprocess.Popen(
+                command, stdout=sink, stderr=noise, cwd=REPOSITORY, env={**os.environ, **(environment or {})}
+            )
+
+    def said(self, what: str) -> dict[str, Any] | None:
+        """The first line of this kind that it has said by now."""
+        return next((line for line in words(self._out) if line["what"] == what), None)
+
+    def wait(self, seconds: float = 300) -> Run:
+        """Its end. One that does not come to it in time is killed: AssertionError with what it said."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"a run did not end within {seconds} s: {list(words(self._out))}") from None
+        noise = self._out.with_suffix(".err").read_text(errors="replace")
+        return Run(code, tuple(words(self._out)), time.monotonic() - self._began, noise)
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Field:
+    """One feed on the arena's cluster. `settings` are its feed file's lines, `hands` the commits that others make."""
+
+    arena: Arena
+    root: Path
+    topic: str
+    partitions: int
+    account: Account
+    settings: dict[str, Any] = field(default_factory=dict)
+    hands: list[tuple[TP, int | None]] = field(default_factory=list)
+    notes: list[Path] = field(default_factory=list)
+    observed: list[tuple[int, str]] = field(default_factory=list)
+    runs: int = 0
+    name: str = "orders"
+
+    @property
+    def group(self) -> str:
+        return f"g-{self.topic}"
+
+    def feed(self) -> Feed:
+        """The feed as its file says now."""
+        path = self.root / "feeds" / f"{self.name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        lines = {"topics": self.topic, "start": "earliest", "group": self.group, **self.settings}
+        text = f"kafka: {{bootstrap: '{self.arena.behind}'}}\n"
+        path.write_text(text + "".join(f"{k}: {v}\n" for k, v in lines.items()))
+        return load_feed(path, {})
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(Path(open_lake(self.feed()).locate("data")).parent, self.name)
+
+    @contextmanager
+    def producing(self, rate: int = 200) -> Iterator[None]:
+        """Kafka's producer and transactions, while the block lasts; they go on through whatever happens."""
+        plain, tied = self._note("plain"), self._note("tied")
+        with ExitStack() as stack:
+            stack.enter_context(verifiable(self.arena, self.topic, plain, rate))
+            stack.enter_context(transactions(self.arena, self.topic, self.partitions, tied, SEED))
+            yield
+
+    def _note(self, kind: str) -> Path:
+        path = self.root / f"{kind}-{len(self.notes)}.jsonl"
+        self.notes.append(path)
+        return path
+
+    # -- runs
+
+    def start(self, point: str = "", environment: dict[str, str] | None = None) -> Running:
+        """A run in a process of its own, to be killed at the point if one is named."""
+        self.feed()
+        self.runs += 1
+        path = self.root / "feeds" / f"{self.name}.yaml"
+        command = [sys.executable, "-m", "tests.faults.runner", str(path), *([point] if point else [])]
+        return Running(command, self.root / f"run-{self.runs}.out", environment)
+
+    def run(self, point: str = "") -> Run:
+        """A run, to its end, told."""
+        return self.ended(self.start(point))
+
+    def ended(self, running: Running, seconds: float = 300) -> Run:
+        ran = running.wait(seconds)
+        self.observed += seen(self.folder)
+        self.account.count("runs")
+        self.account.count("clean runs" if ran.clean else "runs killed" if ran.code < 0 else "runs failed")
+        self.account.did(f"a run {ran.told}")
+        return ran
+
+    def normal(self, runs: int = 2) -> None:
+        """Runs while nothing is wrong; the last one is what others are measured against."""
+        for _ in range(runs):
+            ran = self.run()
+            assert ran.clean, ran
+        self.account.measured("normal_s", ran.seconds)
+
+    def recovered(self) -> Run:
+        """Runs until one is clean; how long the first one after the fault took, and all of them, is kept."""
+        began, first = time.monotonic(), None
+        for _ in range(TRIES):
+            ran = self.run()
+            first = first or ran
+            if ran.clean:
+                self.account.measured("first_after_s", first.seconds)
+                self.account.measured("clean_after_s", time.monotonic() - began)
+                return ran
+        raise AssertionError(
+            f"no clean run in {TRIES} after everything was healed; the last one {ran.told}\n{ran.noise}"
+        )
+
+    # -- the end
+
+    def proven(
+        self,
+        settings: Settings = HEALED,
+        undecided: Iterable[int] = (),
+        topics: Iterable[str] = (),
+    ) -> Verdict:
+        """The last run over everything that is stable, and the checker's verdict: nothing broken, all decided."""
+        self.settled()
+        self.recovered_quietly()
+        evidence = self.root / "evidence"
+        verdict = checked(
+            self.arena.kafka, self.folder, evidence, self.notes, settings, self.hands, self.observed, topics
+        )
+        self.account.checked(verdict)
+        assert verdict.holds, str(verdict)
+        assert set(NAMES) - set(verdict.decided) <= set(undecided), str(verdict)
+        return verdict
+
+    def recovered_quietly(self) -> None:
+        for _ in range(TRIES):
+            if (ran := self.ended(self.start())).clean:
+                return
+        raise AssertionError(f"no clean run at the end; the last one {ran.told}\n{ran.noise}")
+
+    def settled(self) -> None:
+        """Wait until no transaction is open: those that nobody ended time out."""
+        until(lambda: self._ends("read_committed") == self._ends("read_uncommitted"), 120)
+
+    def _ends(self, isolation: str) -> dict[Any, int]:
+        consumer = KafkaConsumer(bootstrap_servers=self.arena.kafka.bootstrap, isolation_level=isolation, group_id=None)
+        try:
+            partitions = until(lambda: consumer.partitions_for_topic(self.topic))
+            ends: dict[Any, int] = consumer.end_offsets([Plain(self.topic, p) for p in sorted(partitions)])
+            return ends
+        finally:
+            consumer.close()
+
+    def with_settings(self, **settings: Any) -> Field:
+        return replace(self, settings={**self.settings, **settings})

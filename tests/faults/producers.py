@@ -1,0 +1,92 @@
+"""Who writes to a topic all the time: Kafka's own VerifiableProducer, and transactions that commit or abort."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kafka.errors import KafkaError
+
+from tests.checker.facts import write_lines
+from tests.checker.producers import Noting
+from tests.checker.tools import Java
+from tests.faults.arena import Arena, words
+
+_numbers = itertools.count(1)
+_END_SECONDS = 150
+"""VerifiableProducer gives up a record after two minutes; what it never sent it says within them."""
+
+
+@contextmanager
+def verifiable(arena: Arena, topic: str, notes: Path, rate: int = 200) -> Iterator[None]:
+    """Kafka's producer (idempotent, acks=all), so many records a second; what became of each goes to `notes`."""
+    java, number, said = Java.of_local_kafka(), next(_numbers), notes.with_suffix(".said")
+    command = [java.java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{java.jars}/*"]
+    command += ["org.apache.kafka.tools.VerifiableProducer", "--bootstrap-server", arena.kafka.bootstrap]
+    command += ["--topic", topic, "--throughput", str(rate), "--value-prefix", str(number)]
+    with said.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        write_lines(notes, _notes(str(number), topic, words(said)))
+
+
+def _notes(producer: str, topic: str, said: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for line in said:
+        if line["name"] not in ("producer_send_success", "producer_send_error"):
+            continue
+        known = line["name"] == "producer_send_success"
+        yield {
+            "producer": producer,
+            "sequence": int(line["value"].partition(".")[2]),
+            "topic": topic,
+            "partition": line["partition"] if known else -1,
+            "offset": line["offset"] if known else None,
+            "outcome": "acknowledged" if known else "unknown",
+            "transaction": None,
+        }
+
+
+@contextmanager
+def transactions(arena: Arena, topic: str, partitions: int, notes: Path, seed: int) -> Iterator[None]:
+    """Transactions over the partitions, one of three aborted. Where there is trouble, a new producer goes on."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_transact, args=(arena, topic, partitions, notes, seed, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _transact(arena: Arena, topic: str, partitions: int, notes: Path, seed: int, ended: threading.Event) -> None:
+    draw = random.Random(seed)
+    while not ended.is_set():
+        producer = None
+        with suppress(KafkaError, TimeoutError, OSError):
+            name = f"t{next(_numbers)}"
+            producer = Noting(notes, name, arena.kafka.bootstrap, f"writes-{topic}", transaction_timeout_ms=10_000)
+            while not ended.is_set():
+                with producer.transaction(commits=draw.random() > 1 / 3):
+                    for partition in draw.sample(range(partitions), draw.randint(1, partitions)):
+                        producer.send(topic, partition, draw.randint(1, 8))
+                ended.wait(draw.random() / 5)
+        if producer is not None:
+            with suppress(KafkaError, TimeoutError, OSError):
+                producer.close()
+        ended.wait(0.5)
