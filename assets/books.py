@@ -14,7 +14,6 @@ from sluice.pipelines import layout, windows
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.contract.results import Outcome, contract_results
 from sluice.pipelines.contract.suite import Contract
-from sluice.pipelines.errors import LedgerCorrupt
 from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, Ledger, State
@@ -80,15 +79,15 @@ class Books:
 
     def entry(self, batch: Batch) -> PublishEntry:
         """What a published batch published."""
-        return self._read(-1 if batch.published is None else batch.published).entry
+        return self._read(batch).entry
 
     def batches_in(self, window: int) -> tuple[Batch, ...]:
         """The batches that landed in a window, in that order: not those that merged what others had landed."""
-        return tuple(b for n in self._numbers(window) if not (b := self._published[n]).merges)
+        return tuple(b for b in self._publishing(window) if not b.merges)
 
     def receipts_in(self, window: int) -> list[Receipt]:
         """The receipts that count of the slices that lie in a window, in log order."""
-        by_window = (self._read(n).receipts for n in self._numbers(window))
+        by_window = (self._read(b).receipts for b in self._publishing(window))
         found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
         return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
 
@@ -165,20 +164,20 @@ class Books:
         """Whether what lay in a window lies in this one now: windows may have been shorter once."""
         return lay_in is not None and self.feed.window.start_of(lay_in) == window
 
-    def _numbers(self, window: int) -> list[int]:
-        return sorted({n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns})
+    def _publishing(self, window: int) -> list[Batch]:
+        """The batches that published something in a window, in that order."""
+        numbers = {n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns}
+        return [self._published[n] for n in sorted(numbers)]
 
     @cached_property
     def _published(self) -> Mapping[int, Batch]:
         return {b.published: b for b in self.state.batches.values() if b.published is not None}
 
-    def _read(self, number: int) -> _Entry:
-        if number not in self._entries:
-            entry = self.ledger.entry(number)
-            if not isinstance(entry, PublishEntry):
-                raise LedgerCorrupt(f"entry {number} of feed {self.feed.name} is no publish entry")
-            self._entries[number] = _Entry(entry, _by_window(self.state.receipts(number, entry)))
-        return self._entries[number]
+    def _read(self, batch: Batch) -> _Entry:
+        if batch.id not in self._entries:
+            entry = self.ledger.publication(batch)
+            self._entries[batch.id] = _Entry(entry, _by_window(self.state.receipts(batch.published or 0, entry)))
+        return self._entries[batch.id]
 
 
 @dataclass(frozen=True, slots=True)

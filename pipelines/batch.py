@@ -23,7 +23,6 @@ from sluice.pipelines.drift import check_drift
 from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
-    LedgerCorrupt,
     OffsetsLost,
     Refused,
     SluiceError,
@@ -477,7 +476,7 @@ def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
 def _carry_out(
     feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
 ) -> BatchResult:
-    plan = _plan_of(ledger, batch)
+    plan = ledger.plan(batch.id)
     with _watched(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape)
         outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
@@ -498,13 +497,6 @@ def _carry_out(
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results)
-
-
-def _plan_of(ledger: Ledger, batch: Batch) -> Plan:
-    entry = ledger.entry(batch.id)
-    if not isinstance(entry, PlanEntry):
-        raise LedgerCorrupt(f"entry {batch.id} is not the plan of batch {batch.id}")
-    return entry.plan
 
 
 def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:

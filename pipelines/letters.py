@@ -21,16 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.errors import LakeUnavailable, LedgerCorrupt, ProofFailed
+from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import fixed, int64s
 from sluice.pipelines.ledger import Batch, Ledger, State
-from sluice.pipelines.ledger.entries import PlanEntry, PublishEntry
 from sluice.pipelines.merging import in_order
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, intersect, subtract
-from sluice.pipelines.values import Key, Part, PartKind, Request, RequestKind, Slice
+from sluice.pipelines.values import Key, Part, PartKind, RequestKind, Slice
 
 _OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
 """Requests that write anew what landed: they read nothing from Kafka, and what they leave in quarantine was there."""
@@ -94,7 +93,7 @@ def _published(state: State) -> Iterator[Batch]:
 def _of_landing(ledger: Ledger, state: State, batch: Batch, since: int) -> Ranges:
     """The ranges in which the batch quarantined records that no letter may have told of."""
     out = _quarantined(ledger, batch)
-    if out and _request(ledger, batch).replace:
+    if out and ledger.plan(batch.id).request.replace:
         for earlier in _published(state):
             told = _quarantined(ledger, earlier) if (earlier.published or 0) <= since else {}
             out = {k: tuple(rest for r in held for rest in subtract(r, told.get(k, ()))) for k, held in out.items()}
@@ -104,9 +103,9 @@ def _of_landing(ledger: Ledger, state: State, batch: Batch, since: int) -> Range
 def _quarantined(ledger: Ledger, batch: Batch) -> Ranges:
     """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
     out: Ranges = {}
-    if batch.merges or _request(ledger, batch).kind in _OUR_OWN:
+    if batch.merges or ledger.plan(batch.id).request.kind in _OUR_OWN:
         return out
-    for r in _publication(ledger, batch).receipts:
+    for r in ledger.publication(batch).receipts:
         if r.counts.quarantined:
             out[r.slice.key] = (*out.get(r.slice.key, ()), r.slice.range)
     return out
@@ -117,25 +116,11 @@ def _lying(ledger: Ledger, state: State, batch: Batch, due: Mapping[Key, Sequenc
 
     All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
     """
-    for r in state.receipts(batch.published or 0, _publication(ledger, batch)):
+    for r in state.receipts(batch.published or 0, ledger.publication(batch)):
         ranges = intersect(due.get(r.slice.key, ()), r.slice.range)
         parts = tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
         if ranges and parts:
             yield Source(r.slice, parts, ranges)
-
-
-def _request(ledger: Ledger, batch: Batch) -> Request:
-    entry = ledger.entry(batch.id)
-    if not isinstance(entry, PlanEntry):
-        raise LedgerCorrupt(f"entry {batch.id} is not the plan of the batch that was published at {batch.published}")
-    return entry.plan.request
-
-
-def _publication(ledger: Ledger, batch: Batch) -> PublishEntry:
-    entry = ledger.entry(-1 if batch.published is None else batch.published)
-    if not isinstance(entry, PublishEntry):
-        raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
-    return entry
 
 
 # -- the letters themselves

@@ -15,7 +15,6 @@ from sluice.pipelines.configs import BrokerConfig
 from sluice.pipelines.feed import CommitMode, Feed
 from sluice.pipelines.forecast import AtRisk, Deletion, Expiry, Owed, Work
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.values import Key, PartitionState
 
@@ -117,11 +116,9 @@ def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
 def _work(ledger: Ledger, state: State) -> list[Work]:
     """The newest batches that landed something, from plan to publish."""
     recent = [b for b in state.batches.values() if b.published is not None and not b.merges][-RECENT:]
-    entries = ((b, ledger.entry(b.published)) for b in recent if b.published is not None)
+    entries = ((b, ledger.publication(b)) for b in recent)
     return [
-        Work(sum(r.slice.span for r in e.receipts if not r.adopted), max(e.at - b.planned_at, 1))
-        for b, e in entries
-        if isinstance(e, PublishEntry)
+        Work(sum(r.slice.span for r in e.receipts if not r.adopted), max(e.at - b.planned_at, 1)) for b, e in entries
     ]
 
 

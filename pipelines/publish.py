@@ -16,7 +16,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import AbandonEntry, PlanEntry, PublishEntry
+from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Owner, Part, Receipt, SliceFailure
 
@@ -139,18 +139,15 @@ def _status(state: State, batch: int) -> BatchStatus | None:
 
 
 def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
-    entry = ledger.entry(batch.published if batch.published is not None else -1)
-    if not isinstance(entry, PublishEntry):
-        raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
-    parts = [part for r in entry.receipts for part in r.parts]
+    receipts = ledger.publication(batch).receipts
+    parts = [part for r in receipts for part in r.parts]
     _check_below((layout.staging_folder(ledger.feed, batch.id),), [p.staged for p in parts], batch.published or 0)
     _check_below(layout.visible_roots(ledger.feed), [p.path for p in parts], batch.published or 0)
-    return entry.receipts
+    return receipts
 
 
 def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
-    entry = ledger.entry(batch.id)
-    paths = entry.plan.replaces if isinstance(entry, PlanEntry) else ()
+    paths = ledger.plan(batch.id).replaces
     _check_below(layout.visible_roots(ledger.feed), paths, batch.id)
     return paths
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from sluice.pipelines import windows
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
-from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ranges import Range, intersect, subtract
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
 from sluice.pipelines.values import Key, OpenTransaction, TopicPartition
@@ -65,9 +64,8 @@ def _reserved(state: State) -> Iterator[tuple[Batch, int]]:
 def _failed(ledger: Ledger, state: State) -> dict[int, int]:
     """By window, the newest batch that failed in part of it and published the rest."""
     batches = [b for b in state.batches.values() if b.failed and b.published is not None]
-    entries = (ledger.entry(b.published) for b in batches[-RECENT:] if b.published is not None)
-    found = (e for e in entries if isinstance(e, PublishEntry))
-    return {f.slice.window: e.batch for e in found for f in e.failures if f.slice.window is not None}
+    entries = map(ledger.publication, batches[-RECENT:])
+    return {f.slice.window: e.batch for e in entries for f in e.failures if f.slice.window is not None}
 
 
 def standings(

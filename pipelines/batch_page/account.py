@@ -18,10 +18,9 @@ from sluice.pipelines.contract.results import Outcome, Result, contract_results
 from sluice.pipelines.contract.suite import Contract
 from sluice.pipelines.contract.volume import earlier_rows
 from sluice.pipelines.contract.whole import hold_whole
-from sluice.pipelines.errors import LedgerCorrupt, UsageError
+from sluice.pipelines.errors import UsageError
 from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import PlanEntry, PublishEntry
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.shape import RAW, Shape
@@ -132,8 +131,8 @@ def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Se
     """
     state = ledger.read()
     batch = _batch(state, ledger.feed, number)
-    plan = _plan(ledger, batch)
-    entry = _published(ledger, batch)
+    plan = ledger.plan(number)
+    entry = None if batch.published is None else ledger.publication(batch)
     receipts = entry.receipts if entry else _staged(lake, plan, number)
     shape = _shape(ledger, state, receipts)
     whole = (
@@ -150,7 +149,7 @@ def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Se
         results=whole,
         contract=shape.contract,
         types=shape.columns.texts() if shape.columns else {},
-        past=_past(ledger, state, batch, receipts),
+        past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
         why=why,
     )
 
@@ -176,18 +175,6 @@ def _batch(state: State, feed: str, number: int) -> Batch:
     raise UsageError(f"feed {feed} has no batch {number}", remedy=f"its newest: {recent}")
 
 
-def _plan(ledger: Ledger, batch: Batch) -> Plan:
-    entry = ledger.entry(batch.id)
-    if not isinstance(entry, PlanEntry):
-        raise LedgerCorrupt(f"entry {batch.id} of feed {ledger.feed} is no plan")
-    return entry.plan
-
-
-def _published(ledger: Ledger, batch: Batch) -> PublishEntry | None:
-    entry = None if batch.published is None else ledger.entry(batch.published)
-    return entry if isinstance(entry, PublishEntry) else None
-
-
 def _staged(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
     """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
     paths = [p for p in lake.list(layout.staging_folder(plan.feed, batch)) if layout.receipt_slice(p)]
@@ -211,22 +198,18 @@ def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
     return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
 
 
-def _past(ledger: Ledger, state: State, batch: Batch, receipts: Sequence[Receipt]) -> tuple[Past, ...]:
-    """The batches that landed something up to this one, the oldest first."""
+def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
+    """The batches that landed something before this one, the oldest first."""
     before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
     recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
     with ThreadPoolExecutor(AT_ONCE, "sluice-history") as pool:
-        found = [p for p in pool.map(lambda b: _earlier(ledger, b), recent) if p]
+        entries = list(pool.map(ledger.publication, recent))
+    return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
+
+
+def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> Past:
     counts = sum((r.counts for r in receipts), Counts())
-    at = entry.at if (entry := _published(ledger, batch)) else None
-    return (*found, Past(batch.id, at, counts.landed, counts.quarantined))
-
-
-def _earlier(ledger: Ledger, batch: Batch) -> Past | None:
-    if (entry := _published(ledger, batch)) is None:
-        return None
-    counts = sum((r.counts for r in entry.receipts), Counts())
-    return Past(batch.id, entry.at, counts.landed, counts.quarantined)
+    return Past(batch.id, at, counts.landed, counts.quarantined)
 
 
 def windows(receipts: Sequence[Receipt]) -> Iterator[int]:

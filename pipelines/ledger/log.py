@@ -18,9 +18,10 @@ from typing import NamedTuple
 from sluice.pipelines import layout
 from sluice.pipelines.errors import LedgerCorrupt, Unknown
 from sluice.pipelines.ledger import checkpoint
-from sluice.pipelines.ledger.entries import Entry, dump, parse
-from sluice.pipelines.ledger.fold import State
+from sluice.pipelines.ledger.entries import Entry, PlanEntry, PublishEntry, dump, parse
+from sluice.pipelines.ledger.fold import Batch, State
 from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.values import Plan
 
 CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
@@ -123,6 +124,20 @@ class Ledger:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
         path = layout.log_path(self.feed, number)
         return parse(self._content(path), path)
+
+    def plan(self, batch: int) -> Plan:
+        """The plan of the batch. Raises LedgerCorrupt when none stands there."""
+        entry = self.entry(batch)
+        if not isinstance(entry, PlanEntry):
+            raise LedgerCorrupt(f"entry {batch} is not the plan of batch {batch}")
+        return entry.plan
+
+    def publication(self, batch: Batch) -> PublishEntry:
+        """What the batch published. Raises LedgerCorrupt when that does not stand, as of one that is not published."""
+        entry = None if batch.published is None else self.entry(batch.published)
+        if not isinstance(entry, PublishEntry):
+            raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
+        return entry
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
         """Write what `decide` makes of the newest state; it is asked again each time the number was taken.

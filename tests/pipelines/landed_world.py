@@ -83,9 +83,8 @@ class World:
         """A batch with a slice for each range: the last `bad` are quarantined, of `gaps` offsets one holds a record."""
         slices = [self.slice(*r) for r in ranges]
         batch = self.plan(slices)
-        entry = self.ledger.entry(batch)
-        assert isinstance(entry, PlanEntry)
-        receipts = [self.landed(s, batch, entry.hash, bad, gaps) for s in slices]
+        plan = self.ledger.plan(batch)
+        receipts = [self.landed(s, batch, plan.hash, bad, gaps) for s in slices]
         publish(self.ledger, batch, owner("landing"), receipts, [])
         roll_forward(self.ledger, self.lake, "orders")  # type: ignore[arg-type]
         write_manifests(self.ledger, self.lake, "orders", self.feed.window)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, Plan
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
-from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, PlanEntry
+from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem
 from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.shape import Shape
 from sluice.pipelines.typed.landed import quarantined
@@ -166,9 +166,8 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
     world.land(*pieces(A, 100), *pieces(B, 100))
     slices = [world.slice(A, s, s + 10, window=0) for s in (300, 310, 320)]
     batch = world.plan(slices)
-    entry = world.ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
-    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, entry.hash, 0, 1) for s in slices], [])
+    plan = world.ledger.plan(batch)
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1) for s in slices], [])
     pin = BoundaryItem(key=A, time=START + 3 * HOUR, offset=320)
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
     assert [str(m.slice) for m, _ in world.compact().merged] == ["orders:0:300-320"]
@@ -401,8 +400,7 @@ def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
     world.land(*pieces(B, 100))
     slices = [world.slice(A, at, at + 50) for at in range(0, 200, 50)]
     batch = world.plan(slices)
-    entry = world.ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
+    plan = world.ledger.plan(batch)
     receipts = []
     for s in slices:
         rows = decoded(np.arange(s.start, s.end))
@@ -410,8 +408,8 @@ def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
         (made,) = typed.convert(s, rows)
         assert made.quarantined is not None
-        parts = world.write(s, batch, entry.hash, PartKind.LANDED, made.landed)
-        parts += world.write(s, batch, entry.hash, PartKind.QUARANTINED, quarantined(made.quarantined, batch, ""))
+        parts = world.write(s, batch, plan.hash, PartKind.LANDED, made.landed)
+        parts += world.write(s, batch, plan.hash, PartKind.QUARANTINED, quarantined(made.quarantined, batch, ""))
         counts = Counts(landed=made.landed.num_rows, quarantined=made.quarantined.num_rows)
         receipts.append(Receipt(s, s.end, counts, parts, "a", format=Shape(parse_schema(ALL_TYPES)).name))
     publish(world.ledger, batch, owner("landing"), receipts, [])

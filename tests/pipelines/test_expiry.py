@@ -20,7 +20,6 @@ from sluice.pipelines.ledger.entries import (
     BoundaryItem,
     Entering,
     OriginItem,
-    PlanEntry,
     RetireEntry,
 )
 from sluice.pipelines.publish import publish, roll_forward
@@ -147,10 +146,9 @@ def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World
 def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
     s = world.slice(A, 190, 210, window=0)
     batch = world.plan([s])
-    entry = world.ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
+    plan = world.ledger.plan(batch)
 
-    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, entry.hash, 0, 1)], [])
+    publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
     found = look(world.ledger, "orders", START + 2 * HOUR, world.feed.window)
     assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
 
@@ -238,9 +236,8 @@ def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     pins = tuple(BoundaryItem(key=k, time=START + 3 * HOUR, offset=o) for k, o in ((A, 250), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
     batch = world.plan(slices)
-    entry = world.ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
-    receipt = world.landed(slices[0], batch, entry.hash, 0, 1)
+    plan = world.ledger.plan(batch)
+    receipt = world.landed(slices[0], batch, plan.hash, 0, 1)
     show, woken = world.lake.show, []
 
     def sleep_then_show(source: str, target: str) -> None:

@@ -88,6 +88,27 @@ def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
     assert state.live() == ()
 
 
+def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    published = publish(ledger, batch, owner(), [a_receipt()], [])
+    assert published is not None
+    assert ledger.plan(batch) == a_plan()
+    assert ledger.publication(published.state.batches[batch]) == published.entry
+
+
+def test_another_entry_in_the_place_of_either_is_named() -> None:
+    ledger = begun()
+    number = planned(ledger)
+    batch = ledger.read().batches[number]
+    with pytest.raises(LedgerCorrupt, match="entry 0 is not the plan of batch 0"):
+        ledger.plan(0)
+    with pytest.raises(LedgerCorrupt, match="entry 0 is not the publish entry of batch 1"):
+        ledger.publication(replace(batch, published=0))
+    with pytest.raises(LedgerCorrupt, match="entry None is not the publish entry of batch 1"):
+        ledger.publication(batch)
+
+
 def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:
     return (KeyRange(key=key, range=r),)
 

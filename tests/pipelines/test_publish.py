@@ -113,9 +113,7 @@ def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> N
 
 
 def _slice(ledger: Ledger, batch: int) -> Slice:
-    entry = ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
-    return entry.plan.slices[0]
+    return ledger.plan(batch).slices[0]
 
 
 class _Died(Exception):

@@ -25,7 +25,6 @@ from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import load_feed
 from sluice.pipelines.held import Filter, Kind, Listing, listing
 from sluice.pipelines.ledger import BatchStatus
-from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.mending import Mender, Record
 from sluice.pipelines.publish import publish, roll_forward
 from sluice.pipelines.ranges import Range
@@ -571,9 +570,8 @@ def test_the_audit_holds_what_receipts_say_of_replays(world: Typed, again: dict[
     world.land((A, 100, 200), *pieces(B, 100))
     s = world.slice(A, 0, 100)
     batch = world.plan([s])
-    entry = world.ledger.entry(batch)
-    assert isinstance(entry, PlanEntry)
-    publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, entry.hash, 0, 1), **again)], [])
+    plan = world.ledger.plan(batch)
+    publish(world.ledger, batch, owner("landing"), [replace(world.landed(s, batch, plan.hash, 0, 1), **again)], [])
     roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
     found = audit(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
     assert len(found.problems) == bool(says)
