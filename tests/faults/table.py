@@ -1,0 +1,85 @@
+"""The table of faults and promises of docs/guarantees.md, from what `make faults` kept.
+
+python -m tests.faults.table .sluice/faults/seed-*.jsonl            prints it
+python -m tests.faults.table --write .sluice/faults/seed-*.jsonl    puts it between its marks in docs/guarantees.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.checker.facts import lines
+
+PROMISES: Mapping[str, tuple[int, ...]] = {
+    "nothing lost": (1, 4, 5),
+    "nothing twice": (2, 9),
+    "nothing made up": (3, 13),
+    "in order": (6,),
+    "never committed ahead, nor back": (7, 8),
+    "one writer, files as listed": (10, 11),
+    "one log": (12,),
+    "goes on when healed": (14,),
+}
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees.md"
+BEGIN, END = "<!-- faults -->\n", "<!-- /faults -->"
+Record = Mapping[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    made = argparse.ArgumentParser(prog="python -m tests.faults.table", description=__doc__)
+    made.add_argument("kept", type=Path, nargs="+")
+    made.add_argument("--write", action="store_true")
+    given = made.parse_args(arguments)
+    text = "\n".join(table([r for path in given.kept for r in lines(path)])) + "\n"
+    if given.write:
+        head, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(head + BEGIN + text + END + rest.split(END)[1])
+    else:
+        print(text, end="")
+    return 0
+
+
+def table(records: Sequence[Record]) -> Iterator[str]:
+    """A row for each fault: its courses, what runs became of, what was compared, and in how many each promise held."""
+    yield "| fault | courses | runs: clean, failed, killed | rows compared | " + " | ".join(PROMISES) + " | next run |"
+    yield "|---|--:|--:|--:|" + "--:|" * len(PROMISES) + "--:|"
+    by_name: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_name[re.sub(r"\[.*", "", record["fault"]).replace("_", " ")].append(record)
+    for name, found in by_name.items():
+        yield f"| {name} | " + " | ".join(_cells(found)) + " |"
+    yield f"| **all** | {' | '.join(_cells(records))} |"
+
+
+def _cells(found: Sequence[Record]) -> Iterator[str]:
+    yield str(len(found))
+    yield ", ".join(f"{_sum(found, f'runs {kind}' if kind != 'clean' else 'clean runs'):,}" for kind in _ENDS)
+    yield f"{sum(r.get('checked', {}).get('records compared with the log', 0) for r in found):,}"
+    for numbers in PROMISES.values():
+        yield _held(found, numbers)
+    ratios = [r["first_after_s"] / r["normal_s"] for r in found if r.get("normal_s") and "first_after_s" in r]
+    yield f"{statistics.median(ratios):.1f}×" if ratios else ""
+
+
+_ENDS = ("clean", "failed", "killed")
+
+
+def _held(found: Iterable[Record], numbers: Sequence[int]) -> str:
+    """In how many courses all of the invariants were decided and held; **broken** where one was not."""
+    decided = [r for r in found if set(numbers) <= set(r.get("decided", ()))]
+    broken = [r for r in decided if any(str(n) in r["broken"] for n in numbers)]
+    return "**broken**" if broken else str(len(decided))
+
+
+def _sum(found: Iterable[Record], what: str) -> int:
+    return sum(r.get(what, 0) for r in found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
