@@ -1,0 +1,11 @@
+"""The protocol's model, and Sluice's own code in its place.
+
+`protocol_model.py` explored the design (DESIGN §13). Beside it the real ledger, fold, plan, task, publish, commit,
+accept, merging, replay and expiry run over ports in memory, and are explored in the same way:
+
+    scheduler.py     actors in threads, one at a time: every effect on a port hands control back
+    world.py         the ports: logs, cluster, group coordinator, lake, liveness, engine; what happens by itself
+    watch.py         the invariants, after every effect and once faults are over, without Sluice's fold
+    programs.py      what actors do, by Sluice's own functions, and how faults heal
+    explore.py       scenarios; every schedule with few deviations, or random ones; the shortest trace of a violation
+"""

@@ -1,0 +1,268 @@
+"""What actors do, by Sluice's own functions, as Dagster's assets and the commands call them; and how faults heal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from sluice.pipelines import batch, landing, proof, publish, rewriting, task, windows
+from sluice.pipelines.accept import Event, accept_log, accept_lost, accept_moved
+from sluice.pipelines.batch import Skip, land
+from sluice.pipelines.commit import CommitSettings, commit
+from sluice.pipelines.compaction import compact
+from sluice.pipelines.decode import decoder
+from sluice.pipelines.decode import rows as decoded_rows
+from sluice.pipelines.errors import NothingToAccept, SluiceError
+from sluice.pipelines.expiry import expire
+from sluice.pipelines.held import Filter
+from sluice.pipelines.ledger import log as ledger_log
+from sluice.pipelines.letters import Outlet
+from sluice.pipelines.replay import replay
+from sluice.pipelines.values import AskedRange, Owner, Request, RequestKind
+from tests.model.scheduler import current_actor
+from tests.model.world import FEED, HOUR, START, TOPIC, World
+from tests.pipelines.decode.logs import ABORT
+
+CATCH_UP = Request(RequestKind.CATCH_UP)
+Spec = tuple[Any, ...]
+
+
+def owner(name: str) -> Owner:
+    return Owner(name, name, "host", 1, 0)
+
+
+def program(world: World, name: str, spec: Spec) -> Callable[[], object]:
+    """What an actor runs: `spec` is its kind and what it asks for."""
+    kind, *rest = spec
+
+    def run() -> object:
+        try:
+            return _PROGRAMS[kind](world, name, *rest)
+        finally:
+            world.dead.add(name)
+
+    return run
+
+
+def _land(world: World, name: str, request: Request, skip: Skip | None = None, commits: bool = True) -> str:
+    """A run: land, and commit unless some of it failed."""
+    landed = land(world.feed, world.edges(name), request, owner(name), lambda p: None, skip)
+    landed.check()
+    return _commit(world, name) if commits else "landed"
+
+
+def _commit(world: World, name: str) -> str:
+    feed, edges = world.feed, world.edges(name)
+    settings = CommitSettings(feed.commit, "tid", feed.policies.on_group_moved)
+    result = commit(world.ledger(name), edges.group, settings, Outlet.of(feed, edges.lake))
+    return str(result.status)
+
+
+def _catch_up(world: World, name: str) -> str:
+    return _land(world, name, CATCH_UP)
+
+
+def _no_commit(world: World, name: str) -> str:
+    return _land(world, name, CATCH_UP, commits=False)
+
+
+def _window(world: World, name: str, hour: int) -> str:
+    return _land(world, name, Request(RequestKind.WINDOW, window=START + hour * HOUR), commits=False)
+
+
+def _offsets(world: World, name: str, partition: int, start: int, end: int, replacing: bool = False) -> str:
+    asked = (AskedRange(TOPIC, partition, start, end),)
+    return _land(world, name, Request(RequestKind.OFFSETS, asked, replace=replacing))
+
+
+def _anew(world: World, name: str, partition: int, start: int, end: int) -> str:
+    return _offsets(world, name, partition, start, end, True)
+
+
+def _skip(world: World, name: str) -> str:
+    return _land(world, name, CATCH_UP, Skip(None, "passed over"))
+
+
+def _compact(world: World, name: str) -> str:
+    found = compact(world.feed, world.edges(name), None, owner(name), lambda p: None)
+    return f"merged {len(found.merged)}"
+
+
+def _replay(world: World, name: str) -> str:
+    found = replay(world.feed, world.edges(name), Filter(), None, owner(name), lambda p: None)
+    return f"replayed {len(found.done)}"
+
+
+def _expire(world: World, name: str, hour: int) -> str:
+    feed, lake = world.feed, world.edges(name).lake
+    done = expire(world.ledger(name), lake, FEED, START + hour * HOUR, feed.window, "old")
+    return f"retired {len(done.expiry.receipts)}"
+
+
+def _accept(world: World, name: str) -> str:
+    """An operator who accepts whatever a run is refused for."""
+    edges, said = world.edges(name), []
+    for event in (Event.RECREATED, Event.TRUNCATED):
+        with suppress(NothingToAccept):
+            accept_log(world.feed, edges, event, "it was seen")
+            said.append(event)
+    return f"accepted {' '.join(said) or 'nothing'}"
+
+
+def _accept_lost(world: World, name: str) -> str:
+    return str(accept_lost(world.feed, world.edges(name), "it was seen").lost)
+
+
+def _accept_moved(world: World, name: str, adopting: bool = False) -> str:
+    return str(accept_moved(world.feed, world.edges(name), "it was seen", adopting=adopting).moved)
+
+
+def _outsider(world: World, name: str) -> str:
+    """A consumer of somebody else in our group: joins, consumes what is there, commits by its generation, leaves."""
+    g, stage = world.group, world.stage
+    stage.point("joins")
+    g.generation += 1
+    g.members[name] = generation = g.generation
+    stage.point("commits")
+    took = g.members.get(name) == generation and g.generation == generation and g.pending is None
+    if took:
+        world.put_foreign(world.partitions[0].tp, world.partitions[0].stable)
+    stage.point("leaves")
+    g.drop(name)
+    return f"committed: {took}"
+
+
+_PROGRAMS: dict[str, Callable[..., object]] = {
+    "catch": _catch_up,
+    "land": _no_commit,
+    "win": _window,
+    "bf": _offsets,
+    "rep": _anew,
+    "skip": _skip,
+    "compact": _compact,
+    "replay": _replay,
+    "expire": _expire,
+    "accept": _accept,
+    "lost": _accept_lost,
+    "moved": _accept_moved,
+    "ext": _outsider,
+    "commit": _commit,
+}
+
+
+# -- once faults are over
+
+
+def heal(world: World, *, by_windows: bool = False, moved: bool = False) -> str:
+    """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
+    is owed. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
+    _calm(world)
+    try:
+        _settle(world, by_windows, moved)
+    except SluiceError as error:
+        return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
+    return world.broken
+
+
+def _calm(world: World) -> None:
+    world.group.pending = None
+    world.group.members.clear()
+    world.group.generation += 1
+    for path, data in list(world.delayed):
+        if path not in world.files:
+            world.write(path, data)
+    world.delayed.clear()
+    for n, p in enumerate(world.partitions):
+        for producer in p.open:
+            p = p.ended(world.now, producer, ABORT)
+        world.partitions[n] = p
+
+
+def _settle(world: World, by_windows: bool, moved: bool) -> None:
+    for n, what in enumerate(("accept", *(("moved",) if moved else ()))):
+        with suppress(NothingToAccept):
+            program(world, f"operator{n}", (what,))()
+    if world.feed.policies.on_loss == "fail":
+        with suppress(NothingToAccept):
+            program(world, "operator-lost", ("lost",))()
+    if by_windows:
+        world.now += 2 * HOUR
+        program(world, "healing-pins", ("land-nothing",))()
+        state = world.ledger("healing").read()
+        for at, w in enumerate(windows.listed(state, world.feed.window)):
+            if not windows.complete(world.ledger("healing").read(), w, world.feed.window):
+                program(world, f"healing-window{at}", ("win", (w - START) // HOUR))()
+    program(world, "healing", ("catch",))()
+
+
+def _land_nothing(world: World, name: str) -> str:
+    return _land(world, name, Request(RequestKind.OFFSETS), commits=False)
+
+
+_PROGRAMS["land-nothing"] = _land_nothing
+
+
+# -- threads and numbers of chance
+
+
+class Inline:
+    """An executor that does the work where it is asked for: one effect after the other."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, work: Callable[..., Any], *items: Any) -> list[Any]:
+        return [work(*each) for each in zip(*items, strict=False)]
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        out: Future[Any] = Future()
+        out.set_result(work(*args))
+        return out
+
+    def shutdown(self, *_: object, **__: object) -> None: ...
+
+
+class NoThread:
+    """In place of the thread that tells of progress: it changes nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def start(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+_alone = itertools.count()
+
+
+def _write_id(size: int) -> str:
+    """Each differs, and a run that does the same has the same ones."""
+    if (actor := current_actor()) is None:
+        return f"alone-{next(_alone)}"
+    actor.writes += 1
+    return f"{actor.name}-{actor.writes}"
+
+
+@contextmanager
+def as_one() -> Iterator[None]:
+    """Sluice without threads, clocks and chance of its own."""
+    still = SimpleNamespace(perf_counter_ns=lambda: 0)
+    with ExitStack() as stack:
+        for module in (publish, proof, rewriting, ledger_log):
+            stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
+        stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
+        stack.enter_context(patch.object(batch, "Thread", NoThread))
+        for module in (task, landing):
+            stack.enter_context(patch.object(module, "time", still))
+        for module in (decoder, decoded_rows):
+            stack.enter_context(patch.object(module, "perf_counter_ns", still.perf_counter_ns))
+        yield

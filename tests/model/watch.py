@@ -1,0 +1,287 @@
+"""The invariants of DESIGN §12, held against the logs in memory after every effect, and once faults are over.
+
+The ledger is read by `tests.checker.ledger`, which shares nothing with Sluice's own fold; files are read as Parquet.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
+from tests.checker.facts import Life
+from tests.checker.ledger import Book, Receipt, fold
+from tests.model.world import FEED, HOUR, START, World, visible
+
+LOG = f"_sluice/{FEED}/log/"
+ROOTS = (f"data/{FEED}/", f"quarantine/{FEED}/")
+
+
+@lru_cache(20_000)
+def book_of(entries: tuple[bytes, ...]) -> Book:
+    return fold({n: json.loads(data) for n, data in enumerate(entries)})
+
+
+@lru_cache(20_000)
+def rows_of(data: bytes) -> tuple[tuple[str, int, int, bytes], ...]:
+    """Topic, partition, offset and value of the rows of a file."""
+    table = pq.read_table(io.BytesIO(data), columns=["topic", "partition", "offset", "value"])
+    return tuple(zip(*(table.column(n).to_pylist() for n in table.column_names), strict=True))
+
+
+class Watch:
+    """Looks at a world whenever it changes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._highest: dict[Life, int] = {}
+        world.watch = self
+
+    def take_over(self, other: Watch) -> None:
+        """What it knows of the past."""
+        self._highest = dict(other._highest)
+
+    # -- at every instant
+
+    def after(self, what: str, **how: Any) -> str:
+        """What the change broke; empty: nothing."""
+        if what == "commit":
+            return self._committed(**how)
+        path = how["path"]
+        if path.startswith(LOG):
+            return self._entry()
+        if path.startswith(ROOTS):
+            return self._seen(path)
+        return self._manifest(path) if "/windows/" in path else ""
+
+    def book(self) -> Book:
+        paths = sorted(p for p in self.world.files if p.startswith(LOG))
+        return book_of(tuple(self.world.files[p] for p in paths))
+
+    def _entry(self) -> str:
+        book = self.book()
+        if book.broken:
+            return str(book.broken[0])
+        number = len(book.entries) - 1
+        entry = book.entries[number]
+        if entry["kind"] == "publish" and number not in book.void:
+            for r in book.receipts:
+                if r.number == number and (bad := self._landed(r)):
+                    return bad
+        if entry["kind"] == "loss":
+            return self._lost(entry)
+        if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
+            return self._stable(book.plans[number].slices)
+        return self._pins(book) if entry["kind"] in ("boundary", "origin", "accept", "publish") else ""
+
+    def _landed(self, r: Receipt) -> str:
+        """1, 3, 5, 6: the rows of a slice are the committed records of its range, in one of the logs of its life."""
+        rows = []
+        for part in r.parts:
+            data = self.world.files.get(part.staged) or self.world.files.get(part.path)
+            if data is None:
+                return f"I1: {part.path} is published, and neither staged nor visible"
+            mine = rows_of(data)
+            if [row[2] for row in mine] != sorted({row[2] for row in mine}):
+                return f"I6: offsets of {part.path} do not increase"
+            rows += mine
+        found = sorted((row[2], row[3]) for row in rows)
+        logs = self.world.logs(_key(r.life))
+        if not any(r.end <= p.end and found == sorted(visible(p.records, r.start, r.end)) for p in logs):
+            return f"I1/I3: the rows of {r} (entry {r.number}) are {found}, not the committed records of that range"
+        return ""
+
+    def _lost(self, entry: Mapping[str, Any]) -> str:
+        for item in entry["ranges"]:
+            life, end = Life(*item["key"]), item["range"][1]
+            now = self.world.now_of(_key(life).tp)
+            if now is not None and now.topic_id == life.topic_id and end > now.start:
+                return f"I1: {life} is named lost up to {end}, and Kafka has it from {now.start} on"
+        return ""
+
+    def _stable(self, slices: Sequence[tuple[Life, int, int]]) -> str:
+        for life, start, end in slices:
+            if not any(end <= p.stable for p in self.world.logs(_key(life))):
+                return f"I13: {life}:{start}-{end} is planned beyond the stable end"
+        return ""
+
+    def _pins(self, book: Book) -> str:
+        for life, pins in book.pins.items():
+            offsets = [pins[t] for t in sorted(pins)]
+            if any(a > b for a, b in pairwise(offsets)):
+                said = {(t - START) // HOUR: o for t, o in sorted(pins.items())}
+                return f"I4: boundaries of {life} decrease: {said}"
+        return ""
+
+    def _seen(self, path: str) -> str:
+        """10: what is visible, the ledger knows."""
+        if path in self.world.files and all(path != p.path for r in self.book().receipts for p in r.parts):
+            return f"I10: {path} is visible, and no entry lists it"
+        return ""
+
+    def _manifest(self, path: str) -> str:
+        if path not in self.world.files:
+            return ""
+        book = self.book()
+        for b in json.loads(self.world.files[path])["boundaries"]:
+            life = book.current.get((b["topic"], b["partition"]))
+            if life and life.topic_id == b["topic_id"] and (gap := _gap(book, life, b["start"], b["end"])):
+                return f"W: {path} says complete, and {life}:{gap} is owed"
+        return ""
+
+    def _committed(
+        self,
+        before: Mapping[TopicPartition, CommittedOffset],
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        letters: Sequence[str],
+    ) -> str:
+        """7, 8, 12 and the letters, as the commit takes effect."""
+        book = self.book()
+        for tp, o in offsets.items():
+            mark = json.loads(o.metadata)
+            life = Life(tp.topic, tp.partition, mark["i"])
+            if book.intents.get(mark["n"], {}).get(life) != o.offset:
+                return f"I11: {life} is committed at {o.offset}, and entry {mark['n']} is no intent to"
+            frontier = book.frontier(life)
+            if frontier is None or o.offset > frontier:
+                return f"I7: {life} is committed at {o.offset}, published is up to {frontier}"
+            if bad := self._below(book, life, o.offset) or self._back(book, life, before.get(tp), o.offset):
+                return bad
+        twice = sorted({x for x in self.world.group.letters if self.world.group.letters.count(x) > 1})
+        return f"DL: the letter of {twice[0]} was sent twice" if twice else ""
+
+    def _below(self, book: Book, life: Life, offset: int) -> str:
+        """1: every committed record below the committed offset is in a part that counts, or named."""
+        held = {row[2] for r in book.live() if r.life == life for p in r.parts for row in self._rows(p)}
+        for p in self.world.logs(_key(life)):
+            if p.version != _version(life) or p not in self.world.partitions:
+                continue
+            for at, _ in visible(p.records, book.origins[life], min(offset, p.end)):
+                span = book.named(life, at)
+                if at not in held and (span is None or span.kind == "landed"):
+                    return f"I1: {life}:{at} lies below the committed offset {offset}, and is nowhere"
+        return ""
+
+    def _rows(self, part: Any) -> tuple[tuple[str, int, int, bytes], ...]:
+        data = self.world.files.get(part.path) or self.world.files.get(part.staged)
+        return rows_of(data) if data is not None else ()
+
+    def _back(self, book: Book, life: Life, before: CommittedOffset | None, to: int) -> str:
+        """8: neither behind what we committed, nor behind what somebody else did in this life."""
+        tp = TopicPartition(life.topic, life.partition)
+        by_hand = any(x == life for _, x, _ in book.moved) or tp in self.world.group.foreign
+        highest = self._highest.get(life, -1)
+        self._highest[life] = max(to, highest)
+        if to < highest and not by_hand:
+            return f"I8: {life} is committed at {to}, after {highest}"
+        seen = [
+            i["committed"]
+            for e in book.entries.values()
+            for i in [*e.get("items", ()), *(x["enters"] for x in e.get("items", ()) if "enters" in x)]
+            if isinstance(i, dict) and "committed" in i and Life(*i["key"]) == life
+        ]
+        moved = [o for _, x, o in book.moved if x == life]
+        foreign = self.world.group.foreign.get(tp) == life.topic_id
+        if foreign and before is not None and to < before.offset and before.offset not in [*seen, *moved]:
+            return f"I8: {life} is committed at {to}; somebody else had put it to {before.offset}"
+        return ""
+
+    # -- once faults are over
+
+    def at_last(self, *, moved: bool, letters: bool, retired: bool) -> str:
+        """1, 4, 5, 10, 14: everything is landed or named, shown as the ledger says, and committed."""
+        book, world = self.book(), self.world
+        if book.broken:
+            return str(book.broken[0])
+        for life in book.current.values():
+            if bad := self._whole(book, life, moved):
+                return bad
+        for p in world.partitions:
+            if (p.tp.topic, p.tp.partition) not in book.current:
+                return f"I14: {p.tp} was never planned"
+        return self._as_listed(book) or self._windows(book) or (self._told(book) if letters and not moved else "")
+
+    def _whole(self, book: Book, life: Life, moved: bool) -> str:
+        tp, frontier = _key(life).tp, book.frontier(life)
+        now = self.world.now_of(tp)
+        if now is None or now.topic_id != life.topic_id:
+            return f"I12: {life} is in topic id {life.topic_id}, Kafka's is {now.topic_id if now else 'none'}"
+        if frontier is None or frontier < now.stable:
+            return f"I14: {life} landed up to {frontier}, the stable end is {now.stable}"
+        if bad := self._below(book, life, frontier):
+            return bad
+        held = self.world.group.offsets.get(tp)
+        if not moved and (held is None or held.offset != frontier):
+            return f"I14: {life} is committed at {held.offset if held else None}, landed up to {frontier}"
+        return ""
+
+    def _as_listed(self, book: Book) -> str:
+        """10: what is visible is what counts; nothing is left in staging."""
+        shown = {p for p in self.world.files if p.startswith(ROOTS)}
+        counts = {p.path for r in book.live() for p in r.parts}
+        if shown != counts:
+            return f"I10: visible and replaced: {sorted(shown - counts)}; missing: {sorted(counts - shown)}"
+        for r in book.live():
+            if bad := self._landed(r):
+                return bad
+        left = [p for p in self.world.files if "/staging/" in p]
+        live = {p.number for p in book.plans.values() if p.status == "planned"}
+        orphans = [p for p in left if int(p.split("/staging/")[1].split("/")[0]) not in live]
+        return f"I10: left in staging: {orphans}" if orphans else ""
+
+    def _windows(self, book: Book) -> str:
+        """What lies in a window's folder lies between its boundaries; a window that was complete still is."""
+        for r in book.live():
+            raw = next(x["slice"] for x in book.entries[r.number]["receipts"] if _at(x["slice"]) == (r.life, r.start))
+            pins, window = book.pins.get(r.life, {}), raw["window"]
+            if window is None:
+                continue
+            begins, ends = pins.get(window), pins.get(window + HOUR)
+            if (begins is not None and r.start < begins) or (ends is not None and r.end > ends):
+                hour = (window - START) // HOUR
+                return f"W: {r} lies in window {hour}, whose boundaries are {begins} and {ends}"
+        for path in [p for p in self.world.files if "/windows/" in p]:
+            if bad := self._manifest(path):
+                return bad
+        return ""
+
+    def _told(self, book: Book) -> str:
+        """Each record that landing put into quarantine has its letter."""
+        due = set()
+        for r in book.receipts:
+            if book.plans[r.batch].kind in ("compact", "replay"):
+                continue
+            for p in self.world.logs(_key(r.life)):
+                due |= {
+                    f"{r.life.topic}:{r.life.partition}:{at}"
+                    for at, value in visible(p.records, r.start, min(r.end, p.end))
+                    if value.startswith(b"bad ")
+                }
+        missing = due - set(self.world.group.letters)
+        return f"DL: no letter was sent of {sorted(missing)}" if missing else ""
+
+
+def _at(raw: Mapping[str, Any]) -> tuple[Life, int]:
+    return Life(raw["topic"], raw["partition"], raw["incarnation"]), raw["start"]
+
+
+def _gap(book: Book, life: Life, start: int, end: int) -> str:
+    at = max(start, book.origins[life]) if start >= book.origins[life] else start
+    for s in book.spans.get(life, ()):
+        if s.start <= at < s.end:
+            at = s.end
+    return f"{at}-{end}" if at < end else ""
+
+
+def _key(life: Life) -> Key:
+    return Key(life.topic, life.partition, life.incarnation)
+
+
+def _version(life: Life) -> int:
+    return int(life.incarnation.partition("#")[2] or 0)
