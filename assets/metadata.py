@@ -182,7 +182,7 @@ def _provenance(state: State, batch: Batch) -> Metadata:
         "publish_entry": batch.published if batch.published is not None else -1,
         "plan": batch.hash,
         "ledger": state.ledger_id,
-        "request": batch.request,
+        "request": str(batch.request),
         **({"run": dg.MetadataValue.dagster_run(batch.owner.run)} if batch.owner.run else {}),
     }
 

@@ -141,7 +141,7 @@ class Lakes:
         with self.open_edges(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
-            return [Left(feed.name, b.id, b.request, *outlook(edges.lake, feed.name, b)) for b in mine]
+            return [Left(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]
 
 
 # -- evidence

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.contract.results import Outcome, Result
     from sluice.pipelines.contract.suite import Contract
     from sluice.pipelines.feed import Feed
-    from sluice.pipelines.ledger import State
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine import Fault
     from sluice.pipelines.shape import Shape
@@ -108,7 +107,7 @@ class _Seen:
     receipts: tuple[Receipt, ...]
     lake: Lake
     whole: bool
-    earlier: tuple[int, ...]
+    earlier: Sequence[int]
 
     @property
     def counts(self) -> Counts:
@@ -143,11 +142,13 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Itera
         yield seen
 
 
-def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, ...], bool, tuple[int, ...]]:
+def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is all that was asked for, and the rows of the batches before."""
+    from sluice.pipelines.contract.volume import earlier_rows
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.sample import newest, stretches, window_ranges
     from sluice.pipelines.topics import match
+    from sluice.pipelines.values import Request, RequestKind
 
     if asked.offsets and (asked.window or asked.start or asked.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
@@ -166,7 +167,9 @@ def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, .
     if not all_:
         raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if asked.ranged else ''}")
     chosen = newest(all_, asked.records or (MOST_RECORDS if asked.ranged else RECORDS), MOST_BYTES)
-    return chosen, asked.ranged and list(chosen) == all_, _earlier(state, len(spans))
+    # What one window is compared with.
+    earlier = earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
+    return chosen, asked.ranged and list(chosen) == all_, earlier
 
 
 def _named(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
@@ -177,14 +180,6 @@ def _named(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
     for r in map(parse.asked_range, offsets or ()):
         found.setdefault(TopicPartition(r.topic, r.partition), []).append(Range(r.start, r.end))
     return found
-
-
-def _earlier(state: State, spans: int) -> tuple[int, ...]:
-    """Rows of the batches that landed one window each, the newest first: what one window is compared with."""
-    if spans != 1:
-        return ()
-    batches = (b for b in reversed(state.batches.values()) if b.published is not None and not b.failed)
-    return tuple(b.rows for b in batches if b.request.startswith("window ") and " of " not in b.request)
 
 
 def _nothing(feed: Feed, why: str) -> Failed:

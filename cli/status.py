@@ -410,7 +410,7 @@ def _batch_document(b: Batch) -> dict[str, Any]:
     return {
         "batch": b.id,
         "status": str(b.status),
-        "request": b.request,
+        "request": str(b.request),
         "plan": b.hash,
         "planned_at": b.planned_at,
         "offsets": b.reserved_span,

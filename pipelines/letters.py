@@ -11,7 +11,7 @@ ledger tells of is sent, by its SHA-256. Memory holds a few megabytes of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -25,11 +25,13 @@ from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import fixed, int64s
 from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.merging import in_order
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, intersect, subtract
-from sluice.pipelines.values import Key, Part, PartKind, RequestKind, Slice
+from sluice.pipelines.values import Key, Part, PartKind, Receipt, RequestKind, Slice
 
 _OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
 """Requests that write anew what landed: they read nothing from Kafka, and what they leave in quarantine was there."""
@@ -39,8 +41,6 @@ _WHERE = ("topic", "partition", "offset", "timestamp")
 _WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
 _HEADERS = (*_WHERE, *_WHY, "feed", "contract")
 _COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract"]
-
-Ranges = dict[Key, tuple[Range, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,16 @@ def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
 
     In log order. Empty when there are none; rows that a file holds besides are told apart by `ranges`.
     """
-    published = [b for b in _published(state) if (b.published or 0) > since]
-    due: Ranges = {}
-    for batch in published:
-        for key, ranges in _of_landing(ledger, state, batch, since).items():
-            due[key] = (*due.get(key, ()), *ranges)
-    found = (s for batch in published for s in _lying(ledger, state, batch, due)) if due else ()
-    return tuple(sorted(found, key=lambda s: (s.slice.key, s.slice.start)))
+    first: list[tuple[Key, Range]] = []
+    anew: list[tuple[Key, Range]] = []
+    lying: list[Receipt] = []
+    for batch in (b for b in state.batches.values() if b.published is not None and b.published > since):
+        # All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
+        entry = ledger.publication(batch)
+        lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined(r)]
+        (anew if batch.request.replace else first).extend(_refused(batch, entry))
+    due = by_key((*first, *_untold(ledger, state, anew, since)))
+    return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
 
 
 def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
@@ -86,41 +89,31 @@ def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions:
     return Letters(outlet, sources, partitions) if sources else None
 
 
-def _published(state: State) -> Iterator[Batch]:
-    return (b for b in state.batches.values() if b.published is not None)
-
-
-def _of_landing(ledger: Ledger, state: State, batch: Batch, since: int) -> Ranges:
-    """The ranges in which the batch quarantined records that no letter may have told of."""
-    out = _quarantined(ledger, batch)
-    if out and ledger.plan(batch.id).request.replace:
-        for earlier in _published(state):
-            told = _quarantined(ledger, earlier) if (earlier.published or 0) <= since else {}
-            out = {k: tuple(rest for r in held for rest in subtract(r, told.get(k, ()))) for k, held in out.items()}
-    return out
-
-
-def _quarantined(ledger: Ledger, batch: Batch) -> Ranges:
+def _refused(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
     """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
-    out: Ranges = {}
-    if batch.merges or ledger.plan(batch.id).request.kind in _OUR_OWN:
-        return out
-    for r in ledger.publication(batch).receipts:
-        if r.counts.quarantined:
-            out[r.slice.key] = (*out.get(r.slice.key, ()), r.slice.range)
-    return out
+    receipts = () if batch.request.kind in _OUR_OWN else entry.receipts
+    return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
 
 
-def _lying(ledger: Ledger, state: State, batch: Batch, due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
-    """The batch's quarantined parts that count, as far as something is due of them.
+def _untold(
+    ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
+) -> Iterator[tuple[Key, Range]]:
+    """Of the ranges that were landed anew, those of which no letter may have told."""
+    before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
+    landed = (b for b in before if b.request.kind not in _OUR_OWN)
+    told = by_key(each for b in landed for each in _refused(b, ledger.publication(b)))
+    return ((key, rest) for key, r in anew for rest in subtract(r, told.get(key, ())))
 
-    All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
-    """
-    for r in state.receipts(batch.published or 0, ledger.publication(batch)):
-        ranges = intersect(due.get(r.slice.key, ()), r.slice.range)
-        parts = tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
-        if ranges and parts:
-            yield Source(r.slice, parts, ranges)
+
+def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
+    """The quarantined parts of the receipts, as far as something is due of them."""
+    for r in lying:
+        if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
+            yield Source(r.slice, _quarantined(r), ranges)
+
+
+def _quarantined(r: Receipt) -> tuple[Part, ...]:
+    return tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
 
 
 # -- the letters themselves

@@ -16,6 +16,7 @@ from sluice.pipelines.errors import WindowIncomplete, WindowRetired
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_instant, show_window
@@ -166,14 +167,12 @@ def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], 
 
 def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
     """Receipts that count, of slices that share an offset with one of the ranges."""
-    by_key: dict[Key, list[Range]] = {}
-    for key, r in wanted:
-        by_key.setdefault(key, []).append(r)
-    lie_in = {p.window for key, ranges in by_key.items() for r in ranges for p in windows.pieces(state, key, r)}
+    asked = by_key(wanted)
+    lie_in = {p.window for key, ranges in asked.items() for r in ranges for p in windows.pieces(state, key, r)}
     numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
     published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
     receipts = (r for n, e in published for r in state.receipts(n, e))
-    return [r for r in receipts if any(r.slice.range.meets(x) for x in by_key.get(r.slice.key, ()))]
+    return [r for r in receipts if any(r.slice.range.meets(x) for x in asked.get(r.slice.key, ()))]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:

@@ -158,12 +158,10 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
     """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
     finished, planned = finished_slices(lake, feed, batch)
     give_up = f"sluice repair {feed} --abandon {batch.id}   gives it up"
-    if batch.plan is None or batch.plan.request.kind in AGAIN:
-        again = AGAIN.get(batch.plan.request.kind) if batch.plan else None
-        ways = (f"{again.format(feed=feed)}   gives it up and begins anew",) if again else ()
-        return "nothing of it counts yet", (*ways, give_up)
+    if again := AGAIN.get(batch.request.kind):
+        return "nothing of it counts yet", (f"{again.format(feed=feed)}   gives it up and begins anew", give_up)
     kept = f"{finished} of {planned} slices are finished" if finished else "no slice is finished"
-    return kept, (f"{command(feed, batch.plan.request)}   finishes it, and reads only what is missing", give_up)
+    return kept, (f"{command(feed, batch.request)}   finishes it, and reads only what is missing", give_up)
 
 
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:

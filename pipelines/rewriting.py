@@ -59,13 +59,13 @@ class How(Generic[P]):
 
 def rewriting(state: State) -> list[Batch]:
     """The live batches that write parts anew."""
-    return [b for b in state.live() if b.plan and b.plan.request.kind in AGAIN]
+    return [b for b in state.live() if b.request.kind in AGAIN]
 
 
 def give_up_dead(feed: str, ledger: Ledger, liveness: Liveness, kind: RequestKind) -> None:
     """Give up the batches of dead runs that wrote parts anew. Raises PlanBusy while one of this kind is at work."""
     for batch in rewriting(ledger.read()):
-        same = batch.plan is not None and batch.plan.request.kind is kind
+        same = batch.request.kind is kind
         if liveness.is_dead(batch.owner) if same else liveness.looks_dead(batch.owner):
             abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
         elif same:
@@ -121,7 +121,7 @@ class Rewriting(Generic[P]):
             nonlocal left
             kind = self._how.request.kind
             for batch in rewriting(state):
-                if batch.plan is not None and batch.plan.request.kind is kind:
+                if batch.request.kind is kind:
                     raise _busy(self._feed.name, batch, kind)
             left = [p for p in pieces if is_free(state, p.slice, self._since, self.busy)]
             plan = self._plan(state, left)

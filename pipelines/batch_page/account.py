@@ -135,9 +135,8 @@ def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Se
     entry = None if batch.published is None else ledger.publication(batch)
     receipts = entry.receipts if entry else _staged(lake, plan, number)
     shape = _shape(ledger, state, receipts)
-    whole = (
-        entry.results if entry else hold_whole(shape, receipts, lake, earlier_rows(state, batch)) if receipts else ()
-    )
+    earlier = earlier_rows(state, batch.request, number)
+    whole = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
     return Account(
         feed=ledger.feed,
         ledger_id=state.ledger_id,

@@ -31,7 +31,8 @@ def check_contract(
     """
     if shape.contract is None or not receipts:
         return ()
-    results = hold_whole(shape, receipts, lake, earlier_rows(state, state.batches[batch]))
+    earlier = earlier_rows(state, state.batches[batch].request, batch)
+    results = hold_whole(shape, receipts, lake, earlier)
     broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
     if not broken:
         return results

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluice.pipelines.contract.suite import Expectation
-from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.ledger import State
+from sluice.pipelines.values import Request
 
 PARAMETER = "$PARAMETER"
 FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
@@ -59,15 +60,14 @@ def _bound(
     return FUNCTIONS[window["constraint_fn"]](rows) * factor(window)
 
 
-def earlier_rows(state: State, batch: Batch) -> list[int]:
-    """Rows that the batches published before this one landed, the newest first: those of the same kind of request, for
-    the same partitions, that landed whole."""
-    kind = _kind(batch)
-    like = (b for b in reversed(state.batches.values()) if b.id < batch.id and b.published is not None and not b.failed)
-    return [b.rows for b in like if _kind(b) == kind]
+def earlier_rows(state: State, request: Request, before: int) -> list[int]:
+    """Rows that the batches planned before ledger number `before` landed, the newest first: those of the same kind of
+    request, for the same partitions, that landed whole."""
+    earlier = (b for b in reversed(state.batches.values()) if b.id < before)
+    like = (b for b in earlier if _kind(b.request) == _kind(request))
+    return [b.rows for b in like if b.published is not None and not b.failed]
 
 
-def _kind(batch: Batch) -> tuple[str, str]:
-    """Of its request: one window is not compared with several, nor some partitions with all."""
-    what, _, only = batch.request.removesuffix(", replacing").partition(" of ")
-    return what.partition(" ")[0], only
+def _kind(request: Request) -> tuple[object, ...]:
+    """One window is not compared with several, nor some partitions with all."""
+    return request.kind, request.until is None, request.only

@@ -36,7 +36,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ranges import Range, contiguous_end, subtract, union
 from sluice.pipelines.typed.wider import RAW_TYPES, one_table
-from sluice.pipelines.values import Key, Owner, Plan, Receipt, RequestKind, Slice, TopicPartition
+from sluice.pipelines.values import Key, Owner, Plan, Receipt, Request, RequestKind, Slice, TopicPartition
 
 
 class BatchStatus(StrEnum):
@@ -54,7 +54,7 @@ class Batch:
 
     id: int
     plan: Plan | None
-    request: str
+    request: Request
     hash: str
     owner: Owner
     status: BatchStatus
@@ -62,8 +62,11 @@ class Batch:
     published: int | None = None
     failed: int = 0
     rows: int = 0
-    merges: bool = False
-    """It lands nothing new: it writes parts that have landed anew, as fewer."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether it lands nothing new: it writes parts that have landed anew, as fewer."""
+        return self.request.kind is RequestKind.COMPACT
 
     @property
     def reserved_span(self) -> int:
@@ -224,17 +227,9 @@ class State:
             self.boundary_times = (*times[:at], time, *times[at:])
 
     def _plan(self, entry: PlanEntry) -> None:
-        request = entry.plan.request
-        self.batches[self.number] = Batch(
-            self.number,
-            entry.plan,
-            str(request),
-            entry.hash,
-            entry.owner,
-            BatchStatus.PLANNED,
-            entry.at,
-            merges=request.kind is RequestKind.COMPACT,
-        )
+        plan, planned = entry.plan, BatchStatus.PLANNED
+        batch = Batch(self.number, plan, plan.request, entry.hash, entry.owner, planned, entry.at)
+        self.batches[self.number] = batch
         for s in entry.plan.slices:
             self._raise_floor(s)
 
@@ -327,7 +322,7 @@ class State:
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
         """Put ranges in one class, and so out of every other."""
-        for key, ranges in _by_key(items).items():
+        for key, ranges in by_key(items).items():
             for by in self._classes():
                 if by is into:
                     by[key] = union([*by.get(key, ()), *ranges])
@@ -335,11 +330,12 @@ class State:
                     by[key] = tuple(rest for h in held for rest in subtract(h, ranges))
 
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
-        for key, ranges in _by_key(items).items():
+        for key, ranges in by_key(items).items():
             self.superseded[key] = (*self.superseded.get(key, ()), *((self.number, r) for r in union(ranges)))
 
 
-def _by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
+def by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
+    """The ranges of each key, in the order in which they come."""
     out: dict[Key, list[Range]] = {}
     for key, r in items:
         out.setdefault(key, []).append(r)

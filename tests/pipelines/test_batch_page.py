@@ -193,7 +193,7 @@ class Typed:
         self.lake.put(layout.receipt_path(self.name, appended.number, me.token, s), to_json(receipt).encode())
         self.now, self.at = self.now + 2000, end
         if published:
-            earlier = earlier_rows(appended.state, appended.state.batches[appended.number])
+            earlier = earlier_rows(appended.state, plan.request, appended.number)
             results = hold_whole(self.shape, [receipt], self.lake, earlier)  # type: ignore[arg-type]
             publish(self.ledger, appended.number, me, [receipt], failures, results)
             roll_forward(self.ledger, self.lake, self.name)  # type: ignore[arg-type]

@@ -37,6 +37,7 @@ from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
 from sluice.pipelines.publish import publish
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import (
+    AskedRange,
     Counts,
     Isolation,
     Key,
@@ -368,6 +369,20 @@ def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
         lake.files[stand[0]] = damage
         assert Ledger(lake, "orders", lambda: 0).read() == first
         assert lake.files[stand[0]] == whole, "and the next reader finds it mended"
+
+
+def test_what_batches_were_asked_for_survives_a_checkpoint() -> None:
+    ledger = begun()
+    asked = [
+        Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 3, 9), AskedRange("a b", 1, 0, 1)), replace=True),
+        Request(RequestKind.WINDOW, window=7_200_000, until=10_800_000, only=(KEY.tp,)),
+        Request(RequestKind.COMPACT),
+    ]
+    for i, request in enumerate(asked):
+        planned(ledger, replace(a_plan(i * 10, i * 10 + 10), request=request))
+    found = checkpoint.load(checkpoint.dump(ledger.read()))
+    assert found == ledger.read()
+    assert [(b.request, b.merges) for b in found.batches.values()] == [(a, a is asked[2]) for a in asked]
 
 
 def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:

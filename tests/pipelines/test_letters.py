@@ -41,7 +41,7 @@ from sluice.pipelines.ledger.entries import (
     PublishEntry,
     RetireEntry,
 )
-from sluice.pipelines.letters import Outlet
+from sluice.pipelines.letters import Outlet, owed
 from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.typed.landed import QUARANTINED
@@ -257,6 +257,21 @@ def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -
     world.land(110, 120, [115])
     world.commit()
     assert world.offsets() == [115]
+
+
+def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were committed are read where something was landed anew, and then once for all of it."""
+    world = World()
+    told = world.land(100, 110, [105])
+    mark = world.commit().mark or 0
+    newer = [world.land(110, 120, [115]), world.land(120, 130)]
+    newer += [world.land(100 + at, 105 + at, [105], kind="offsets") for at in (0, 5)]
+    state, read = world.ledger.read(), list[int]()
+    entry = world.ledger.entry
+    monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
+    found = owed(world.ledger, state, mark)
+    assert sorted(read) == [told, *newer]
+    assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
 
 
 # -- parts that are written anew

@@ -454,7 +454,7 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
     world.replay()
-    (batch,) = {b.id for b in world.state().batches.values() if b.request == "replay of what was quarantined"}
+    (batch,) = {b.id for b in world.state().batches.values() if b.request.kind is RequestKind.REPLAY}
     for _ in range(2):
         told = explain(world.fresh_ledger(), world.lake, A.tp, 15)  # type: ignore[arg-type]
         assert told.found is Class.LANDED

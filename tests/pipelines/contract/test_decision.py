@@ -207,10 +207,13 @@ def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
         landed.append(shop.land(request).batches)
     shop.now += 3 * HOUR
     state = shop.ledger.read()
-    last = state.batches[landed[-1][0].batch]
-    assert earlier_rows(state, last) == [2, 2]
-    assert earlier_rows(state, state.batches[landed[2][0].batch]) == []
-    assert earlier_rows(state, replace(last, request="window 2026-11-20T10:00Z")) == []
+    last = landed[-1][0].batch
+    assert earlier_rows(state, CATCH_UP, last) == [2, 2]
+    assert earlier_rows(state, replace(CATCH_UP, replace=True), last) == [2, 2]
+    some = landed[2][0]
+    assert earlier_rows(state, some.plan.request, some.batch) == []
+    assert earlier_rows(state, some.plan.request, last) == [2]
+    assert earlier_rows(state, Request(RequestKind.WINDOW), last) == []
 
 
 def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
