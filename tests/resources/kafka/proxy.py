@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-FETCH, OFFSET_COMMIT, JOIN_GROUP, END_TXN = 1, 8, 11, 26
+FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, END_TXN = 1, 2, 8, 11, 26
 _TLS_HANDSHAKE = 0x16
 
 
@@ -26,7 +26,8 @@ class Proxy:
     """Listens on loopback. `lose` says of how many requests, by API key, the answer is to be lost.
 
     Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
-    each answer is given. `hold` lets nothing through either way, connections stay; `cut` ends all and takes no new one.
+    each answer is given. `hold` lets nothing through either way, connections stay, or `only` requests with these API
+    keys, which the broker does not see yet; `held` are those that wait. `cut` ends all and takes no new one.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
@@ -34,6 +35,8 @@ class Proxy:
         self.delay = 0.0
         self._flowing, self._refuses = threading.Event(), False
         self._flowing.set()
+        self._only: frozenset[int] = frozenset()
+        self._held: list[int] = []
         self._clients: set[socket.socket] = set()
         self.certificate = folder / "ca.pem"
         self._broker = broker
@@ -49,8 +52,14 @@ class Proxy:
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    def hold(self) -> None:
+    def hold(self, *only: int) -> None:
+        self._only = frozenset(only)
         self._flowing.clear()
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The API keys of the requests that wait at this moment."""
+        return tuple(self._held)
 
     def cut(self) -> None:
         self._refuses = True
@@ -80,16 +89,24 @@ class Proxy:
             with closing(client), closing(socket.create_connection(self._broker())) as broker:
                 for request in _frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
-                    self._flowing.wait()
+                    self._pass(key)
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")
                     time.sleep(self.delay)
-                    self._flowing.wait()
+                    if not self._only:
+                        self._flowing.wait()
                     if lost := bool(self.lose.get(key)):
                         self.lose[key] -= 1
                     if lost or not answer:
                         return
                     client.sendall(answer)
+
+    def _pass(self, key: int) -> None:
+        """Wait while requests of this kind are held."""
+        if not self._flowing.is_set() and (not self._only or key in self._only):
+            self._held.append(key)
+            self._flowing.wait()
+            self._held.remove(key)
 
     @contextmanager
     def _known(self, client: socket.socket) -> Iterator[None]:
