@@ -18,7 +18,7 @@ from kafka.errors import (
 )
 
 from sluice.pipelines.decode import next_position
-from sluice.pipelines.errors import IncarnationChanged, OffsetsLost, SluiceError
+from sluice.pipelines.errors import LogTruncated, OffsetsLost, SluiceError, TopicRecreated
 from sluice.pipelines.ports import Fetched
 from sluice.pipelines.values import Isolation, Slice
 from sluice.resources.kafka.lanes import Sources
@@ -28,6 +28,7 @@ from sluice.resources.kafka.wire import Patience
 _EMPTY_FOR_A_GAP = 2
 _UNKNOWN_TOPIC_TRIES = 4
 _LEAST_BYTES = 64 << 10
+_AGAIN = "run again: what is owed is held against the log as it is now, and the command that accepts it is named"
 
 E = TypeVar("E", bound=SluiceError)
 
@@ -95,12 +96,12 @@ class Reader:
     def _same_topic(self, place: Place) -> None:
         if place.topic_id != self._slice.key.topic_id:
             raise self._refused(
-                IncarnationChanged,
+                TopicRecreated,
                 f"topic {self._slice.topic} was deleted and created again: planned under id"
                 f" {self._slice.key.topic_id}, now {place.topic_id}",
                 self._slice.start,
                 self._slice.end,
-                remedy="accept the new incarnation (`sluice accept`), or restore the topic; the next plan goes on",
+                remedy=_AGAIN,
             )
 
     async def _not_truncated(self, place: Place) -> None:
@@ -119,7 +120,7 @@ class Reader:
                 f" its log starts at {log_start}; {self._slice} was to be read",
                 self._position,
                 log_start,
-                remedy="accept the loss (`sluice accept`), or lengthen the topic's retention before the next time",
+                remedy=_AGAIN,
             )
         if self._position > high_watermark:
             raise self._truncated(f"the log ends at {high_watermark}, {self._position} was next", high_watermark)
@@ -186,13 +187,13 @@ class Reader:
             raise error
         await self._patience.trouble(OffsetNotAvailableError() if self._maybe_out_of_range else error)
 
-    def _truncated(self, how: str, end: int) -> IncarnationChanged:
+    def _truncated(self, how: str, end: int) -> LogTruncated:
         return self._refused(
-            IncarnationChanged,
+            LogTruncated,
             f"{self._slice.tp}: the log was truncated ({how}), {self._slice} was to be read",
             end,
             self._slice.end,
-            remedy="accept the truncation (`sluice accept`): records that were read above it may come again, changed",
+            remedy=_AGAIN,
         )
 
     def _refused(self, kind: type[E], message: str, start: int, end: int, remedy: str) -> E:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.errors import IncarnationChanged, KafkaUnavailable, OffsetsLost, UnknownTopic
+from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
 from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
 from sluice.pipelines.values import Isolation, Slice
 from sluice.resources.kafka import messages
@@ -127,9 +127,9 @@ def test_a_recreated_topic_is_another_topic(kafka, fresh_topic, version, monkeyp
             client.create_topics({topic: {"num_partitions": 1}}, wait_for_metadata=True)
         produce(kafka, topic, 2000)
         *_, end = stream
-    assert isinstance(end.error, IncarnationChanged)
+    assert isinstance(end.error, TopicRecreated)
     (error,) = failures(fetch(kafka, [piece]))
-    assert isinstance(error, IncarnationChanged)
+    assert isinstance(error, TopicRecreated)
     assert piece.incarnation in error.message
 
 
@@ -151,7 +151,7 @@ def test_a_log_that_ends_before_the_slice_was_truncated(kafka, fresh_topic):
     for epoch in (state.leader_epoch, -1):
         piece = dataclasses.replace(slice_of(state, 5, 15), leader_epoch=epoch)
         (error,) = failures(fetch(kafka, [piece]))
-        assert isinstance(error, IncarnationChanged)
+        assert isinstance(error, LogTruncated)
         assert (error.start, error.end) == (10, 15)
 
 
