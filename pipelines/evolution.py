@@ -77,16 +77,18 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
     """What records are made to from here on, with its entry in the ledger. Raises SchemaChanged."""
+    shape = feed.shape
 
     def decide(state: State) -> SchemaEntry | None:
+        nonlocal shape
         shape = effective_shape(feed, state)
         if newest(state) == shape.name:
             return None
         check_one_table(feed, shape, state)
         return _entry(feed, shape, _changed(ledger, state, shape))
 
-    appended = ledger.append(decide)
-    return effective_shape(feed, appended.state if appended else ledger.read())
+    ledger.append(decide)
+    return shape
 
 
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:

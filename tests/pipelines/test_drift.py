@@ -19,7 +19,7 @@ from sluice.pipelines.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, dri
 from sluice.pipelines.errors import FeedError, SchemaChanged, SchemaDrifted
 from sluice.pipelines.evolution import declare, effective_shape, evolve, evolved
 from sluice.pipelines.feed import Feed, load_feed
-from sluice.pipelines.ledger import Ledger, checkpoint
+from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.ports import FetchLimits, Job
 from sluice.pipelines.rescan import rescan
@@ -428,6 +428,20 @@ def test_what_never_landed_binds_nobody(world: World) -> None:
     declare(world.feed({"x": "int64"}), world.ledger)
     world.landed(world.feed({"x": "string"}), {"x": "a"})
     assert [e.reason for e in world.entries] == ["the first", "x: int64 to string"]
+
+
+def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, ledger, looks = world.feed({"x": "int64"}), world.ledger, list[State]()
+    shape, read = declare(feed, ledger), ledger.read
+
+    def look() -> State:
+        looks.append(read())
+        return looks[-1]
+
+    monkeypatch.setattr(ledger, "read", look)
+    assert declare(feed, ledger) == shape == feed.shape
+    assert len(looks) == 1
+    assert len(world.entries) == 1
 
 
 def test_a_feed_may_become_typed(world: World) -> None:
