@@ -19,6 +19,8 @@ from tests.resources.kafka.proxy import Proxy
 from tests.resources.kafka.tools import until
 
 GROUP, TRANSACTION = "__consumer_offsets", "__transaction_state"
+_HASTY = {"log.retention.check.interval.ms": "500", "log.initial.task.delay.ms": "500"}
+"""Retention looks every five minutes by default."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Arena:
         with closing(KafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)) as client:
             yield client
 
-    def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None, first: int = 0) -> None:
-        """A topic with each partition on three brokers, led in turn, beginning with the `first`."""
+    def create(
+        self, topic: str, partitions: int, config: Mapping[str, str] | None = None, first: int = 0, replicas: int = 3
+    ) -> None:
+        """A topic with each partition on so many brokers, led in turn, beginning with the `first`."""
         ids = self.kafka.broker_ids
-        assigned = {p: [ids[(first + p + n) % len(ids)] for n in range(len(ids))] for p in range(partitions)}
+        assigned = {p: [ids[(first + p + n) % len(ids)] for n in range(replicas)] for p in range(partitions)}
         wanted = {"assignments": assigned, "configs": {"retention.ms": "-1", **(config or {})}}
         with self.admin() as admin:
             admin.create_topics({topic: wanted}, wait_for_metadata=True)
@@ -111,7 +115,7 @@ def opened(root: Path) -> Iterator[Arena]:
             for n, port in enumerate(taken, start=1)
         }
         with patch.object(local_kafka, "_properties", properties):
-            kafka = stack.enter_context(LocalKafka(root, brokers=3, keep=False))
+            kafka = stack.enter_context(LocalKafka(root, brokers=3, keep=False, settings=_HASTY))
         yield Arena(kafka, proxies)
 
 
