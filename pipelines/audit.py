@@ -160,8 +160,9 @@ def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
 
 def _commits(state: State) -> Iterator[Problem]:
     for key, offset in sorted(state.commits.items()):
-        if offset > state.frontier(key):
-            yield Problem(7, f"{key}: committed {offset} is above the frontier {state.frontier(key)}")
+        frontier = state.frontier(key) if key in state.origins else 0
+        if offset > frontier:
+            yield Problem(7, f"{key}: committed {offset} is above the frontier {frontier}")
 
 
 def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[Problem]:

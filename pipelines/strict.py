@@ -167,8 +167,10 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[Problem]:
         return
     try:
         said = json.loads(content)
-        named = [(b["topic"], b["partition"], b["topic_id"], b["start"], b["end"]) for b in said["boundaries"]]
-    except (ValueError, KeyError, TypeError):
+        named = [
+            (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
+        ]
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         yield Problem(4, f"{path} cannot be read")
         return
     if manifest.is_retired(state, *lasts):

@@ -1,6 +1,6 @@
 """A YAML file from outside, read with bounds: plain data only, and `${NAME}` filled in from the environment.
 
-Guarantee: no Python objects, anchors or duplicate keys; size and depth are bounded; what could be a secret (a
+Guarantee: no Python objects, tags, anchors or duplicate keys; size and depth are bounded; what could be a secret (a
 value, a line of the file, a variable's content) stands in no error. A scalar is null, true/false, a number or
 a string; dates, octals, `yes` and `no` stay strings.
 """
@@ -90,7 +90,7 @@ class _Refusal(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without anchors, duplicate keys, deep nesting, and YAML 1.1's guesses at scalars."""
+    """SafeLoader without tags, anchors, duplicate keys, deep nesting, and YAML 1.1's guesses at scalars."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML declares it so
     depth = 0
@@ -99,6 +99,10 @@ class _Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _Refusal("has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise _Refusal(
+                "is not readable YAML: it has a tag (!)", "leave it out, or quote the value", event.start_mark
+            )
         if self.depth > MAX_DEPTH:
             raise _Refusal(f"is nested deeper than {MAX_DEPTH}", "feeds are flat: remove the nesting", event.start_mark)
         self.depth += 1

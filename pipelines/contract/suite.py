@@ -70,9 +70,18 @@ class Contract:
 
 
 def recall(text: str) -> Contract:
-    """The contract whose `text` this is, as the ledger keeps it."""
-    said = json.loads(text)
-    return Contract(tuple(Expectation(i, e["type"], e["kwargs"], Severity(e["severity"])) for i, e in enumerate(said)))
+    """The contract whose `text` this is, as the ledger keeps it. Raises ValueError."""
+    try:
+        said = json.loads(text)
+        return Contract(tuple(_recalled(place, item) for place, item in enumerate(said)))
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"no contract's text ({type(error).__name__})") from None
+
+
+def _recalled(place: int, item: Mapping[str, Any]) -> Expectation:
+    if item["type"] not in ENTRIES or not isinstance(item["kwargs"], dict):
+        raise ValueError("no expectation that we know")
+    return Expectation(place, item["type"], item["kwargs"], Severity(item["severity"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,25 @@ anything else that does not parse with `LedgerCorrupt`; nothing is skipped in si
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from sluice.pipelines.contract.results import Result
+from sluice.pipelines.contract.suite import recall
 from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.typed.schema import parse_schema
 from sluice.pipelines.values import Key, Owner, Plan, Receipt, SliceFailure
 
 FORMAT = 1
@@ -23,6 +35,10 @@ class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+"""An offset, or a time in ms, as Kafka has them."""
+
+
 class OriginItem(_Model):
     """Where a feed begins in a partition; `committed` is the group's offset seen then (None: none).
 
@@ -30,15 +46,15 @@ class OriginItem(_Model):
     """
 
     key: Key
-    offset: int
-    committed: int | None
+    offset: Int64
+    committed: Int64 | None
     why: str
-    opens: int | None = None
+    opens: Int64 | None = None
 
 
 class KeyOffset(_Model):
     key: Key
-    offset: int
+    offset: Int64
 
 
 class KeyRange(_Model):
@@ -70,8 +86,8 @@ class BoundaryItem(_Model):
     """
 
     key: Key
-    time: int
-    offset: int
+    time: Int64
+    offset: Int64
     by_clock: bool = False
 
 
@@ -111,8 +127,26 @@ class PublishEntry(_Entry):
     results: tuple[Result, ...] = ()
 
 
-Columns = Annotated[dict[str, str], BeforeValidator(dict), PlainSerializer(lambda d: list(d.items()))]
+def _columns(said: Any) -> dict[Any, Any]:
+    try:
+        return dict(said)
+    except TypeError:
+        raise ValueError("no pairs of names and types") from None
+
+
+def _of_a_schema(columns: dict[str, str]) -> dict[str, str]:
+    parse_schema(columns)
+    return columns
+
+
+Columns = Annotated[dict[str, str], BeforeValidator(_columns), PlainSerializer(lambda d: list(d.items()))]
 """Names and types, in an order that JSON keeps."""
+
+
+def _of_a_contract(text: str) -> str:
+    if text:
+        recall(text)
+    return text
 
 
 class SchemaEntry(_Entry):
@@ -123,8 +157,8 @@ class SchemaEntry(_Entry):
 
     kind: Literal["schema"] = "schema"
     shape: str
-    columns: Columns | None
-    contract: str = ""
+    columns: Annotated[Columns, AfterValidator(_of_a_schema)] | None
+    contract: Annotated[str, AfterValidator(_of_a_contract)] = ""
     dropping: bool = False
     closed: bool = False
     evolved: Columns = {}
@@ -176,6 +210,12 @@ class Entering(_Model):
 
     leaves: Key
     enters: OriginItem
+
+    @model_validator(mode="after")
+    def _of_one_partition(self) -> Self:
+        if self.leaves.tp != self.enters.key.tp:
+            raise ValueError("leaves one partition and enters another")
+        return self
 
 
 class AcceptEntry(_Entry):

@@ -300,6 +300,21 @@ def test_many_writers_give_each_number_one_creator() -> None:
             b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":"x","committed":null,"why":""}]}',
             LedgerCorrupt,
         ),
+        (
+            b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":9223372036854775808,"committed":0,"why":""}]}',
+            LedgerCorrupt,
+        ),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"time":1e30,"offset":0}]}', LedgerCorrupt),
+        (
+            b'{"format":1,"kind":"accept","event":"","reason":"","items":[{"leaves":["t",0,"i"],"enters":'
+             b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}',
+            LedgerCorrupt,
+        ),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":[["a","no type"]]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"["}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"[{}]"}', LedgerCorrupt),
         (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
         (b'{"format":1,"kind":"teleport"}', LedgerTooNew),
     ],

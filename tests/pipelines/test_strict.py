@@ -112,6 +112,13 @@ def a_manifest_of_what_was_retired(w: World) -> None:
     w.ledger.append(lambda s: RetireEntry(before=START + HOUR, ranges=gone, parts=(), reason="old"))
 
 
+def _a_manifest_that_says(content: bytes) -> Callable[[World], None]:
+    def plant(w: World) -> None:
+        w.lake.put(next(iter(w.lake.list(layout.manifest_folder("orders")))), content)
+
+    return plant
+
+
 def no_manifest_at_all(w: World) -> None:
     w.lake.put(f"{layout.manifest_folder('orders')}/what.json", b"{}")
 
@@ -130,6 +137,12 @@ def no_manifest_at_all(w: World) -> None:
         (no_manifest, 4, "is missing, and its window is complete"),
         (a_manifest_too_early, 4, "something is owed"),
         (a_manifest_of_what_was_retired, 4, "rows of its window were retired"),
+        (_a_manifest_that_says(b"[" * 50_000), 4, "cannot be read"),
+        (
+            _a_manifest_that_says(b'{"boundaries":[{"topic":0,"partition":0,"topic_id":0,"start":[],"end":1}]}'),
+            4,
+            "cannot be read",
+        ),
         (no_manifest_at_all, 10, "is no window's manifest"),
     ],
 )
