@@ -49,6 +49,8 @@ class Scratch:
             try:
                 size = self._decompress(codec, view[first:stop], used)
             except codecs.Undecodable as e:
+                if not used:
+                    self._resize(0)
                 frame = Frame(*table[i].tolist())
                 reason = f"{codecs.NAMES[codec]} data does not decompress: {e}"
                 return i, self._place.corrupt(reason, frame.first, frame.last)

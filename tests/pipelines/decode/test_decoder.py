@@ -419,6 +419,7 @@ def test_compression_bombs_are_bounded(codec: int) -> None:
     d = decoder(0, 1, max_batch_bytes=8 << 20)
     with pytest.raises(CorruptBatch, match="8,388,608 bytes"):
         list(d.feed(source.data))
+    assert not len(d._scratch.data)  # whoever holds the error holds the decoder
     assert len(decode(source.data, max_batch_bytes=16 << 20)) == 1
 
 
