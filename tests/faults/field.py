@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +23,9 @@ from tests.checker.lake import Folder
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, words
 from tests.faults.producers import transactions, verifiable
+from tests.faults.runner import Forked
 from tests.resources.kafka.tools import until
 
-REPOSITORY = Path(__file__).parents[2]
 TRIES = 20
 HEALED = Settings(healed=True)
 
@@ -60,12 +58,8 @@ class Run:
 class Running:
     """A run in a process of its own."""
 
-    def __init__(self, command: Sequence[str], out: Path, environment: dict[str, str] | None = None) -> None:
-        self._out, self._began = out, time.monotonic()
-        with out.open("wb") as sink, out.with_suffix(".err").open("wb") as noise:
-            self.process = subprocess.Popen(
-                command, stdout=sink, stderr=noise, cwd=REPOSITORY, env={**os.environ, **(environment or {})}
-            )
+    def __init__(self, process: subprocess.Popen[bytes] | Forked, out: Path) -> None:
+        self.process, self._out, self._began = process, out, time.monotonic()
 
     def said(self, what: str) -> dict[str, Any] | None:
         """The first line of this kind that it has said by now."""
@@ -142,8 +136,8 @@ class Field:
         self.feed()
         self.runs += 1
         path = self.root / "feeds" / f"{self.name}.yaml"
-        command = [sys.executable, "-m", "tests.faults.runner", str(path), *([point] if point else [])]
-        return Running(command, self.root / f"run-{self.runs}.out", environment)
+        out = self.root / f"run-{self.runs}.out"
+        return Running(Forked([str(path), *([point] if point else [])], out, environment), out)
 
     def run(self, point: str = "") -> Run:
         """A run, to its end, told."""

@@ -1,13 +1,132 @@
-"""Where a run can be killed, by name: before and after each effect."""
+"""Where a run can be killed or stopped, by name: before and after each of its effects, as "before publish".
+
+The first time it gets there, or as often as a number says: "after show 2", with half of the parts visible.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from sluice.pipelines import layout
+from sluice.resources.kafka.wire import Wire
+from sluice.resources.lake_local import LocalLake
+
+_ENTRIES = {"own": "take over", "commit": "record"}
+_REQUESTS = {
+    "JoinGroupRequest": "join",
+    "InitProducerIdRequest": "init",
+    "AddPartitionsToTxnRequest": "post",
+    "ProduceRequest": "letters",
+    "AddOffsetsToTxnRequest": "begin",
+    "TxnOffsetCommitRequest": "offsets",
+    "EndTxnRequest": "end",
+    "OffsetCommitRequest": "plain",
+    "LeaveGroupRequest": "leave",
+}
+
+LANDING = (
+    "schema",  # entries, but for those said otherwise
+    "origin",
+    "boundary",
+    "plan",
+    "take over",
+    "stage",  # a part appears in staging; before that it stands there under a temporary name
+    "receipt",
+    "publish",
+    "show",  # a part appears where readers look
+    "clean",  # a staged file goes
+    "manifest",
+    "checkpoint",
+    "farewell",  # the run's beat goes
+)
+COMMITTING = ("join", "intent", "record", "leave")
+TRANSACTIONAL = ("init", "begin", "offsets", "end")
+LETTERS = ("post", "letters")
+PLAIN = ("plain",)
+
+
+def both(*effects: str) -> tuple[str, ...]:
+    """The points around each effect, in order."""
+    return tuple(f"{when} {effect}" for effect in effects for when in ("before", "after"))
+
+
+NAMES = both(*LANDING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
 
 
 @contextmanager
-def planted(point: str) -> Iterator[None]:
-    """Kill this process (SIGKILL) when it gets to the point."""
-    raise NotImplementedError(point)
-    yield
+def planted(point: str, sign: signal.Signals = signal.SIGKILL, lake: type = LocalLake) -> Iterator[None]:
+    """Send this process the signal exactly there. `lake`: what the feed's lake is."""
+    trap = _Trap(point, sign)
+    with ExitStack() as stack:
+        for name in ("put_if_absent", "put", "show", "remove"):
+            stack.enter_context(patch.object(lake, name, trap.around(name, getattr(lake, name))))
+        stack.enter_context(patch.object(lake, "create", trap.creating(lake.create)))  # type: ignore[attr-defined]
+        stack.enter_context(patch.object(Wire, "send", trap.sending(Wire.send)))
+        yield
+
+
+class _Trap:
+    def __init__(self, point: str, sign: signal.Signals) -> None:
+        name, _, number = point.rpartition(" ") if point[-1].isdigit() else (point, "", "1")
+        self._when, _, self._effect = name.partition(" ")
+        if name not in NAMES:
+            raise ValueError(f"no such point: {point}")
+        self._sign, self._nth, self._count = sign, int(number), itertools.count(1)
+
+    def strike(self, when: str, effect: str | None) -> None:
+        if (when, effect) == (self._when, self._effect) and next(self._count) == self._nth:
+            os.kill(os.getpid(), self._sign)
+
+    def around(self, method: str, call: Any) -> Any:
+        def trapped(lake: object, path: str, *args: Any) -> Any:
+            effect = _effect(method, path, *args)
+            self.strike("before", effect)
+            answer = call(lake, path, *args)
+            self.strike("after", effect)
+            return answer
+
+        return trapped
+
+    def creating(self, call: Any) -> Any:
+        @contextmanager
+        def trapped(lake: object, path: str) -> Iterator[Any]:
+            effect = "stage" if layout.staged_batch(path) is not None else None
+            with call(lake, path) as file:
+                yield file
+                self.strike("before", effect)
+            self.strike("after", effect)
+
+        return trapped
+
+    def sending(self, call: Any) -> Any:
+        async def trapped(wire: Wire, node: Any, request: Any, seconds: float | None = None) -> Any:
+            effect = _REQUESTS.get(type(request).__name__)
+            if effect == "end" and not request.committed:
+                effect = None  # it gives a transaction up
+            self.strike("before", effect)
+            answer = await call(wire, node, request, seconds)
+            self.strike("after", effect)
+            return answer
+
+        return trapped
+
+
+def _effect(method: str, path: str, *args: Any) -> str | None:
+    """What a call upon the lake effects; None for what is no point."""
+    if method == "show":
+        return method
+    if method == "put":
+        return "receipt" if layout.receipt_slice(path) else "checkpoint" if layout.checkpoint_number(path) else None
+    if method == "remove":
+        return "clean" if layout.staged_batch(path) is not None else "farewell" if layout.owner_token(path) else None
+    if layout.manifest_window(path):
+        return "manifest"
+    kind = json.loads(args[0])["kind"]
+    return str(_ENTRIES.get(kind, kind))

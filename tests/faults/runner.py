@@ -3,21 +3,86 @@
     python -m tests.faults.runner FEED.yaml [POINT]
 
 With a POINT of `points` it is killed there. Says what it did as JSON lines; a run that fails says why, and ends with 1.
+`Forked` is the same from a server that has loaded everything: that takes seconds of a core. The environment may ask for
+another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, and that it be taken for a run of another MACHINE.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.feed import load_feed
+from sluice.pipelines.ledger import log
+from sluice.resources import edges, liveness
+from sluice.resources.lakes import open_lake
 from tests.faults.points import planted
 from tests.integration.support import commit_feed, run
+
+SIGNAL, BOUND_MS, MACHINE = (f"SLUICE_FAULTS_{name}" for name in ("SIGNAL", "BOUND_MS", "MACHINE"))
+CHECKPOINT_EVERY = 20
+"""Entries: what happens rarely elsewhere happens all the time here."""
+
+_server = multiprocessing.get_context("forkserver")
+_server.set_forkserver_preload(
+    [
+        "tests.faults.runner",
+        "sluice.pipelines.task",
+        "sluice.pipelines.typed.format",
+        "sluice.pipelines.contract.format",
+        "sluice.resources.kafka.fetch",
+    ]
+)
+
+
+class Forked:
+    """A run under way, with what `subprocess.Popen` has of it. What it says goes to `out`, errors beside it (.err)."""
+
+    def __init__(self, arguments: Sequence[str], out: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.args = arguments
+        out.touch()
+        given = (tuple(arguments), str(out), dict(environment or {}))
+        self._process: Any = _server.Process(target=_child, args=given, daemon=True)
+        self._process.start()
+        self.pid: int = self._process.pid
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(self.args, seconds or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _child(arguments: Sequence[str], out: str, environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    for number, path in ((1, out), (2, str(Path(out).with_suffix(".err")))):
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.exit(main(*arguments))
 
 
 def say(what: str, **more: Any) -> None:
@@ -27,8 +92,15 @@ def say(what: str, **more: Any) -> None:
 def main(path: str, point: str = "") -> int:
     feed = load_feed(Path(path), {})
     with ExitStack() as stack:
+        stack.enter_context(patch.object(log, "CHECKPOINT_EVERY", CHECKPOINT_EVERY))
+        if bound := int(os.environ.get(BOUND_MS, 0)):
+            quick = partial(liveness.LakeLiveness, bound_ms=bound, beat_ms=bound // 5)
+            stack.enter_context(patch.object(edges, "LakeLiveness", quick))
+        if machine := os.environ.get(MACHINE):
+            stack.enter_context(patch.object(liveness, "_machine", lambda: machine))
         if point:
-            stack.enter_context(planted(point))
+            sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
+            stack.enter_context(planted(point, sign, type(open_lake(feed))))
         say("begun")
         try:
             landed = run(feed)
