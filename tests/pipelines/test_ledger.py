@@ -307,7 +307,7 @@ def test_many_writers_give_each_number_one_creator() -> None:
         (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"time":1e30,"offset":0}]}', LedgerCorrupt),
         (
             b'{"format":1,"kind":"accept","event":"","reason":"","items":[{"leaves":["t",0,"i"],"enters":'
-             b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}',
+            b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}',
             LedgerCorrupt,
         ),
         (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
