@@ -286,6 +286,12 @@ def test_many_writers_give_each_number_one_creator() -> None:
     assert state.lost == {KEY: (Range(0, 60),)}
 
 
+ENTERS_ANOTHER = (
+    b'{"format":1,"kind":"accept","event":"","reason":"","items":[{"leaves":["t",0,"i"],"enters":'
+    b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [
@@ -305,11 +311,7 @@ def test_many_writers_give_each_number_one_creator() -> None:
             LedgerCorrupt,
         ),
         (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"time":1e30,"offset":0}]}', LedgerCorrupt),
-        (
-            b'{"format":1,"kind":"accept","event":"","reason":"","items":[{"leaves":["t",0,"i"],"enters":'
-            b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}',
-            LedgerCorrupt,
-        ),
+        (ENTERS_ANOTHER, LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":[["a","no type"]]}', LedgerCorrupt),
