@@ -106,9 +106,9 @@ class Field:
         """The feed as its file says now."""
         path = self.root / "feeds" / f"{self.name}.yaml"
         path.parent.mkdir(exist_ok=True)
-        lines = {"topics": self.topic, "start": "earliest", "group": self.group, **self.settings}
-        text = f"kafka: {{bootstrap: '{self.arena.behind}'}}\n"
-        path.write_text(text + "".join(f"{k}: {v}\n" for k, v in lines.items()))
+        kafka = f"{{bootstrap: '{self.arena.behind}'}}"
+        lines = {"kafka": kafka, "topics": self.topic, "start": "earliest", "group": self.group, **self.settings}
+        path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
         return load_feed(path, {})
 
     @property
