@@ -52,9 +52,10 @@ _POLL = 0.1  # seconds between two questions to a broker that does not answer ye
 # again to reach a stopped broker could otherwise be given the broker's own port.
 _PORTS = range(20_000, 30_000)
 
-_LONG_LIVED = ("-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Dsluice.log.level=INFO")
-# The full compiler costs a command that ends soon more than it brings.
-_SHORT_LIVED = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dsluice.log.level=WARN")
+# The full compiler costs who ends soon more than it brings: twice the CPU of a start.
+_SOON_OVER = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_BROKER = ("-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Dsluice.log.level=INFO")
+_COMMAND = ("-Xmx256m", "-Dsluice.log.level=WARN", *_SOON_OVER)
 _LOG4J = """<Configuration status="WARN" shutdownHook="disable">
   <Appenders>
     <Console name="err" target="SYSTEM_ERR"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console>
@@ -204,7 +205,7 @@ class LocalKafka:
         node = self._node(broker)
         with self._locked():
             if not node.running:
-                node.launch()
+                node.launch(self._cluster().keep)
             _await_answers([node], sum(each.running for each in self._nodes()))
 
     def tool(
@@ -217,7 +218,7 @@ class LocalKafka:
         """
         self._root.mkdir(parents=True, exist_ok=True)
         return subprocess.run(
-            _java_command(self._root, _SHORT_LIVED, main_class, *args),
+            _java_command(self._root, _COMMAND, main_class, *args),
             input=stdin,
             timeout=timeout,
             capture_output=True,
@@ -269,7 +270,7 @@ class LocalKafka:
         _format(idle, cluster.cluster_id)
         for node in idle:
             launched.append(node)
-            node.launch()
+            node.launch(cluster.keep)
 
     def _undo(self, launched: list[_Node], fresh: bool) -> None:
         _end([node.folder for node in launched], 0)
@@ -339,7 +340,7 @@ class _Node:
         lines = (f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
         (self.folder / "server.properties").write_text("".join(lines), encoding="ascii")
 
-    def launch(self) -> None:
+    def launch(self, keep: bool) -> None:
         for port in (self.port, self.controller_port):
             if not _is_free(port):
                 raise SetupError(
@@ -348,7 +349,8 @@ class _Node:
                 )
         if self.log.exists():
             self.log.replace(self.folder / "server.previous.log")
-        command = _java_command(self.root, _LONG_LIVED, "kafka.Kafka", "server.properties")
+        options = _BROKER if keep else (*_BROKER, *_SOON_OVER)
+        command = _java_command(self.root, options, "kafka.Kafka", "server.properties")
         _write_json(self.folder / "process.json", asdict(spawn(command, self.folder, self.log)))
 
     def sees(self, brokers: int) -> bool:
@@ -431,7 +433,7 @@ def _format(nodes: list[_Node], cluster_id: str) -> None:
     running = []
     for node in new:
         with node.log.open("wb") as sink:
-            command = _java_command(node.root, _SHORT_LIVED, *arguments)
+            command = _java_command(node.root, _COMMAND, *arguments)
             running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
     codes = [each.wait() for each in running]
     for node, code in zip(new, codes, strict=True):
