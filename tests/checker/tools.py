@@ -53,7 +53,13 @@ class Java:
 
     def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
         """What the tool prints. Raises EvidenceError when it fails."""
-        options = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-Dfile.encoding=UTF-8", "-Dsun.stdout.encoding=UTF-8")
+        options = (
+            "-Xmx512m",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            "-Dfile.encoding=UTF-8",
+            "-Dsun.stdout.encoding=UTF-8",
+        )
         command = (self.java, *options, "-cp", f"{self.jars}/*", tool, *arguments)
         environment = {k: v for k, v in os.environ.items() if k not in ("FAKETIME", "LD_PRELOAD")}
         try:

@@ -28,7 +28,7 @@ _END_SECONDS = 150
 def verifiable(arena: Arena, topic: str, notes: Path, rate: int = 200) -> Iterator[None]:
     """Kafka's producer (idempotent, acks=all), so many records a second; what became of each goes to `notes`."""
     java, number, said = Java.of_local_kafka(), next(_numbers), notes.with_suffix(".said")
-    command = [java.java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{java.jars}/*"]
+    command = [java.java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{java.jars}/*"]
     command += ["org.apache.kafka.tools.VerifiableProducer", "--bootstrap-server", arena.kafka.bootstrap]
     command += ["--topic", topic, "--throughput", str(rate), "--value-prefix", str(number)]
     with said.open("wb") as sink:
