@@ -111,16 +111,17 @@ def _headers(pairs: list[dict[str, Any]] | None) -> tuple[tuple[bytes, bool], ..
     return tuple((p["key"].encode() + b":" + (p["value"] or b""), p["value"] is None) for p in pairs or ())
 
 
-def fetch_s3(uri: str, into: Path, endpoint: str | None = None) -> Path:
-    """The lake at `s3://bucket/prefix` as a folder below `into`; credentials as boto3 finds them."""
+def fetch_s3(uri: str, into: Path, endpoint: str | None = None, below: str = "") -> Path:
+    """The lake at `s3://bucket/prefix`, what is below a path of it, as a folder in `into`; credentials as boto3 finds
+    them."""
     import boto3  # only here: a local lake needs none of it
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    below, root = f"{prefix.rstrip('/')}/" if prefix else "", into / "lake"
+    above, root = f"{prefix.rstrip('/')}/" if prefix else "", into / "lake"
     client = boto3.client("s3", endpoint_url=endpoint)
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=below):
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=above + below):
         for item in page.get("Contents", ()):
-            place = root / item["Key"].removeprefix(below)
+            place = root / item["Key"].removeprefix(above)
             if not place.resolve().is_relative_to(root.resolve()):
                 raise EvidenceError(f"{item['Key']!r} leaves the lake")
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +18,18 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
 from sluice.pipelines.feed import Feed, load_feed
-from sluice.resources.lakes import open_lake
 from tests.checker.facts import TP
 from tests.checker.gather import checked, seen
 from tests.checker.invariants import NAMES, Settings, Verdict
-from tests.checker.lake import Folder
+from tests.checker.lake import Folder, fetch_s3
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, words
 from tests.faults.producers import transactions, verifiable
 from tests.faults.runner import Forked
 from tests.resources.kafka.tools import until
 
+REPOSITORY = Path(__file__).parents[2]
+SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.main import main; sys.exit(main())")
 TRIES = 20
 HEALED = Settings(healed=True)
 
@@ -44,15 +48,30 @@ class Run:
         return self.code == 0
 
     @property
+    def error(self) -> str | None:
+        """The class of what it failed with."""
+        return self._failed["error"] if self._failed else None
+
+    @property
+    def _failed(self) -> dict[str, Any] | None:
+        return next((line for line in self.said if "error" in line), None)
+
+    @property
     def told(self) -> str:
         if self.clean:
-            records = sum(line.get("records", 0) for line in self.said)
+            records = sum(map(_records, self.said))
             return f"landed {records:,} records and committed, in {self.seconds:.1f} s"
         if self.code < 0:
             return f"was ended by {signal.Signals(-self.code).name} after {self.seconds:.1f} s"
-        failed = next((line for line in self.said if line["what"] == "failed"), None)
+        failed = self._failed
         why = f"{failed['error']}: {failed['message'].splitlines()[0][:160]}" if failed else self.noise[-400:]
         return f"failed after {self.seconds:.1f} s with {why}"
+
+
+def _records(line: Mapping[str, Any]) -> int:
+    """How many records landed by what a run said: a line of the runner, or the document of `sluice run`."""
+    batches = line.get("batches", ())
+    return int(line.get("records", 0)) + sum(b["landed"] for b in batches if isinstance(b, dict))
 
 
 class Running:
@@ -61,9 +80,23 @@ class Running:
     def __init__(self, process: subprocess.Popen[bytes] | Forked, out: Path) -> None:
         self.process, self._out, self._began = process, out, time.monotonic()
 
+    @classmethod
+    def alone(cls, command: Sequence[str], out: Path, environment: dict[str, str] | None = None) -> Running:
+        """A command in a session of its own, as in a terminal of its own."""
+        with out.open("wb") as sink, out.with_suffix(".err").open("wb") as noise:
+            process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=noise,
+                cwd=REPOSITORY,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        return cls(process, out)
+
     def said(self, what: str) -> dict[str, Any] | None:
         """The first line of this kind that it has said by now."""
-        return next((line for line in words(self._out) if line["what"] == what), None)
+        return next((line for line in words(self._out) if line.get("what") == what), None)
 
     def wait(self, seconds: float = 300) -> Run:
         """Its end. One that does not come to it in time is killed: AssertionError with what it said."""
@@ -95,6 +128,8 @@ class Field:
     hands: list[tuple[TP, int | None]] = field(default_factory=list)
     notes: list[Path] = field(default_factory=list)
     observed: list[tuple[int, str]] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of its runs, besides what they inherit."""
     runs: int = 0
     name: str = "orders"
 
@@ -113,18 +148,27 @@ class Field:
 
     @property
     def folder(self) -> Folder:
-        return Folder(Path(open_lake(self.feed()).locate("data")).parent, self.name)
+        """The lake as files."""
+        return self._brought("")
+
+    def _brought(self, below: str) -> Folder:
+        """One on S3 is brought here, what is below a path of it; its address and keys are boto3's to find."""
+        lake = self.feed().lake
+        if lake.startswith("s3://"):
+            return Folder(fetch_s3(lake, Path(tempfile.mkdtemp(dir=self.root)), below=below), self.name)
+        return Folder(Path(lake), self.name)
 
     @contextmanager
     def producing(self, rate: int = 200) -> Iterator[None]:
         """Kafka's producer and transactions, while the block lasts; they go on through whatever happens."""
-        plain, tied = self._note("plain"), self._note("tied")
+        plain, tied = self.noted("plain"), self.noted("tied")
         with ExitStack() as stack:
             stack.enter_context(verifiable(self.arena, self.topic, plain, rate))
             stack.enter_context(transactions(self.arena, self.topic, self.partitions, tied, SEED))
             yield
 
-    def _note(self, kind: str) -> Path:
+    def noted(self, kind: str) -> Path:
+        """Where a producer notes what became of what it sent."""
         path = self.root / f"{kind}-{len(self.notes)}.jsonl"
         self.notes.append(path)
         return path
@@ -137,18 +181,26 @@ class Field:
         self.runs += 1
         path = self.root / "feeds" / f"{self.name}.yaml"
         out = self.root / f"run-{self.runs}.out"
+        environment = {**self.environment, **(environment or {})}
         return Running(Forked([str(path), *([point] if point else [])], out, environment), out)
+
+    def start_cli(self, *arguments: str, environment: dict[str, str] | None = None) -> Running:
+        """`sluice run` on the feed, as its users start it: with Dagster and Spark."""
+        self.feed()
+        self.runs += 1
+        command = [*SLUICE, "run", self.name, "--project", str(self.root), "--json", *arguments]
+        return Running.alone(command, self.root / f"run-{self.runs}.out", environment)
 
     def run(self, point: str = "") -> Run:
         """A run, to its end, told."""
-        return self.ended(self.start(point))
+        return self.ended(self.start(point), about=f"a run ({point})" if point else "a run")
 
-    def ended(self, running: Running, seconds: float = 300) -> Run:
+    def ended(self, running: Running, seconds: float = 300, about: str = "a run") -> Run:
         ran = running.wait(seconds)
-        self.observed += seen(self.folder)
+        self.observed += seen(self._brought(f"_sluice/{self.name}/log/"))
         self.account.count("runs")
         self.account.count("clean runs" if ran.clean else "runs killed" if ran.code < 0 else "runs failed")
-        self.account.did(f"a run {ran.told}")
+        self.account.did(f"{about} {ran.told}")
         return ran
 
     def normal(self, runs: int = 2) -> None:

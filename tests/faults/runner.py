@@ -4,7 +4,8 @@
 
 With a POINT of `points` it is killed there. Says what it did as JSON lines; a run that fails says why, and ends with 1.
 `Forked` is the same from a server that has loaded everything: that takes seconds of a core. The environment may ask for
-another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, and that it be taken for a run of another MACHINE.
+another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, another CLOCK, and that it be taken for a run of
+another MACHINE. A store on S3 is asked again at once: pauses are for networks.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sluice.pipelines.feed import load_feed
 from sluice.pipelines.ledger import log
 from sluice.resources import edges, liveness
 from sluice.resources.lakes import open_lake
+from tests.faults.clock import CLOCK, moved
 from tests.faults.points import planted
 from tests.integration.support import commit_feed, run
 
@@ -98,6 +100,11 @@ def main(path: str, point: str = "") -> int:
             stack.enter_context(patch.object(edges, "LakeLiveness", quick))
         if machine := os.environ.get(MACHINE):
             stack.enter_context(patch.object(liveness, "_machine", lambda: machine))
+        if ahead := os.environ.get(CLOCK):
+            stack.enter_context(moved(ahead))
+        if feed.lake.startswith("s3://"):
+            stack.enter_context(patch("sluice.resources.s3_client.pause", lambda attempt: None))
+            stack.enter_context(patch("botocore.retries.standard.RetryPolicy.compute_retry_delay", lambda *_: 0))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))
@@ -107,7 +114,7 @@ def main(path: str, point: str = "") -> int:
             say("landed", batches=[b.number for b in landed.batches], records=landed_records(landed))
             say("committed", status=str(commit_feed(feed).status))
         except SluiceError as e:
-            say("failed", error=type(e).__name__, message=e.message)
+            say("failed", **e.fields())
             return 1
     return 0
 

@@ -10,7 +10,8 @@ import http.client
 import re
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
@@ -24,7 +25,8 @@ class Rule:
     """What to do to requests whose `METHOD /path?query` matches, so many times (-1: always).
 
     `how`: `refuse` (the store never sees it), `lose` (it is done, and nobody answers), `reset` (cut while the body is
-    on its way), `cut` (the answer's body breaks off), `ignore` (conditions are taken out), `skew` (another time).
+    on its way), `cut` (the answer's body breaks off), `ignore` (conditions are taken out), `skew` (another time),
+    `slow` (it comes to the store so many `seconds` late). `then` is called before anybody is answered.
     """
 
     match: str
@@ -33,7 +35,8 @@ class Rule:
     status: int = 503
     code: str = "SlowDown"
     said: str = "as asked for"
-    seconds: int = 0
+    seconds: float = 0
+    then: Callable[[], None] = lambda: None
 
     def fits(self, line: str) -> bool:
         return self.times != 0 and re.search(self.match, line) is not None
@@ -87,7 +90,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.read(length // 2)
             return self._cut_off()
         body = self.rfile.read(length)
+        if rule and rule.how == "slow":
+            time.sleep(rule.seconds)
         if rule and rule.how == "refuse":
+            rule.then()
             text = (
                 rule.said.encode()
                 if rule.status == 200
@@ -97,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         if rule and rule.how == "ignore":
             del self.headers["If-None-Match"]
         status, headers, data = self._upstream(body)
+        if rule:
+            rule.then()
         if rule and rule.how == "lose":
             return self._cut_off()
         if rule and rule.how == "skew":
