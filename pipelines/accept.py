@@ -113,7 +113,8 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
 
 
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
-    owed, _ = planning.owed(Request(RequestKind.CATCH_UP), state, partitions, feed.window)
+    planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
+    owed, _ = planning.owed(Request(RequestKind.CATCH_UP), state, planned, feed.window)
     return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
 
 
@@ -192,7 +193,9 @@ def _unlike(
     pos.check_cluster(state, edges.cluster.cluster_id(), feed.name)
     kind: type[IncarnationChanged] = TopicRecreated if event is Event.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in changed(feed.name, state, partitions, edges.cluster)}
-    return {p.tp: (p, refused[p.tp]) for p in partitions if isinstance(refused.get(p.tp), kind)}
+    still = edges.cluster.topics()  # epochs are asked for by name: of a topic recreated meanwhile they tell nothing
+    same = [p for p in partitions if still.get(p.topic) == p.topic_id]
+    return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
 
 
 def _entering(
@@ -281,7 +284,8 @@ def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange
     abandoned = _abandon_dead(edges, ledger, [damaged])
 
     def decide(state: State) -> LossEntry | None:
-        gone = subtract(damaged.range, state.accounted(damaged.key))
+        current = state.current.get(damaged.key.tp) == damaged.key
+        gone = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
         ranges = tuple(KeyRange(key=damaged.key, range=r) for r in gone)
         return LossEntry(ranges=ranges, reason=reason) if ranges else None
 

@@ -23,6 +23,8 @@ from sluice.pipelines.drift import check_drift
 from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
+    IncarnationChanged,
+    LogTruncated,
     OffsetsLost,
     Refused,
     SluiceError,
@@ -336,10 +338,10 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
 
 
 def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: bool) -> bool:
-    """Whether another plan may be due: a batch of another request was finished first, or retention overtook us."""
-    if result.number is None:
-        return False
+    """Whether another plan may be due: a batch of another request was finished first, or Kafka changed on the way."""
     mine = request.replace and result.plan.request == request
+    if result.number is None:
+        return not mine and bool(_never(feed, result.plan.request, result.failures))
     return (taken_over and not mine) or _lost_on_the_way(feed, result)
 
 
@@ -364,6 +366,25 @@ def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
         ends.setdefault(key, p.stable_end)
     partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in found.partitions.items()}
     return replace(found, partitions=partitions)
+
+
+def _still(found: Survey, state: State, request: Request) -> Survey:
+    """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `_check_sound`
+    does."""
+    partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
+    left = tuple(Refusal(k.tp, _left_behind(k)) for k in found.partitions if k not in partitions)
+    still = replace(found, partitions=partitions, refusals=found.refusals + left)
+    _check_sound(still, request)
+    return still
+
+
+def _left_behind(key: Key) -> IncarnationChanged:
+    return IncarnationChanged(
+        f"{key}: somebody accepted another life of this log while it was planned",
+        remedy="nothing of it was landed; the next run goes on in the new one",
+        topic=key.topic,
+        partition=key.partition,
+    )
 
 
 def _pin_origins(ledger: Ledger, found: Survey) -> None:
@@ -414,7 +435,7 @@ def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) 
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed(request, state, found.partitions, feed.window)
+        owed, _ = planning.owed(request, state, _still(found, state, request).partitions, feed.window)
         gone = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
@@ -433,10 +454,11 @@ def _pinned(
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way
-        replaced = _replaced(feed, ledger, found, request, state)
-        owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
+        known = _still(found, state, request)
+        replaced = _replaced(feed, ledger, known, request, state)
+        owed, refused = planning.owed(request, state, known.partitions, feed.window, replaced)
         losses = _losses_refused(feed, owed)
-        refusals = found.refusals + refused + losses
+        refusals = known.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = [o for o in owed if o.key.tp not in lost]
         in_the_way = planning.overlap(state, free)
@@ -486,9 +508,9 @@ def _carry_out(
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
     whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
-    if plan.request.replace and any(f.error == OffsetsLost.__name__ for f in failures):
-        abandon(ledger, batch.id, "Kafka does not hold any more what was to be landed anew")
     if not receipts or (failures and whole):
+        if why := _never(feed, plan.request, failures):
+            abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
     results = check_contract(shape, feed.name, ledger.read(), batch.id, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
@@ -531,6 +553,19 @@ def _watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) ->
 def _finished(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:
     names = {layout.receipt_slice(p) for p in lake.list(layout.staging_folder(feed, batch))}
     return sum(spans.get(n, 0) for n in names if n)
+
+
+def _never(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
+    """Why a plan of which nothing was published can never be carried out, if so: else it would be taken over for ever.
+
+    What is lost waits, reserved, until somebody accepts it, unless the feed does.
+    """
+    errors = {f.error for f in failures}
+    if LogTruncated.__name__ in errors:
+        return "the log does not hold any more what was to be landed: it was truncated since"
+    if OffsetsLost.__name__ in errors and (request.replace or feed.policies.on_loss is OnLoss.ACCEPT):
+        return "Kafka does not hold any more what was to be landed"
+    return ""
 
 
 def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:

@@ -186,6 +186,7 @@ def skip_to(ledger: Ledger, ends: Mapping[Key, int], reason: str) -> tuple[KeyRa
         passed = [
             KeyRange(key=k, range=r)
             for k, end in sorted(ends.items())
+            if state.current.get(k.tp) == k
             for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
         ]
         return SkipEntry(ranges=tuple(passed), reason=reason) if passed else None

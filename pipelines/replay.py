@@ -26,7 +26,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.compaction import open_ledger, threads
 from sluice.pipelines.contract.rows import RowChecks
-from sluice.pipelines.errors import Failed, ProofFailed
+from sluice.pipelines.errors import Failed, LakeUnavailable, ProofFailed
 from sluice.pipelines.evolution import check_one_table, declare, effective_shape
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import Formatted, RawFormat, fixed, int64s
@@ -331,22 +331,34 @@ def find(
     feed: Feed, lake: Lake, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> Found:
     """Try what is in quarantine and asked for. Nothing is written. Raises ProofFailed for a part that is not what the
-    ledger says."""
+    ledger says, LakeUnavailable for one that was replaced meanwhile."""
     state = ledger.read()
     shape = effective_shape(feed, state)
     receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
     whole, done = sum(r.counts.quarantined for r in receipts), 0
     candidates: list[Candidate] = []
     for r in receipts:
-        for part in quarantined_parts(r):
-            check_source(lake, feed.name, part)
-        trial = _tried(lake, r, asked, shape, mender)
+        try:
+            for part in quarantined_parts(r):
+                check_source(lake, feed.name, part)
+            trial = _tried(lake, r, asked, shape, mender)
+        except (FileNotFoundError, ProofFailed):
+            if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
+                raise
+            raise _replaced(r) from None
         done += r.counts.quarantined
         report(Progress("try", done, whole))
         if trial.tried:
             candidates.append(Candidate(r, trial))
     reasons = ((c.slice, _unfit(lake, c.receipt, shape.landed)) for c in candidates if c.trial.fit)
     return Found(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
+
+
+def _replaced(r: Receipt) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed anew",
+        remedy="nothing was changed; run it again",
+    )
 
 
 def _tried(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:

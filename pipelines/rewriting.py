@@ -140,8 +140,10 @@ class Rewriting(Generic[P]):
     def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
         ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name
         try:
-            receipts = self._write(batch, plan, pieces)
-            check_owner(ledger, batch, self._owner)
+            try:
+                receipts = self._write(batch, plan, pieces)
+            finally:  # who was taken for dead may find no files any more
+                check_owner(ledger, batch, self._owner)
             proven, failures = prove(plan, batch, receipts, lake)
             if failures:
                 raise ProofFailed(failures[0].message, remedy=failures[0].remedy)

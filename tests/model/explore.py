@@ -164,9 +164,8 @@ class Explorer:
         ran.broken = ran.broken or self._alarm(run)
         if not ran.broken and not ran.converged:
             ran.trace.append("-- every run that is left is dead; clean runs follow")
-            ran.broken = heal(world, by_windows=s.by_windows, moved=s.moved) or watch.at_last(
-                moved=s.moved, letters=s.letters, retired=s.retired
-            )
+            healed = heal(world, by_windows=s.by_windows, moved=s.moved, retired=s.retired)
+            ran.broken = healed or watch.at_last(moved=s.moved, letters=s.letters)
         return ran
 
     def _alarm(self, run: Schedule) -> str:

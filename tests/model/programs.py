@@ -17,8 +17,8 @@ from sluice.pipelines.commit import CommitSettings, commit
 from sluice.pipelines.compaction import compact
 from sluice.pipelines.decode import decoder
 from sluice.pipelines.decode import rows as decoded_rows
-from sluice.pipelines.errors import NothingToAccept, SluiceError
-from sluice.pipelines.expiry import expire
+from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, SluiceError
+from sluice.pipelines.expiry import expire, remove_retired
 from sluice.pipelines.held import Filter
 from sluice.pipelines.ledger import log as ledger_log
 from sluice.pipelines.letters import Outlet
@@ -158,12 +158,17 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
 # -- once faults are over
 
 
-def heal(world: World, *, by_windows: bool = False, moved: bool = False) -> str:
+MAX_CLEAN = 3
+
+
+def heal(world: World, *, by_windows: bool = False, moved: bool = False, retired: bool = False) -> str:
     """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
     is owed. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
     _calm(world)
     try:
         _settle(world, by_windows, moved)
+        if retired:
+            remove_retired(world.ledger("operator"), world.edges("operator").lake, FEED)
     except SluiceError as error:
         return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
     return world.broken
@@ -197,7 +202,12 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
         for at, w in enumerate(windows.listed(state, world.feed.window)):
             if not windows.complete(world.ledger("healing").read(), w, world.feed.window):
                 program(world, f"healing-window{at}", ("win", (w - START) // HOUR))()
-    program(world, "healing", ("catch",))()
+    for attempt in range(MAX_CLEAN):
+        try:
+            program(world, f"healing{attempt}", ("catch",))()
+        except BatchIncomplete:  # Kafka had changed while it was planned: it is planned anew
+            if attempt == MAX_CLEAN - 1:
+                raise
 
 
 def _land_nothing(world: World, name: str) -> str:

@@ -76,6 +76,8 @@ class Watch:
                     return bad
         if entry["kind"] == "loss":
             return self._lost(entry)
+        if entry["kind"] == "accept" and (bad := self._happened(entry)):
+            return bad
         if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
             return self._stable(book.plans[number].slices)
         return self._pins(book) if entry["kind"] in ("boundary", "origin", "accept", "publish") else ""
@@ -105,6 +107,15 @@ class Watch:
                 return f"I1: {life} is named lost up to {end}, and Kafka has it from {now.start} on"
         return ""
 
+    def _happened(self, entry: Mapping[str, Any]) -> str:
+        """8 of the design: what somebody accepts has happened."""
+        for item in entry["items"]:
+            leaves, enters = Life(*item["leaves"]), Life(*item["enters"]["key"])
+            known = max(p.version for p in self.world.logs(_key(enters)))
+            if entry["event"] == "truncated" and known < _version(enters):
+                return f"A: {leaves} is accepted as truncated, and never was"
+        return ""
+
     def _stable(self, slices: Sequence[tuple[Life, int, int]]) -> str:
         for life, start, end in slices:
             if not any(end <= p.stable for p in self.world.logs(_key(life))):
@@ -130,9 +141,10 @@ class Watch:
             return ""
         book = self.book()
         for b in json.loads(self.world.files[path])["boundaries"]:
-            life = book.current.get((b["topic"], b["partition"]))
-            if life and life.topic_id == b["topic_id"] and (gap := _gap(book, life, b["start"], b["end"])):
-                return f"W: {path} says complete, and {life}:{gap} is owed"
+            lives = [x for x in book.lives.get((b["topic"], b["partition"]), ()) if x.topic_id == b["topic_id"]]
+            gaps = [_gap(book, life, b["start"], b["end"]) for life in lives]
+            if gaps and all(gaps):
+                return f"W: {path} says complete, and {lives[0]}:{gaps[0]} is owed"
         return ""
 
     def _committed(
@@ -194,7 +206,7 @@ class Watch:
 
     # -- once faults are over
 
-    def at_last(self, *, moved: bool, letters: bool, retired: bool) -> str:
+    def at_last(self, *, moved: bool, letters: bool) -> str:
         """1, 4, 5, 10, 14: everything is landed or named, shown as the ledger says, and committed."""
         book, world = self.book(), self.world
         if book.broken:
@@ -252,18 +264,10 @@ class Watch:
         return ""
 
     def _told(self, book: Book) -> str:
-        """Each record that landing put into quarantine has its letter."""
-        due = set()
-        for r in book.receipts:
-            if book.plans[r.batch].kind in ("compact", "replay"):
-                continue
-            for p in self.world.logs(_key(r.life)):
-                due |= {
-                    f"{r.life.topic}:{r.life.partition}:{at}"
-                    for at, value in visible(p.records, r.start, min(r.end, p.end))
-                    if value.startswith(b"bad ")
-                }
-        missing = due - set(self.world.group.letters)
+        """Each record that is in quarantine has its letter."""
+        held = (row for r in book.live() for p in r.parts if p.kind == "quarantined" for row in self._rows(p))
+        missing = {f"{topic}:{partition}:{offset}" for topic, partition, offset, _ in held}
+        missing -= set(self.world.group.letters)
         return f"DL: no letter was sent of {sorted(missing)}" if missing else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,13 @@ def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) ->
     assert closes(world)
 
 
+def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(P0, [START] * 4, False)
+    with pytest.raises(NothingToAccept):
+        accept_lost(world.feed, world.edges(), "gone")
+
+
 # -- another log
 
 
@@ -123,6 +131,21 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
     assert world.group.offsets[P0].offset == 3
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.edges(), Event.RECREATED, "again")
+
+
+def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
+    """Epochs are asked for by name: the answer may be another log's."""
+    epoch_ends = world.topic.epoch_ends
+
+    def recreated(epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        world.topic.topic_id = "id-2"
+        return epoch_ends(epochs) | {P0: 1}
+
+    world.topic.epoch_ends = recreated  # type: ignore[method-assign]
+    before = unchanged(world)
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), Event.TRUNCATED, "it looked like it")
+    assert unchanged(world) == before
 
 
 def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:

@@ -5,7 +5,7 @@ tile and the account closes (invariants 1 to 6).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from sluice.pipelines import manifest, windows
 from sluice.pipelines.audit import audit
 from sluice.pipelines.batch import Edges, Landed, Skip, land
-from sluice.pipelines.errors import BatchIncomplete, OffsetsLost, UsageError
-from sluice.pipelines.feed import Feed, LandingSettings, load_feed, parse_start
+from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
+from sluice.pipelines.feed import Feed, LandingSettings, OnLoss, load_feed, parse_start
 from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import BatchStatus, Ledger
-from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.ports import FetchLimits, Job
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.task import Assignment, Tools, run_task
@@ -445,3 +445,80 @@ def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
         with pytest.raises(BatchIncomplete, match="nothing was published"):
             landed.check()
     world.land(Request(RequestKind.CATCH_UP)).check()
+
+
+@dataclass
+class Changing(Tasks):
+    """While it runs, Kafka changes so that no slice can be read."""
+
+    error: str = ""
+    change: Callable[[Topic], None] = lambda topic: None
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        self.change(self.topic)
+        return [SliceFailure(s, self.error, "gone", fatal=True) for s in job.plan.slices]
+
+
+def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
+    engine = Changing(world.topic, world.lake, world.feed.landing, error=error, change=change)
+    edges = replace(world.edges(), engine=engine)
+    try:
+        return land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
+    finally:
+        world.liveness.dead.add("overtaken")
+
+
+def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(feed: Feed) -> None:
+    """It was taken over and failed again, run after run, although the feed accepts losses."""
+    policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
+    world = World(feed.model_copy(update={"policies": policies}))
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    landed = _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    assert [k.range for k in landed.losses] == [Range(0, 2)]
+    assert world.ledger.read().live() == ()
+    assert world.land(Request(RequestKind.CATCH_UP)).batches == ()
+
+
+def test_a_loss_that_nobody_accepts_yet_stays_reserved(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    assert len(world.ledger.read().live()) == 1
+
+
+def test_what_was_truncated_before_anything_was_read_is_planned_anew(feed: Feed) -> None:
+    """Nothing of it had landed, so there was nothing to accept either."""
+    world = World(feed)
+    for _ in range(2):
+        world.topic.write(PARTITIONS[0], [START], False)
+    _overtaken(world, LogTruncated.__name__, lambda topic: topic.batches[PARTITIONS[0]].pop())
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: OnLoss, feed: Feed) -> None:
+    """The survey is older than the entry: the plan held its ranges for ever, and nobody could read them."""
+    policies = feed.policies.model_copy(update={"on_loss": on_loss})
+    world = World(feed.model_copy(update={"policies": policies}))
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    world.topic.log_start = 3 if on_loss is OnLoss.ACCEPT else 0
+    state = world.ledger.read()
+    left = [state.current[tp] for tp in PARTITIONS]
+
+    def accepted(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        items = tuple(
+            Entering(leaves=k, enters=OriginItem(key=k._replace(incarnation="id-2"), offset=0, committed=None, why="t"))
+            for k in left
+        )
+        world.ledger.append(lambda s: AcceptEntry(event="recreated", items=items, reason="test"))
+
+    world.lake.before_put = accepted
+    with pytest.raises(Refused, match="another life"):
+        world.land(Request(RequestKind.CATCH_UP)).check()
+    after = [e for n, e in world.ledger.entries() if n > state.number]
+    assert [e.kind for e in after] == [], "the accept is the last entry"

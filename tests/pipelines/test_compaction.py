@@ -219,6 +219,25 @@ def test_a_rival_that_comes_between_finding_and_planning_wins(world: World) -> N
     world.check()
 
 
+def test_one_whose_files_another_replaced_meanwhile_says_who_owns_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.land(*pieces(A, 10), *pieces(B, 10))
+    check_source = merging.check_source
+
+    def overtaken(lake: Any, feed: str, part: Any) -> None:
+        check_source(lake, feed, part)
+        monkeypatch.setattr(merging, "check_source", check_source)
+        (batch,) = world.state().live()
+        abandon(world.fresh_ledger(), batch.id, "taken for dead")
+        world.compact(by="another")
+
+    monkeypatch.setattr(merging, "check_source", overtaken)
+    with pytest.raises(OwnershipLost):
+        world.compact()
+    world.check()
+
+
 def test_a_batch_that_was_given_up_meanwhile_publishes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     before, files = world.rows(), world.visible()

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines import layout, reading
+from sluice.pipelines import replay as replaying
 from sluice.pipelines.audit import audit, live_receipts
-from sluice.pipelines.errors import PlanBusy, ProofFailed, SchemaChanged
+from sluice.pipelines.errors import LakeUnavailable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.evolution import declare
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import load_feed
@@ -499,6 +500,24 @@ def test_one_replay_at_a_time(world: Typed) -> None:
     world.liveness.dead.add("rival")
     assert len(world.replay().done) == 6
     assert world.state().batches[rival].status is BatchStatus.ABANDONED
+    world.check()
+
+
+def test_records_that_another_replay_landed_while_they_were_tried(
+    world: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.land((A, 0, 100))
+    world.says(WIDER)
+    check_source = replaying.check_source
+
+    def overtaken(lake: Any, feed: str, part: Any) -> None:
+        check_source(lake, feed, part)
+        monkeypatch.setattr(replaying, "check_source", check_source)
+        world.replay(by="another")
+
+    monkeypatch.setattr(replaying, "check_source", overtaken)
+    with pytest.raises(LakeUnavailable, match="went away"):
+        world.replay()
     world.check()
 
 
