@@ -40,14 +40,14 @@ class KafkaCluster:
         self._wire.close()
 
     def cluster_id(self) -> str:
-        return self._wire.run("asking for the cluster id", self._wire.layout, ()).cluster_id
+        return self._wire.run("asking for the cluster id", self._layout, ()).cluster_id
 
     def topics(self) -> Mapping[str, str]:
         """Every visible topic that is not internal, name → topic id as Kafka's tools print it.
 
         Raises BrokerTooOld without topic ids.
         """
-        layout = self._wire.run("listing topics", self._wire.layout, None)
+        layout = self._wire.run("listing topics", self._layout, None)
         return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
@@ -118,6 +118,14 @@ class KafkaCluster:
         return Configs()
 
     # -- on the background thread
+
+    async def _layout(self, topics: Iterable[str] | None) -> Layout:
+        patience = Patience(self._wire, self._patience)
+        while True:
+            try:
+                return await self._wire.layout(topics)
+            except KafkaError as error:
+                await patience.trouble(error)
 
     async def _configs(self, topics: Sequence[str]) -> Configs:
         broker = min((await self._wire.layout(())).brokers)

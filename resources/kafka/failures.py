@@ -40,6 +40,8 @@ _FENCED = (
     kafka_errors.FencedInstanceIdError,
     kafka_errors.RebalanceInProgressError,
 )
+_TIMED_OUT = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
+_SILENT = "it did not answer in time"
 _PASSING = (
     kafka_errors.UnknownError,
     kafka_errors.BrokerNotAvailableError,
@@ -61,6 +63,10 @@ _GRANTS = {
 
 class AnswerLost(RetriableError):  # type: ignore[misc]
     """The request was sent and no answer came: done or not done."""
+
+
+class NotReached(RetriableError):  # type: ignore[misc]
+    """The request was not sent: the broker cannot be reached at this moment."""
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
@@ -105,6 +111,8 @@ def explained(
 def told(error: BaseException | type[BaseException]) -> str:
     """The error in a few words: the broker's name for it and description, or what the connection said."""
     kind: Any = error if isinstance(error, type) else type(error)
+    if issubclass(kind, _TIMED_OUT) and isinstance(error, BaseException) and error.args:
+        return _SILENT  # kafka-python's clock ran out, not the broker's
     if issubclass(kind, BrokerResponseError) and kind.description:
         return f"{kind.message}: {kind.description.rstrip('.')}"
     if isinstance(error, ValueError):

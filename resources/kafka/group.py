@@ -36,9 +36,11 @@ _TAKEN = (
     kafka_errors.IllegalGenerationError,
     kafka_errors.UnknownMemberIdError,
 )
-_ABORT_SECONDS = 3.0
+_FAREWELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
 _BEATS_WHILE_OTHERS_WAIT = 3
+_ELSEWHERE = {kafka_errors.NotCoordinatorError, kafka_errors.CoordinatorNotAvailableError}
+_ELSEWHERE = {kafka_errors.NotCoordinatorError, kafka_errors.CoordinatorNotAvailableError}
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
@@ -186,9 +188,7 @@ class KafkaGroup:
         )
 
     async def _leave(self, member_id: str) -> None:
-        with contextlib.suppress(KafkaError):
-            node = await self._wire.coordinator(GROUP, self._group)
-            await self._wire.send(node, group_messages.ask_leave(self._group, member_id))
+        await _farewell(self._wire, GROUP, self._group, group_messages.ask_leave(self._group, member_id))
 
     def _held(self, by: str) -> GroupHeld:
         return GroupHeld(
@@ -300,9 +300,8 @@ class KafkaMembership:
 
     async def _abort(self, producer: Producer) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""
-        with contextlib.suppress(KafkaError):
-            node = await self._coordinators.wire.coordinator(TRANSACTION, producer.transactional_id)
-            await self._coordinators.wire.send(node, group_messages.ask_end(producer, commit=False), _ABORT_SECONDS)
+        ending = group_messages.ask_end(producer, commit=False)
+        await _farewell(self._coordinators.wire, TRANSACTION, producer.transactional_id, ending)
 
 
 class _Heart:
@@ -326,13 +325,30 @@ class _Heart:
     async def _beat(self) -> None:
         others_waited = 0
         while self._beating and others_waited < _BEATS_WHILE_OTHERS_WAIT:
-            with contextlib.suppress(KafkaError):
-                node = await self._wire.coordinator(GROUP, self._seat.group)
-                errors = top_error(await self._wire.send(node, group_messages.ask_heartbeat(self._seat)))
-                others_waited += kafka_errors.RebalanceInProgressError in errors
-                if kafka_errors.NotCoordinatorError in errors:
-                    self._wire.forget_coordinator(GROUP, self._seat.group)
+            beat = group_messages.ask_heartbeat(self._seat)
+            try:
+                errors = top_error(await _tell(self._wire, GROUP, self._seat.group, beat, self._seconds))
+            except KafkaError:
+                errors = {kafka_errors.CoordinatorNotAvailableError}
+            others_waited += kafka_errors.RebalanceInProgressError in errors
+            if errors & _ELSEWHERE:
+                self._wire.forget_coordinator(GROUP, self._seat.group)
             await self._wire.sleep(self._seconds)
+
+
+async def _farewell(wire: Wire, kind: int, key: str, request: Any) -> None:
+    """It only helps others to go on sooner: a coordinator that is away finds out by itself."""
+    with contextlib.suppress(KafkaError):
+        await _tell(wire, kind, key, request, _FAREWELL_SECONDS)
+
+
+async def _tell(wire: Wire, kind: int, key: str, request: Any, seconds: float) -> Any:
+    """The coordinator's response, asked once. Its connection stays when time is up: others may wait for answers."""
+
+    async def tell() -> Any:
+        return await wire.send(await wire.coordinator(kind, key), request)
+
+    return await wire.within(wire.spawn(tell), seconds)
 
 
 def _refuse_invalid(offsets: Offsets) -> None:

@@ -10,6 +10,7 @@ thread and sockets at once. Coroutines run on the background thread, one at a ti
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import random
 import threading
@@ -24,7 +25,7 @@ from kafka.net.selector import NetworkSelector
 
 from sluice.pipelines.errors import KafkaUnavailable
 from sluice.resources.kafka import group_messages, messages
-from sluice.resources.kafka.failures import AnswerLost, NoAddress, explained, is_hopeless, is_passing, told
+from sluice.resources.kafka.failures import AnswerLost, NoAddress, NotReached, explained, is_hopeless, is_passing, told
 from sluice.resources.kafka.receiving import Manager
 from sluice.resources.kafka.settings import Connecting, KafkaAccess, connecting
 
@@ -32,6 +33,8 @@ ANSWER_BYTES = 100 << 20
 """The largest answer that is not a fetch: metadata of a very large cluster."""
 _REFUSED_SECONDS = 3.0  # how long addresses that refuse at once are tried again: a broker may be starting
 _PAUSE = 0.1
+_SHARES = 3  # a broker that says nothing for such a part of a request's time is not waited for alone
+_DEDICATED = "coordinator-"
 
 _LOST = (
     kafka_errors.KafkaConnectionError,
@@ -55,8 +58,9 @@ class Wire:
         self._lock = threading.Lock()
         self._net: Any = None
         self._manager: Any = None
-        self._bootstrapped = False
         self._bootstrapping: Future | None = None
+        self._knows_brokers = self._knew_brokers = False
+        self._troubles: dict[Any, str] = {}
         self._coordinators: dict[tuple[int, str], Any] = {}
         self._closed = False
 
@@ -132,21 +136,75 @@ class Wire:
         return await self._manager.wait_for(future, seconds * 1000)
 
     async def send(self, node: int | str | None, request: Any, seconds: float | None = None) -> Any:
-        """The broker's response; `node` None: any broker.
+        """The broker's response; `node` None: whichever answers first, for questions that may be asked twice.
 
         Raises AnswerLost when the request went out and nothing came back, other kafka errors when it did not go out.
         """
         await self._find_brokers()
-        connection = self._manager.get_connection(self._any_node() if node is None else node)
-        await self._ready(connection)
         limit = seconds or self._settings.request_seconds
-        sent = connection.send_request(request, request_timeout_ms=limit * 1000)
+        return await (self._ask_any(request, limit) if node is None else self._ask(node, request, limit))
+
+    async def _ask(self, node: int | str, request: Any, seconds: float) -> Any:
+        try:
+            sent = await self._sent(node, request, seconds)
+        except KafkaError as error:
+            if not is_passing(error):
+                raise
+            raise NotReached(self._about(node, error)) from None
+        try:
+            response = await sent
+        except _LOST as error:
+            raise AnswerLost(self._about(node, error)) from None
+        self._troubles.pop(node, None)
+        return response
+
+    async def _sent(self, node: int | str, request: Any, seconds: float) -> Future:
+        connection = self._manager.get_connection(node)
+        await self._ready(connection)
+        sent: Future = connection.send_request(request, request_timeout_ms=seconds * 1000)
         if sent.is_done and sent.exception:
             raise sent.exception
-        try:
-            return await sent
-        except _LOST as error:
-            raise AnswerLost(told(error)) from None
+        return sent
+
+    async def _ask_any(self, request: Any, seconds: float) -> Any:
+        """The least busy broker is asked, and the next one when it fails or says nothing for a while.
+
+        When none of them answers, the bootstrap addresses are asked for other brokers by the next request (KIP-899).
+        """
+        start, nodes, asked = time.monotonic(), self._by_load(), []
+        for node in nodes:
+            asked.append(self._net.call_soon_with_future(self._ask, node, copy.copy(request), seconds))
+            left = seconds - (time.monotonic() - start)
+            share = left if node == nodes[-1] else min(left, seconds / max(len(nodes), _SHARES))
+            with contextlib.suppress(KafkaError):
+                return await self.within(_first_of(asked), share)
+        self._knows_brokers = False
+        silent = kafka_errors.KafkaTimeoutError(seconds)
+        errors = [a.exception or AnswerLost(self._about(n, silent)) for n, a in zip(nodes, asked, strict=True)]
+        for error in filter(is_hopeless, errors):
+            raise error
+        raise NotReached("no broker answers; " + ", ".join(map(told, errors)))
+
+    def _by_load(self) -> list[int]:
+        """The brokers, those with the fewest requests under way first, those that just failed last."""
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        return sorted(random.sample(nodes, len(nodes)), key=self._load)
+
+    def _load(self, node: int) -> tuple[bool, int, bool]:
+        connection = self._manager._conns.get(node)
+        connected = connection is not None and connection.connected
+        under_way = len(connection.in_flight_requests) if connected else 0
+        return self._manager.connection_delay(node) > 0, under_way, not connected
+
+    def _about(self, node: int | str, error: BaseException) -> str:
+        """Which broker it is, and what is wrong with it: what it was the last time while it is left alone for that."""
+        if not isinstance(error, kafka_errors.NodeNotReadyError):
+            self._troubles[node] = told(error)
+        broker = self._manager.cluster.broker_metadata(node)
+        name = f"broker {str(node).removeprefix(_DEDICATED)}"
+        if broker is None:
+            return f"{name} is not there at this moment"
+        return f"{name} at {broker.host}:{broker.port}: {self._troubles.get(node, 'not ready')}"
 
     async def layout(self, topics: Iterable[str] | None, node: int | None = None) -> messages.Layout:
         """Metadata of the topics (None: of all) as `node` (None: any broker) knows it."""
@@ -169,15 +227,9 @@ class Wire:
 
     def _dedicated(self, found: group_messages.Coordinator) -> str:
         """A connection of its own: a join that waits would hold up what is sent after it."""
-        node = f"coordinator-{found.node}"
+        node = f"{_DEDICATED}{found.node}"
         broker = type(self._manager.cluster.bootstrap_brokers()[0])
         self._manager.cluster._coordinator_brokers[node] = broker(node, found.host, found.port, None)
-        return node
-
-    def _any_node(self) -> Any:
-        node = self._manager.least_loaded_node()
-        if node is None:
-            raise kafka_errors.NodeNotReadyError("no broker can be reached at this moment")
         return node
 
     async def _ready(self, connection: Any) -> None:
@@ -191,7 +243,7 @@ class Wire:
             raise
 
     async def _find_brokers(self) -> None:
-        if self._bootstrapped:
+        if self._knows_brokers:
             return
         if self._bootstrapping is None or self._bootstrapping.is_done:
             self._bootstrapping = self._net.call_soon_with_future(self._bootstrap)
@@ -211,7 +263,8 @@ class Wire:
                         raise
                     failures[f"{address.host}:{address.port}"] = told(error)
             if time.monotonic() - start > min(_REFUSED_SECONDS, self._settings.bootstrap_seconds):
-                raise NoAddress("no broker answers; " + ", ".join(f"{a}: {why}" for a, why in failures.items()))
+                kind = NotReached if self._knew_brokers else NoAddress
+                raise kind("no broker answers; " + ", ".join(f"{a}: {why}" for a, why in failures.items()))
             await self.sleep(_PAUSE)
 
     async def _learn_from(self, node: str, seconds: float) -> None:
@@ -223,9 +276,27 @@ class Wire:
         finally:
             connection.close()
         self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
-        self._bootstrapped = bool(response.brokers)
-        if not self._bootstrapped:
+        if not response.brokers:
             raise kafka_errors.MetadataEmptyBrokerList("it knows no brokers yet")
+        self._knows_brokers = self._knew_brokers = True
+
+
+def _first_of(attempts: Iterable[Future]) -> Future:
+    """Done with the first success; failed when all have failed."""
+    first, left = Future(), list(attempts)
+
+    def succeed(answer: Any) -> None:
+        if not first.is_done:
+            first.success(answer)
+
+    def fail(error: BaseException) -> None:
+        if not first.is_done and all(attempt.failed() for attempt in left):
+            first.failure(error)
+
+    for attempt in left:
+        attempt.add_callback(succeed)
+        attempt.add_errback(fail)
+    return first
 
 
 class Patience:

@@ -1,0 +1,189 @@
+"""Which broker is asked, and what is said of those that do not answer: on stand-ins that die and fall silent."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+
+from sluice.pipelines.errors import KafkaUnavailable
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.wire import Wire
+from tests.resources.kafka.proxy import Proxy, _frames
+
+_VERSIONS = {ApiVersionsRequest.API_KEY: 3, MetadataRequest.API_KEY: 12}
+MEMBERS = (1, 2, 3)
+
+
+class StandIn:
+    """Answers ApiVersions and Metadata as a broker of a cluster would; `ports` are where its brokers listen."""
+
+    def __init__(self, ports: dict[int, int]) -> None:
+        self._ports = ports
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._server.getsockname()
+        self.asked = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with suppress(OSError), client:
+            for frame in _frames(client):
+                key, _, correlation = struct.unpack_from(">hhi", frame, 4)
+                said = struct.pack(">i", correlation) + self._answer(key)
+                client.sendall(struct.pack(">i", len(said)) + said)
+
+    def _answer(self, key: int) -> bytes:
+        version = _VERSIONS[key]
+        if key == ApiVersionsRequest.API_KEY:
+            known = [
+                ApiVersionsResponse.ApiVersion(api_key=k, min_version=0, max_version=v) for k, v in _VERSIONS.items()
+            ]
+            return bytes(
+                ApiVersionsResponse(version=version, error_code=0, api_keys=known, throttle_time_ms=0).encode()
+            )
+        self.asked += 1
+        broker = MetadataResponse.MetadataResponseBroker
+        brokers = [broker(node_id=n, host="127.0.0.1", port=port, rack=None) for n, port in self._ports.items()]
+        response = MetadataResponse(
+            version=version, throttle_time_ms=0, brokers=brokers, cluster_id="stand-in", controller_id=1, topics=[]
+        )
+        return b"\x00" + bytes(response.encode())
+
+
+@pytest.fixture
+def brokers(tmp_path) -> Iterator[dict[int, Proxy]]:
+    """Three stand-ins of one cluster, each behind a proxy that can cut it off or hold it."""
+    ports: dict[int, int] = {}
+    with ExitStack() as stack:
+        made = {n: stack.enter_context(closing(StandIn(ports))) for n in MEMBERS}
+        proxies = {
+            n: stack.enter_context(closing(Proxy(tmp_path, lambda at=one.address: at))) for n, one in made.items()
+        }
+        ports |= {n: proxy.port for n, proxy in proxies.items()}
+        yield proxies
+
+
+@contextmanager
+def wire(brokers: dict[int, Proxy], **client: int) -> Iterator[Wire]:
+    with closing(Wire(access(brokers, **client))) as made:
+        yield made
+
+
+def access(brokers: dict[int, Proxy], **client: int) -> KafkaAddress:
+    return KafkaAddress(",".join(f"127.0.0.1:{proxy.port}" for proxy in brokers.values()), client)
+
+
+def ask(wire: Wire) -> str:
+    return wire.run("asking", wire.layout, ()).cluster_id
+
+
+def test_any_broker_is_another_one_where_the_first_is_gone(brokers):
+    """Metadata names a dead broker until its session has ended."""
+    brokers[2].cut()
+    for _ in range(12):
+        with wire(brokers) as some:
+            assert [ask(some) for _ in range(3)] == ["stand-in"] * 3
+
+
+def test_any_broker_is_another_one_where_two_fall_silent(brokers):
+    with wire(brokers, request_timeout_ms=1500) as some:
+        for _ in range(9):
+            ask(some)
+        brokers[1].hold()
+        brokers[2].hold()
+        assert [ask(some) for _ in range(5)] == ["stand-in"] * 5
+
+
+def test_a_slow_broker_is_not_given_up_for_the_next(brokers):
+    """Each answer takes longer than a silent broker is waited for alone."""
+    with wire(brokers, request_timeout_ms=3000) as some:
+        ask(some)
+        for proxy in brokers.values():
+            proxy.delay = 1.3
+        assert ask(some) == "stand-in"
+
+
+def test_when_none_answers_each_is_named_with_what_is_wrong(brokers):
+    with wire(
+        brokers, request_timeout_ms=900, socket_connection_setup_timeout_ms=300, bootstrap_timeout_ms=300
+    ) as some:
+        ask(some)
+        for n in (1, 2):
+            brokers[n].cut()
+            brokers[n].close()
+        brokers[3].hold()
+        with pytest.raises(KafkaUnavailable, match="no broker answers") as caught:
+            ask(some)
+        for n, proxy in brokers.items():
+            assert f"broker {n} at 127.0.0.1:{proxy.port}: " in caught.value.message
+        assert "connection refused" in caught.value.message
+        assert "did not answer in time" in caught.value.message
+
+
+def test_brokers_that_moved_are_found_again_through_the_bootstrap_addresses(tmp_path):
+    """KIP-899: all that were known have gone; what listens at the bootstrap address knows others."""
+    ports: dict[int, int] = {}
+    with (
+        closing(StandIn(ports)) as entrance,
+        closing(StandIn(ports)) as new,
+        closing(Proxy(tmp_path, lambda: entrance.address)) as old,
+        closing(Wire(KafkaAddress(f"127.0.0.1:{entrance.address[1]}"))) as some,
+    ):
+        ports[7] = old.port
+        ask(some)
+        old.cut()
+        del ports[7]
+        ports[8] = new.address[1]
+        with pytest.raises(KafkaUnavailable, match="broker 7"):
+            ask(some)
+        assert ask(some) == "stand-in"
+        assert new.asked == 1
+
+
+def test_the_cluster_is_waited_for_while_all_its_brokers_start_again(brokers):
+    with closing(KafkaCluster(access(brokers))) as cluster:
+        cluster.cluster_id()
+        for proxy in brokers.values():
+            proxy.cut()
+        again = threading.Timer(1, lambda: [proxy.heal() for proxy in brokers.values()])
+        again.start()
+        assert cluster.cluster_id() == "stand-in"
+        again.join()
+
+
+def test_an_address_where_nobody_is_does_not_keep_us_from_the_others(brokers):
+    brokers[1].cut()
+    brokers[2].hold()
+    with wire(brokers, bootstrap_timeout_ms=900, socket_connection_setup_timeout_ms=500) as some:
+        assert ask(some) == "stand-in"
+
+
+def test_a_broker_that_is_asked_by_name_is_named(brokers):
+    with wire(brokers, request_timeout_ms=300) as some:
+        ask(some)
+        brokers[2].cut()
+        brokers[2].close()
+        brokers[3].hold()
+        gone = "(connection refused|closed the connection)"
+        for n, why in ((2, gone), (2, "connection refused"), (3, "did not answer in time")):
+            with pytest.raises(KafkaUnavailable, match=f"broker {n} at 127.0.0.1:{brokers[n].port}: .*{why}"):
+                some.run("asking", some.layout, (), n)
+        with pytest.raises(KafkaUnavailable, match="broker 9 is not there"):
+            some.run("asking", some.layout, (), 9)
