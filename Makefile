@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest bench faults soak lakes lock clean setup
+.PHONY: help demo test check pytest bench faults soak fuzz lakes lock clean setup
 
 READY := .venv/.ready
 SEED ?= 1
@@ -35,6 +35,9 @@ faults: setup    ## each fault by itself on three real brokers, and the checker'
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)
+
+fuzz: setup      ## bad bytes by the million for everything that reads; ARGS="--minutes 10 --target records"
+	.venv/bin/python -m tests.fuzz $(ARGS)
 
 lakes: setup     ## the integration tests that know a lake, all of them on a local one and on S3
 	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)

@@ -1,0 +1,106 @@
+"""Compressed bytes straight into each codec, with room that ends at a guarded page. The first byte is the codec."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+
+import cramjam
+
+from sluice.pipelines.decode import BatchDecoder, codecs
+from sluice.pipelines.errors import CorruptBatch
+from tests.fuzz.mutation import mutated
+from tests.fuzz.target import Target
+from tests.guarded import Guarded
+from tests.pipelines.decode.logs import compress, raw_v2
+
+_ROOM = 1 << 15
+_GUARDED = Guarded()
+
+
+def _seeds() -> list[bytes]:
+    texts = [b"", b"x", b"a record, and another record, " * 40, bytes(range(256)) * 8, bytes(100_000)]
+    seeds = [
+        bytes([codec]) + compress(t, codec, xerial) for codec in (1, 2, 3, 4) for t in texts for xerial in (True, False)
+    ]
+    linked = [bytes([3]) + bytes(cramjam.lz4.compress(t)) for t in texts]
+    return list(dict.fromkeys([*seeds, *linked]))
+
+
+def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    codec = bytes([random.randrange(1, 5)]) if random.randrange(20) == 0 else data[:1]
+    return codec + mutated(random, data[1:], others)
+
+
+def _run(data: bytes) -> str:
+    codec = 1 + (data[0] + 3) % 4 if data else 1
+    room = _GUARDED.room(_ROOM)
+    try:
+        written = codecs.decompress(codec, memoryview(data[1:]), room.data)
+        assert 0 <= written <= _ROOM
+        return f"{codecs.NAMES[codec]}: done"
+    except (codecs.Undecodable, codecs.NoRoom) as error:
+        return f"{codecs.NAMES[codec]}: {type(error).__name__}"
+    finally:
+        _GUARDED.free()
+
+
+# -- bombs: batches that expand beyond what one may, at the bound that landing has
+
+
+@cache
+def _bombs() -> tuple[bytes, ...]:
+    """At least one byte more than 256 MiB of zeros by each codec; of those that pack best, eight times that."""
+    return tuple(
+        bytes([codec]) + _bomb(codec, times) for codec, times in ((1, 1), (1, 8), (2, 1), (3, 1), (4, 1), (4, 8))
+    )
+
+
+def _bomb(codec: int, times: int) -> bytes:
+    size = times * (256 << 20) + 1
+    match codec:
+        case 1:
+            packer, out = zlib.compressobj(9, wbits=31), []
+            out = [packer.compress(_ZEROS) for _ in range(size >> 20)]
+            return b"".join([*out, packer.compress(bytes(size & 0xFFFFF)), packer.flush()])
+        case 2:
+            block = bytes(cramjam.snappy.compress_raw(_ZEROS))
+            return (
+                b"\x82SNAPPY\0"
+                + struct.pack(">ii", 1, 1)
+                + (struct.pack(">i", len(block)) + block) * ((size >> 20) + 1)
+            )
+        case 3:
+            block = bytes(cramjam.lz4.compress_block(_ZEROS, store_size=False))
+            return (
+                b"\x04\x22\x4d\x18\x60\x60\x51"
+                + (struct.pack("<I", len(block)) + block) * ((size >> 20) + 1)
+                + bytes(4)
+            )
+    return bytes(cramjam.zstd.compress(_ZEROS)) * ((size >> 20) + 1)
+
+
+_ZEROS = bytes(1 << 20)
+
+
+def _named(error: CorruptBatch) -> str:
+    assert "orders:3: batch at offset 0" in error.message
+    return error.message.rpartition(":")[2]
+
+
+def _run_bomb(data: bytes) -> str:
+    """A batch of one record, says its header; the codec's bytes are the input's."""
+    batch = raw_v2(0, 0, data[0], 0, 0, -1, 1, data[1:])
+    decoder = BatchDecoder("orders", 3, 0, 1)
+    try:
+        list(decoder.feed(batch))
+    except CorruptBatch as error:
+        return codecs.NAMES[data[0]] + _named(error)
+    raise AssertionError("nothing was refused")
+
+
+BOMBS = Target("bombs", _bombs, _run_bomb, lambda random, data, others: data, more_mib=640)
+CODECS = Target("codecs", _seeds, _run, _mutated)

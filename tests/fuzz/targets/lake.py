@@ -1,0 +1,249 @@
+"""What lies in a lake, and anybody who may write there has written: ledgers, checkpoints, receipts, beats, manifests,
+names of files."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from sluice.pipelines import layout
+from sluice.pipelines.audit import audit
+from sluice.pipelines.batch_page.account import _receipt
+from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.evolution import shape_named, table_of
+from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger.entries import (
+    AbandonEntry,
+    AcceptEntry,
+    CommitEntry,
+    Entering,
+    IntentEntry,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginItem,
+    OwnEntry,
+    RetireEntry,
+    SchemaEntry,
+    SkipEntry,
+)
+from sluice.pipelines.publish import roll_forward
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.strict import _stands_right
+from sluice.pipelines.task import _receipt_at
+from sluice.pipelines.topics import decode_topic
+from sluice.pipelines.values import Key, PartKind, RequestKind, Tally, to_json
+from sluice.resources import liveness
+from tests.fakes import MemoryLake, owner
+from tests.fuzz.mutation import mutated, mutated_json
+from tests.fuzz.target import Target
+from tests.pipelines.landed_world import HOUR, START, A, B, World
+
+_LOG = layout.log_folder("orders")
+_COLUMNS = {"id": "int64 not null", "l": "list<struct<a:string>>", "d": "decimal(12,2)"}
+_CONTRACT = '[{"kwargs":{"column":"id"},"severity":"critical","type":"expect_column_values_to_not_be_null"}]'
+
+
+@cache
+def _world() -> World:
+    """A lake with an entry of each kind."""
+    world = World(Path(tempfile.mkdtemp()))
+    entries = [
+        SchemaEntry(shape="raw", columns=None),
+        SchemaEntry(shape="json-1", columns=_COLUMNS, contract=_CONTRACT, evolved={"d": "decimal(12,2)"}),
+        IntentEntry(offsets=(KeyOffset(key=A, offset=50),)),
+        CommitEntry(mode="transactional", mark=4, offsets=(KeyOffset(key=A, offset=50),)),
+        LossEntry(ranges=(KeyRange(key=A, range=Range(100, 110)),), reason="gone"),
+        SkipEntry(ranges=(KeyRange(key=B, range=Range(100, 120)),), reason="not wanted"),
+        MovedEntry(offsets=(KeyOffset(key=B, offset=7),), reason="by hand"),
+        RetireEntry(
+            before=START, ranges=(KeyRange(key=B, range=Range(0, 10)),), parts=("data/orders/x",), reason="old"
+        ),
+    ]
+    world.land((A, 0, 100), bad=2)
+    world.land((B, 0, 100), gaps=2)
+    for e in entries:
+        world.ledger.append(lambda s, e=e: e)  # type: ignore[misc]
+    live = world.plan([world.slice(A, 110, 150)], RequestKind.WINDOW)
+    gone = world.plan([world.slice(B, 120, 150)])
+    enters = OriginItem(key=Key("orders", 1, "id-2"), offset=0, committed=3, why="recreated")
+    for e in (
+        OwnEntry(batch=live, owner=owner("another")),
+        AbandonEntry(batch=gone, reason="no more"),
+        AcceptEntry(event="recreated", items=(Entering(leaves=B, enters=enters),), reason="so be it"),
+    ):
+        world.ledger.append(lambda s, e=e: e)  # type: ignore[misc]
+    return world
+
+
+# -- ledgers: a line is an entry
+
+
+def _ledger_seeds() -> list[bytes]:
+    files = _world().lake.files
+    return [b"".join(files[p] for p in sorted(files) if p.startswith(_LOG))]
+
+
+def _mutated_lines(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    lines = data.split(b"\n")
+    for _ in range(1 << random.randrange(2)):
+        at = random.randrange(len(lines))
+        match random.randrange(8):
+            case 0:
+                lines[at : at + 1] = []
+            case 1:
+                lines[at:at] = [random.choice(lines)] if lines else []
+            case _:
+                lines[at : at + 1] = [mutated_json(random, line, others) for line in lines[at : at + 1]]
+        lines = lines or [b""]
+    return b"\n".join(lines)
+
+
+def _run_ledger(data: bytes) -> str:
+    lake = MemoryLake()
+    lake.files = {p: d for p, d in _world().lake.files.items() if not p.startswith(_LOG)}
+    for number, line in enumerate(data.rstrip(b"\n").split(b"\n")):
+        lake.files[layout.log_path("orders", number)] = line
+    ledger = Ledger(lake, "orders", lambda: START + 9 * HOUR)
+    try:
+        state = ledger.read()
+    except SluiceError as error:
+        return _named(error)
+    _asked(state, ledger)
+    return _done(ledger, lake)
+
+
+def _named(error: SluiceError) -> str:
+    assert "/log/" in error.message or "ledger of feed orders" in error.message
+    return type(error).__name__
+
+
+def _asked(state: State, ledger: Ledger) -> None:
+    """What everybody asks of a state."""
+    # Partitions without an origin are in no checkpoint.
+    kept = checkpoint.load(checkpoint.dump(state))
+    assert kept is not None
+    assert (kept.number, kept.frontiers()) == (state.number, state.frontiers())
+    assert checkpoint.dump(kept) == checkpoint.dump(state)
+    for key in state.known():
+        state.holes(key)
+        state.reserved(key)
+    for batch in state.batches.values():
+        assert batch.owner.describe()
+    for name in state.shapes:
+        shape_named(ledger, state, name)
+    table_of(_world().feed, state)
+
+
+def _done(ledger: Ledger, lake: MemoryLake) -> str:
+    """What rolls it forward, and what audits it."""
+    said = []
+    for act in (lambda: roll_forward(ledger, lake, "orders"), lambda: audit(ledger, lake, "orders")):
+        try:
+            act()  # type: ignore[no-untyped-call]
+            said.append("done")
+        except SluiceError as error:
+            said.append(type(error).__name__)
+    return " ".join(said)
+
+
+# -- checkpoints
+
+
+def _checkpoint_seeds() -> list[bytes]:
+    return [checkpoint.dump(_world().state())]
+
+
+def _run_checkpoint(data: bytes) -> str:
+    state = checkpoint.load(data)
+    if state is None:
+        return "passed over"
+    lake = MemoryLake()
+    lake.files = dict(_world().lake.files)
+    lake.put(layout.checkpoint_path("orders", _world().state().number), data)
+    try:
+        Ledger(lake, "orders", lambda: 1).read().frontiers()
+    except SluiceError as error:
+        return type(error).__name__
+    return "a state"
+
+
+# -- receipts, beats, manifests: one document each, read in turn
+
+
+def _document_seeds() -> list[bytes]:
+    world = _world()
+    receipts = [r for n, e in world.fresh_ledger().entries() if e.kind == "publish" for r in e.receipts]
+    more = replace(receipts[0], tallies=(Tally(0, 100, 2, (1, 2)),), relanded=(Range(3, 4),), timings={"wait": 3})
+    beat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness._machine()}
+    manifests = [d for p, d in world.lake.files.items() if "/windows/" in p]
+    said = [to_json(r).encode() for r in (*receipts, more)]
+    return [*said, json.dumps(beat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
+
+
+def _run_document(data: bytes) -> str:
+    world = _world()
+    lake = MemoryLake()
+    places = [
+        layout.receipt_path("orders", 5, "a", world.slice(A, 0, 100)),
+        layout.owner_path("orders", "token"),
+        layout.window_path("orders", START, HOUR),
+    ]
+    for path in places:
+        lake.put(path, data)
+    read = _receipt_at(places[0], lake), _receipt(lake, places[0])
+    liveness._stamp(data), liveness._owner(places[1], data), liveness._process_gone(data)
+    problems = list(_stands_right(lake, places[2], _state()))
+    return f"{[r is not None for r in read]} {[p.invariant for p in problems]}"
+
+
+@cache
+def _state() -> State:
+    return _world().state()
+
+
+# -- names
+
+
+def _name_seeds() -> list[bytes]:
+    files = list(_world().lake.files)
+    more = [
+        "_sluice/orders/owners/t.json",
+        "_sluice/orders/relanded/3/a-0-1-2.parquet",
+        "a.b",
+        "data/x/a%2Fb-0-1-2-b3-4.parquet",
+    ]
+    return [p.encode() for p in (*files, *more)]
+
+
+def _run_name(data: bytes) -> str:
+    """No store has longer names than S3's 1,024 bytes."""
+    path = data[:1024].decode("utf-8", "surrogateescape")
+    found = [
+        layout.log_number(path),
+        layout.checkpoint_number(path),
+        layout.staged_batch(path),
+        layout.manifest_window(path),
+        layout.owner_token(path),
+        layout.relanded_batch(path),
+        layout.receipt_slice(path),
+        part := layout.parse_part(path),
+    ]
+    layout.folder_of(path, "orders", PartKind.LANDED)
+    for text in {path, part.topic if part else ""}:
+        with suppress(ValueError):
+            decode_topic(text)
+    return " ".join(str(i) for i, f in enumerate(found) if f is not None)
+
+
+LEDGER = Target("ledger", _ledger_seeds, _run_ledger, _mutated_lines)
+CHECKPOINTS = Target("checkpoints", _checkpoint_seeds, _run_checkpoint, mutated_json)
+DOCUMENTS = Target("documents", _document_seeds, _run_document, mutated_json)
+NAMES = Target("names", _name_seeds, _run_name, mutated)

@@ -1,0 +1,421 @@
+"""Record bytes: batches whose checksums are right, so that what lies inside is read, however wrong it is.
+
+The first four bytes of an input are options (`_Options`), the rest is what a broker answered.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from sluice.pipelines.decode import BatchDecoder, bytes_needed, columns, loops, next_position
+from sluice.pipelines.decode.errors import Problem
+from sluice.pipelines.decode.scratch import Scratch
+from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from tests.fuzz.mutation import INTEGERS, mutated
+from tests.fuzz.target import Target
+from tests.guarded import Guarded
+from tests.pipelines.decode.logs import (
+    ABORT,
+    COMMIT,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Batch,
+    Record,
+    compress,
+    log,
+)
+
+BATCH_BYTES = 1 << 20
+_MOST = 20_000
+_DIGITS = re.compile(r"0x[0-9a-f]+|[0-9]+")
+_GUARDED = Guarded()
+
+
+@dataclass(frozen=True)
+class _Options:
+    data: bytes
+
+    @property
+    def decoder(self) -> dict[str, Any]:
+        flags, size = self.data[0], self.data[1]
+        return {
+            "read_committed": bool(flags & 1),
+            "check_crc": bool(flags & 2),
+            "chunk_rows": size % 16 + 1,
+            "chunk_bytes": 1 << size % 20,
+            "max_batch_bytes": BATCH_BYTES,
+        }
+
+    @property
+    def at_end(self) -> bool:
+        return not self.data[0] & 4
+
+    @property
+    def slice(self) -> tuple[int, int]:
+        start = self.data[2] % 32
+        return start, 1 << 62 if self.data[3] & 128 else start + self.data[3]
+
+    @property
+    def aborted(self) -> list[tuple[int, int]]:
+        return [(producer, 0) for producer in range(self.data[0] >> 4)]
+
+
+# -- seeds
+
+
+def _seeds() -> list[bytes]:
+    some = tuple(Record(b"k%d" % i, b"v" * i, 1_700_000_000_000 + i) for i in range(6))
+    odd = (
+        Record(None, None, -1),
+        Record(b"", b"", -(1 << 63)),
+        Record(b"x" * 300, b"y" * 70, (1 << 63) - 1, (("h", b"1"), ("", None), ("größe", b""))),
+        Record(b"k", b"v", headers=(("a" * 20, b"b" * 20),) * 3, skip=5),
+    )
+    logs = [log(Batch(some + odd, codec, tail=2), Batch(odd, codec)) for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD)]
+    logs += [log(Batch(some, codec, magic)) for codec in (NONE, GZIP, SNAPPY, LZ4) for magic in (0, 1)]
+    logs += [
+        log(Batch(some, SNAPPY, xerial=False)),
+        log(Batch(some, GZIP, 1, append_time=7), Batch(some, NONE, 1, append_time=7), Batch(some, append_time=7)),
+        log(
+            Batch(some[:2], producer=1, transactional=True),
+            Batch(some[:2], ZSTD, producer=2, transactional=True),
+            Batch(producer=1, marker=ABORT),
+            Batch(producer=2, marker=COMMIT),
+            Batch(some[:1]),
+        ),
+    ]
+    options = (bytes([0x13, 250, 0, 128]), bytes([0x20, 3, 2, 9]), bytes([0x07, 17, 0, 200]))
+    return [options[i % 3] + found.data for i, found in enumerate(logs)]
+
+
+# -- mutation
+
+
+def _mutated(random: Random, data: bytes, others: Sequence[bytes]) -> bytes:
+    options, raw = bytearray(data[:4].ljust(4, b"\0")), data[4:]
+    if random.randrange(4) == 0:
+        options[random.randrange(4)] = random.randrange(256)
+    frames = _frames(raw)
+    for _ in range(1 << random.randrange(3)):
+        at = random.randrange(len(frames) + 1)
+        match random.randrange(12):
+            case 0:
+                other = random.choice(others)[4:]
+                frames[at:at] = _frames(other)[: random.choice((1, 2, 9))]
+            case 1:
+                frames[at : at + 1] = frames[at : at + 1] * 2
+            case 2:
+                frames[at : at + 1] = []
+            case 3:
+                frames[at:at] = [random.randbytes(random.choice((3, 17, 61, 80)))]
+            case 4:
+                frames[at : at + 1] = [mutated(random, f, others) for f in frames[at : at + 1]]
+            case _:
+                frames[at : at + 1] = [_frame(random, f, others) for f in frames[at : at + 1]]
+    if random.randrange(3):
+        _follow(random, frames)
+    out = b"".join(frames)
+    if random.randrange(8) == 0:
+        out = out[: random.randrange(len(out) + 1)]
+    return bytes(options) + out[:_MOST]
+
+
+def _frames(raw: bytes) -> list[bytes]:
+    """Cut where the sizes say; what is left over comes last."""
+    out, at = [], 0
+    while len(raw) - at >= 17:
+        size = 12 + struct.unpack_from(">i", raw, at + 8)[0]
+        if not 17 <= size <= len(raw) - at:
+            break
+        out.append(raw[at : at + size])
+        at += size
+    return [*out, raw[at:]] if at < len(raw) else out
+
+
+def _follow(random: Random, frames: list[bytes]) -> None:
+    """Base offsets that follow one another, so that all of them are read."""
+    offset = 0
+    for i, f in enumerate(frames):
+        if len(f) < 27:
+            continue
+        offset += random.choice((0, 0, 0, 1, 7))
+        last = max(struct.unpack_from(">i", f, 23)[0], 0) if f[16] == 2 else 0
+        frames[i] = struct.pack(">q", offset) + f[8:]
+        offset += min(last, 1 << 30) + 1
+
+
+def _frame(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+    """A frame changed inside of what it says, its size and its checksum put right."""
+    if len(f) < 26:
+        return mutated(random, f, others)
+    return _batch(random, f, others) if f[16] == 2 and len(f) >= 61 else _message(random, f, others)
+
+
+_FIELDS = [(21, 2), (23, 4), (27, 8), (35, 8), (43, 8), (51, 2), (53, 4), (57, 4)]
+
+
+def _batch(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+    head, body = bytearray(f[:61]), f[61:]
+    codec = head[22] & 7
+    plain = _inflated(codec, body)
+    match random.randrange(6):
+        case 0:
+            at, size = random.choice(_FIELDS)
+            head[at : at + size] = (random.choice(INTEGERS) & ((1 << 8 * size) - 1)).to_bytes(size, "big")
+        case 1:
+            head[22] ^= 1 << random.randrange(3, 8)
+        case 2 if plain is not None:
+            head[22] = head[22] & 0xF8 | random.randrange(7)
+            body = compress(plain, head[22] & 7, xerial=random.randrange(2) == 0)
+        case 3 | 4 if plain is not None:
+            body = compress(_records(random, plain, others), codec, xerial=random.randrange(2) == 0)
+        case _:
+            body = mutated(random, body, others)
+    if random.randrange(4) == 0:
+        head[57:61] = struct.pack(">i", random.choice((0, 1, 2, 3, 6, 10)))
+    return _sealed(bytes(head) + body)
+
+
+def _sealed(f: bytes) -> bytes:
+    """A batch of format v2 with its size and checksum put right."""
+    return f[:8] + struct.pack(">i", len(f) - 12) + f[12:17] + struct.pack(">I", crc32c(f[21:])) + f[21:]
+
+
+def _inflated(codec: int, body: bytes) -> bytes | None:
+    if codec == NONE:
+        return body
+    try:
+        kind = {GZIP: pa.Codec("gzip"), ZSTD: pa.Codec("zstd"), LZ4: pa.Codec("lz4")}[codec]
+        with pa.CompressedInputStream(pa.BufferReader(body), kind.name) as stream:
+            return stream.read(_MOST)  # type: ignore[no-any-return]
+    except (KeyError, OSError, pa.ArrowInvalid):
+        return None
+
+
+def _records(random: Random, body: bytes, others: Sequence[bytes]) -> bytes:
+    """Records with varints changed where varints stand, more or less, and lengths that follow them at times."""
+    records = _cut(body)
+    if not records or random.randrange(4) == 0:
+        return mutated(random, body, others)
+    at = random.randrange(len(records))
+    fields = records[at]
+    which = random.randrange(len(fields))
+    match random.randrange(5):
+        case 0:
+            fields[which] = mutated(random, fields[which], others)
+        case 1 | 2:
+            fields[which] = _varint(random.choice([*INTEGERS, *range(-3, 12)]))
+        case 3:
+            fields[which:which] = [random.choice(fields)]
+        case 4:
+            fields[which : which + 1] = []
+    return b"".join(_varint(len(joined := b"".join(fs))) + joined for fs in records)
+
+
+def _cut(body: bytes) -> list[list[bytes]]:
+    """Each record as its fields: attributes, two deltas, key, value, headers. Empty when that is not what it is."""
+    out, at = list[list[bytes]](), 0
+    while at < len(body):
+        size, at = _read_varint(body, at)
+        stop, fields = at + size, [body[at : at + 1]]
+        at += 1
+        for k in range(4):
+            begin = at
+            number, at = _read_varint(body, at)
+            fields.append(body[begin:at])
+            if k >= 2 and 0 < number <= len(body):
+                fields.append(body[at : at + number])
+                at += number
+        if not at <= stop <= len(body) or len(out) > 100:
+            return []
+        fields.append(body[at:stop])
+        out.append(fields)
+        at = stop
+    return out
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for byte in data[at : at + 10]:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return (value >> 1) ^ -(value & 1), at + max(shift // 7, 1)
+
+
+def _varint(number: int) -> bytes:
+    """Zigzag, of up to ten bytes."""
+    bits = ((number << 1) ^ (number >> 80)) & ((1 << 70) - 1)
+    out = bytearray()
+    while True:
+        out.append(bits & 0x7F | (0x80 if bits > 0x7F else 0))
+        bits >>= 7
+        if not bits:
+            return bytes(out)
+
+
+def _message(random: Random, f: bytes, others: Sequence[bytes]) -> bytes:
+    """A message of magic 0 or 1; of a compressed one what it wraps."""
+    if len(f) < 34 or f[16] > 1:
+        return mutated(random, f, others)
+    at = 18 if f[16] == 0 else 26
+    (key,) = struct.unpack_from(">i", f, at)
+    value_at = at + 4 + max(key, 0)
+    codec = f[17] & 7
+    if not codec or random.randrange(3) == 0 or value_at + 4 > len(f):
+        return _signed(f[:16] + mutated(random, f[16:], others))
+    inner = _inflated(codec, f[value_at + 4 :])
+    if inner is None:
+        return _signed(f[: value_at + 4] + mutated(random, f[value_at + 4 :], others))
+    frames = _frames(inner)
+    which = random.randrange(len(frames)) if frames else 0
+    frames[which : which + 1] = [_signed(m[:16] + mutated(random, m[16:], others)) for m in frames[which : which + 1]]
+    body = compress(b"".join(frames), codec)
+    return _signed(f[:value_at] + struct.pack(">i", len(body)) + body)
+
+
+def _signed(f: bytes) -> bytes:
+    """A message with its size and checksum put right."""
+    return f[:8] + struct.pack(">iI", len(f) - 12, zlib.crc32(f[16:])) + f[16:]
+
+
+# -- what is promised
+
+
+def _guarded(self: Scratch, size: int) -> None:
+    self._memory = _GUARDED.room(size)
+    self._view = self._memory.data
+
+
+def _buffer(capacity: columns.Capacity, kind: Any, measure: str, how: str) -> np.ndarray:
+    new = _GUARDED.buffer(columns._length(capacity, measure, how), kind)
+    if how == "bits":
+        new.fill(0xFF)
+    elif how == "ends":
+        new[0] = 0
+    return new
+
+
+def guard() -> None:
+    """From here on the decoder writes into memory that ends where nobody may write."""
+    Scratch._resize = _guarded  # type: ignore[method-assign]
+    columns._buffer = _buffer
+
+
+def _run(data: bytes) -> str:
+    options = _Options(data[:4].ljust(4, b"\0"))
+    raw = _GUARDED.filled(data[4:], at_end=options.at_end)
+    try:
+        return _decoded(raw.data, options)
+    finally:
+        _GUARDED.free()
+
+
+def _decoded(raw: memoryview, options: _Options) -> str:
+    start, end = options.slice
+    decoder = BatchDecoder("orders", 3, start, end, **options.decoder)
+    offsets, said, before = list[int](), "rows", start
+    try:
+        for chunk in decoder.feed(raw, options.aborted):
+            offsets += _sound(chunk)
+            assert decoder.position >= before
+            before = decoder.position
+    except (CorruptBatch, UnsupportedBatch) as error:
+        said = _named(error)
+    for chunk in decoder.finish():
+        offsets += _sound(chunk)
+    assert offsets == sorted(set(offsets))
+    assert not offsets or start <= offsets[0] <= offsets[-1] < min(end, decoder.position)
+    counts = decoder.counts
+    assert counts.records == len(offsets)
+    assert min(counts.control, counts.aborted) >= 0
+    _probed(raw, start)
+    return said
+
+
+def _named(error: Problem) -> str:
+    """What is wrong, of an error that names its batch."""
+    assert (error.topic, error.partition) == ("orders", 3)
+    assert error.start is not None
+    assert f"orders:3: batch at offset {error.start}" in error.message
+    return _DIGITS.sub("#", error.message.rpartition(f"offset {error.start}: ")[2])
+
+
+def _sound(chunk: pa.RecordBatch) -> list[int]:
+    chunk.validate(full=True)
+    assert chunk.num_rows
+    return chunk.column("offset").to_pylist()  # type: ignore[no-any-return]
+
+
+def _probed(raw: memoryview, start: int) -> None:
+    """What the fetcher asks of it."""
+    assert bytes_needed(raw) >= 0
+    try:
+        assert next_position(raw, start, "orders", 3) >= start
+    except (CorruptBatch, UnsupportedBatch) as error:
+        _named(error)
+
+
+# -- the loops alone: many small changes of one input, without a Python object for each
+
+VARIANTS = 64
+_CAPACITY = columns.Capacity(64, 4096, 4096, 64, 1024, 1024)
+_BYTES = (0, 1, 2, 0x7F, 0x80, 0xFF)
+
+
+def _run_loops(data: bytes) -> str:
+    """Changes no checksum, and decodes what is compressed as if it were records."""
+    options, random = _Options(data[:4].ljust(4, b"\0")), Random(zlib.crc32(data))
+    raw = _GUARDED.filled(data[4:], at_end=options.at_end)
+    whole, codes = raw.copy(), set[int]()
+    seen = raw.view()
+    seen.flags.writeable = False
+    room = columns.allocate(_CAPACITY)
+    for _ in range(VARIANTS):
+        for _ in range(random.randrange(min(len(raw), 4) + 1)):
+            at = random.randrange(len(raw))
+            raw[at] = random.choice((*_BYTES, raw[at] ^ 1 << random.randrange(8), random.randrange(256)))
+        codes.add(_looped(seen, room, options))
+        raw[:] = whole
+    _GUARDED.free()
+    return " ".join(map(str, sorted(codes)))
+
+
+def _looped(raw: np.ndarray, room: loops.Columns, options: _Options) -> int:
+    table = _GUARDED.buffer((raw.size // 26 + 1) * loops.FIELDS, np.int64).reshape(-1, loops.FIELDS)
+    frames, at, code = loops.scan(raw, table)
+    assert 0 <= at <= raw.size
+    table[:frames][table[:frames, loops.MODE] == loops.LOOK, loops.MODE] = loops.HIDE
+    for bitmap in (room.key_valid, room.value_valid, room.header_lists_valid, room.header_values_valid):
+        bitmap.fill(0xFF)
+    start, end = options.slice
+    state = np.zeros(loops.SLOTS, np.int64)
+    state[loops.POSITION], state[loops.END], state[loops.AT] = start, end, -1
+    state[loops.MAX_ROWS], state[loops.MAX_BYTES] = 64, 1 << 13
+    done = loops.decode(raw, raw, table[:frames], room, state)
+    rows = int(state[loops.ROWS])
+    assert 0 <= rows <= _CAPACITY.rows
+    assert state[loops.POSITION] >= start
+    assert (np.diff(room.offsets[:rows]) > 0).all()
+    for ends in (room.key_offsets, room.value_offsets, room.header_lists):
+        assert (np.diff(ends[: rows + 1]) >= 0).all()
+    assert loops.control_type(raw, 0, raw.size) >= -1
+    return done or code
+
+
+LOOPS = Target("loops", _seeds, _run_loops, _mutated, variants=VARIANTS)
+RECORDS = Target("records", _seeds, _run, _mutated)
