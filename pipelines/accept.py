@@ -141,7 +141,8 @@ def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only =
     another cluster. Live batches that touch it end there. Raises NothingToAccept.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
-    found = _unlike(feed, edges, ledger.read(), event)
+    known = ledger.read()
+    found = _unlike(feed, edges, known, event)
     chosen = {tp: each for tp, each in found.items() if not only or tp in only}
     committed = edges.group.committed(list(chosen))
     ended: tuple[int, ...] = ()
@@ -151,7 +152,7 @@ def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only =
         items = tuple(
             _entering(state, event, p, error, committed.get(tp))
             for tp, (p, error) in sorted(chosen.items())
-            if tp in state.current
+            if tp in state.current and state.current[tp] == known.current.get(tp)  # else somebody accepted it before us
         )
         left = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))

@@ -133,6 +133,30 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
         accept_log(world.feed, world.edges(), Event.RECREATED, "again")
 
 
+@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED])
+def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Event, world: World) -> None:
+    """The second of two would have begun the new life afresh, and all of it would have landed twice."""
+    if event is Event.RECREATED:
+        world.topic.topic_id, world.topic.batches[P0] = "id-2", []
+        world.topic.write(P0, [world.now] * 3, False)
+    else:
+        world.topic.batches[P0].pop()
+        world.topic.ends[P0] = 4
+
+    def first(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        accept_log(world.feed, world.edges(), event, "INC-1")
+        world.land(CATCH_UP).check()
+
+    world.lake.before_put = first
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), event, "INC-1")
+    before = rows(world)
+    world.land(CATCH_UP).check()
+    assert rows(world) == before
+    assert closes(world)
+
+
 def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
     """Epochs are asked for by name: the answer may be another log's."""
     epoch_ends = world.topic.epoch_ends
