@@ -45,6 +45,9 @@ _server.set_forkserver_preload(
         "sluice.pipelines.typed.format",
         "sluice.pipelines.contract.format",
         "sluice.resources.kafka.fetch",
+        "duckdb",
+        "pandas",  # by Arrow, when rows become Python's
+        "pyspark.sql",  # by each task, to ask which try it is
     ]
 )
 
