@@ -4,18 +4,22 @@
 
 Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
 (`sc://…`); nothing here needs a `sparkContext`. Promises: a task whose process dies is tried again and adopts what it
-had finished; a run that ends early takes its Spark job with it; a job that fails says why in one line.
+had finished; a run that ends early takes its Spark job with it; a job that fails says why in one line; when Spark's
+JVM was killed, the job fails and the next one starts another.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -36,6 +40,8 @@ _LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _INTERRUPTS = 20
+_ENDING_SECONDS = 2.0
+"""Its connections break first, then a killed JVM is gone."""
 _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -88,7 +94,7 @@ class SparkEngine:
 
     def _watch(self, spark: SparkSession, done: threading.Event) -> None:
         while not done.wait(_WATCH_SECONDS):
-            if self._cancelled.is_set():
+            if self._cancelled.is_set() and _jvm_ended() is None:
                 spark.interruptAll()  # again and again: the job may not have been submitted yet
 
     def _carried_out(self, spark: SparkSession, work: executor.Work) -> list[Outcome]:
@@ -97,6 +103,8 @@ class SparkEngine:
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
             if self._cancelled.is_set():
                 raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
+            if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
+                raise _killed(code) from None
             return self._salvaged(spark, work, error)
 
     def _salvaged(self, spark: SparkSession, work: executor.Work, error: Exception) -> list[Outcome]:
@@ -112,7 +120,7 @@ class SparkEngine:
 def _interrupt(spark: SparkSession) -> None:
     """End the session's jobs, also one that is only about to begin."""
     for _ in range(_INTERRUPTS):
-        if spark.interruptAll():
+        if _jvm_ended() is not None or spark.interruptAll():
             return
         time.sleep(_WATCH_SECONDS)
 
@@ -128,7 +136,44 @@ def session(settings: SparkSettings) -> SparkSession:
     with _session_lock:
         from pyspark.sql import SparkSession
 
+        if _jvm_ended() is not None:
+            _forget_jvm()
         return SparkSession.getActiveSession() or _started(settings)
+
+
+def _jvm_ended(seconds: float = 0) -> int | None:
+    """The exit code of this process's JVM if it has ended, or does so within the seconds."""
+    process = _jvm_process()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(seconds) if process else None
+    return None
+
+
+def _jvm_process() -> subprocess.Popen[bytes] | None:
+    """The JVM that was started last; None where there was none, as with Spark Connect."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def _forget_jvm() -> None:
+    """What PySpark keeps of a JVM that has ended: its own `stop` asks the JVM first."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if (process := _jvm_process()) and process.stdin:
+        process.stdin.close()
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _killed(code: int) -> Failed:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return Failed(
+        f"Spark's JVM {how} under the job",
+        remedy="run again: finished slices are adopted. If the system's log says that memory ran out, give the machine "
+        "more or the feed a `spark.master` with fewer cores",
+    )
 
 
 def _started(settings: SparkSettings) -> SparkSession:

@@ -140,6 +140,25 @@ def _command_line(place: Path) -> bytes:
 
 
 @pytest.mark.spark
+def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: SparkSettings, wiring: LogWiring) -> None:
+    hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def kill_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        spark._jvm_process().kill()
+
+    killer = threading.Thread(target=kill_once_begun)
+    killer.start()
+    with pytest.raises(Failed) as e:
+        SparkEngine(settings).run(hanging, [0, 1])
+    killer.join()
+    assert e.value.message == "Spark's JVM was killed by SIGKILL under the job"
+    assert e.value.remedy.startswith("run again")
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+@pytest.mark.spark
 def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
     engine = SparkEngine(settings)
     job = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
