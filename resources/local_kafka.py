@@ -200,13 +200,17 @@ class LocalKafka:
         if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) and not process.wait(STOP_SECONDS):
             raise SetupError(f"broker {broker} did not end on {number.name}", remedy="send it SIGKILL")
 
-    def start_broker(self, broker: int) -> None:
-        """Start one broker and wait until it answers and sees every broker that runs."""
-        node = self._node(broker)
+    def start_broker(self, *brokers: int) -> None:
+        """Start brokers and wait until they answer and see every broker that runs.
+
+        Those of a majority that is away answer only once all of them are started.
+        """
+        nodes = [self._node(broker) for broker in brokers]
         with self._locked():
-            if not node.running:
-                node.launch(self._cluster().keep)
-            _await_answers([node], sum(each.running for each in self._nodes()))
+            for node in nodes:
+                if not node.running:
+                    node.launch(self._cluster().keep)
+            _await_answers(nodes, sum(each.running for each in self._nodes()))
 
     def tool(
         self, main_class: str, *args: str, stdin: str = "", timeout: float | None = 120

@@ -67,10 +67,24 @@ class Arena:
         """All brokers run, all proxies pass everything on, every partition has all replicas in sync."""
         for proxy in self.proxies.values():
             proxy.heal()
-        for broker in self.kafka.status().brokers:
-            if not broker.running:
-                self.kafka.start_broker(broker.id)
+        self.kafka.start_broker(*(broker.id for broker in self.kafka.status().brokers if not broker.running))
         until(self._in_sync, 120)
+
+    def controller(self) -> int:
+        """The broker that leads the quorum of controllers."""
+        with self.admin() as admin:
+            (topic,) = admin.describe_metadata_quorum()["topics"]
+        return int(topic["partitions"][0]["leader_id"])
+
+    def lead(self, topic: str, leaders: Mapping[int, int]) -> None:
+        """Move leadership of each partition to the broker, which has a replica."""
+        ids = self.kafka.broker_ids
+        wanted = {Plain(topic, p): [b, *(n for n in ids if n != b)] for p, b in leaders.items()}
+        with self.admin() as admin:
+            admin.alter_partition_reassignments(wanted)
+            until(lambda: not admin.list_partition_reassignments())
+            admin.elect_leaders(0, {topic: list(leaders)}, raise_errors=False)
+        until(lambda: self.leaders(topic).items() >= leaders.items(), 60)
 
     def _in_sync(self) -> bool:
         with self.admin() as admin:

@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, END_TXN = 1, 2, 8, 11, 26
+FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, END_TXN, TXN_OFFSET_COMMIT = 1, 2, 8, 11, 26, 28
 _TLS_HANDSHAKE = 0x16
 
 
@@ -27,14 +27,16 @@ class Proxy:
 
     Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
     each answer is given. `hold` lets nothing through either way, connections stay, or `only` requests with these API
-    keys, which the broker does not see yet; `held` are those that wait. `cut` ends all and takes no new one.
+    keys, which the broker does not see yet; `held` are those that wait. `mute` lets all requests through, held
+    ones included, and holds the answers. `cut` ends all and takes no new one.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
         self.lose: dict[int, int] = {}
         self.delay = 0.0
-        self._flowing, self._refuses = threading.Event(), False
+        self._flowing, self._answering, self._refuses = threading.Event(), threading.Event(), False
         self._flowing.set()
+        self._answering.set()
         self._only: frozenset[int] = frozenset()
         self._held: list[int] = []
         self._clients: set[socket.socket] = set()
@@ -56,6 +58,10 @@ class Proxy:
         self._only = frozenset(only)
         self._flowing.clear()
 
+    def mute(self) -> None:
+        self._answering.clear()
+        self._flowing.set()
+
     @property
     def held(self) -> tuple[int, ...]:
         """The API keys of the requests that wait at this moment."""
@@ -71,6 +77,7 @@ class Proxy:
         """Pass on everything again, what was held included."""
         self.lose, self.delay, self._refuses = {}, 0.0, False
         self._flowing.set()
+        self._answering.set()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -93,6 +100,7 @@ class Proxy:
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")
                     time.sleep(self.delay)
+                    self._answering.wait()
                     if not self._only:
                         self._flowing.wait()
                     if lost := bool(self.lose.get(key)):
