@@ -143,7 +143,7 @@ def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     for part in parts:
         with suppress(OSError, pa.ArrowException):
             for f in faults_of([part.path], lake):
-                found[f.stage, f.reason, f.field or "", f.expectation or ""] += f.records
+                found[tuple(getattr(f.kind, name) or "" for name in names)] += f.records
     rows: list[dict[str, str | int]] = [
         {"rows": n} | dict(zip(names, why, strict=True)) for why, n in found.most_common()
     ]

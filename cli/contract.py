@@ -353,8 +353,7 @@ def _sample_document(seen: _Seen) -> dict[str, Any]:
 
 
 def _fault_document(f: Fault) -> dict[str, Any]:
-    fields = ("stage", "reason", "expectation", "field", "detail", "records")
-    return {name: getattr(f, name) for name in fields} | {"first": list(f.first)}
+    return f.kind._asdict() | {"records": f.records, "first": f.first}
 
 
 # -- contract check
@@ -520,7 +519,7 @@ def _checked(t: _Tried) -> Iterator[RenderableType]:
     yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
         yield f"  {many(len(t.left_out), 'expectation')} about how many rows a batch has: not tried without a --window"
-    of_schema = [f for f in t.faults if f.stage != "contract"]
+    of_schema = [f for f in t.faults if f.kind.stage != "contract"]
     if of_schema:
         yield warn(f"{many(sum(f.records for f in of_schema), 'record')} did not fit the schema already:")
         yield from (f"    {safe(str(f))}" for f in of_schema[:5])

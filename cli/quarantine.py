@@ -25,7 +25,8 @@ from sluice.pipelines.units import many, show_window
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
-    from sluice.pipelines.held import Filter, Kind, Listing
+    from sluice.pipelines.held import Filter, Listing
+    from sluice.pipelines.quarantine import Kind
     from sluice.pipelines.replay import Replayed, Trial
 
 group = typer.Typer(help="What did not fit: count it, look at it, land it after all.", no_args_is_help=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,23 +23,8 @@ from sluice.pipelines.formats import fixed, int64s, text_array
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.merging import rows_of
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine import ROWS_AT_ONCE, Kind, kinds_of
 from sluice.pipelines.values import Part, PartKind, Receipt, TopicPartition
-
-_AT_ONCE = 1 << 16
-
-
-class Kind(NamedTuple):
-    """What quarantined records have in common: who refused them, and why."""
-
-    stage: str
-    reason: str
-    expectation: str | None
-    field: str | None
-    detail: str
-
-    def __str__(self) -> str:
-        what = self.expectation or self.reason
-        return f"{self.field}: {what}" if self.field else what
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +143,8 @@ def quarantined_parts(r: Receipt) -> list[Part]:
 
 def _counted(lake: Lake, part: Part, asked: Filter, tp: TopicPartition) -> Iterator[tuple[Kind, int, int]]:
     with readable(part), lake.open(_place(lake, part)) as file:
-        for rows in pq.ParquetFile(file).iter_batches(_AT_ONCE, columns=["offset", *Kind._fields], use_threads=False):
+        columns = ["offset", *Kind._fields]
+        for rows in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
             yield from kinds_of(asked.split(rows, tp)[0])
 
 
@@ -177,15 +163,6 @@ def readable(part: Part) -> Iterator[None]:
             f"{part.path} cannot be read: {error}",
             remedy="see what else is not there: sluice audit FEED --hashes; then bring it back from a backup",
         ) from None
-
-
-def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:
-    """Rows of the quarantine by kind: how many, and the offset of the first."""
-    if not rows.num_rows:
-        return []
-    grouped = pa.Table.from_batches([rows]).group_by(list(Kind._fields), use_threads=False)
-    found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
-    return [(Kind(*(r[n] for n in Kind._fields)), r["offset_count"], r["offset_min"]) for r in found]
 
 
 # -- looked at

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,25 +25,35 @@ MOST_FAULTS = 1000
 ROWS_AT_ONCE = 1 << 16
 _SAID = 5
 _MOST_TEXT = 120
-_KIND = ("stage", "expectation", "field", "reason", "detail")
+
+
+class Kind(NamedTuple):
+    """What quarantined records have in common: who refused them, and why."""
+
+    stage: str
+    reason: str
+    expectation: str | None
+    field: str | None
+    detail: str
+
+    def __str__(self) -> str:
+        what = self.expectation or self.reason
+        return f"{self.field}: {what}" if self.field else what
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. Its texts
-    are short, and on one line."""
+    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. The texts of
+    the kind are short, and on one line."""
 
-    stage: str
-    reason: str
-    detail: str
+    kind: Kind
     records: int
     first: str
-    field: str | None = None
-    expectation: str | None = None
 
     def __str__(self) -> str:
-        where = f"{self.field}: " if self.field else ""
-        return f"{where}{self.reason} ({self.detail}), {many(self.records, 'record')}, the first at {self.first}"
+        what = f"{self.kind.reason} ({self.kind.detail})"
+        where = f"{self.kind.field}: {what}" if self.kind.field else what
+        return f"{where}, {many(self.records, 'record')}, the first at {self.first}"
 
     def __add__(self, other: Fault) -> Fault:
         return replace(self, records=self.records + other.records)
@@ -64,8 +75,12 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
         "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
         remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema or the contract, or "
         f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
-        breaches=[Breach(f.stage, str(f), f.expectation or "", f.records, all_, (f.first,)) for f in faults],
+        breaches=[_breach(f, all_) for f in faults],
     )
+
+
+def _breach(f: Fault, checked: int) -> Breach:
+    return Breach(f.kind.stage, str(f), f.kind.expectation or "", f.records, checked, (f.first,))
 
 
 def _exceeds(counts: Counts, policies: Policies) -> bool:
@@ -95,31 +110,44 @@ def _places(parts: Sequence[Part], lake: Lake) -> str:
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
     """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
     no values; memory is bounded by `MOST_FAULTS` and a row group."""
-    found: dict[Fault, Fault] = {}
-    for path in files:
-        for fault in _faults(path, lake):
-            kind = replace(fault, records=0, first="")
-            if kind not in found and len(found) >= MOST_FAULTS:
-                kind, fault = _OTHERS, replace(_OTHERS, records=fault.records, first=fault.first)
-            found[kind] = found[kind] + fault if kind in found else fault
+    return ranked(fault for path in files for fault in _faults(path, lake))
+
+
+def ranked(faults: Iterable[Fault]) -> list[Fault]:
+    """The faults, those of a kind added up, the most frequent first."""
+    found: dict[Kind, Fault] = {}
+    for fault in faults:
+        if fault.kind not in found and len(found) >= MOST_FAULTS:
+            fault = replace(fault, kind=_OTHERS)
+        found[fault.kind] = found[fault.kind] + fault if fault.kind in found else fault
     return sorted(found.values(), key=lambda f: -f.records)
 
 
-_OTHERS = Fault("", "others", "of further kinds", 0, "")
+_OTHERS = Kind("", "others", None, None, "of further kinds")
 
 
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
+    """A file's rows are of one partition."""
     with lake.open(path) as f:
-        for batch in pq.ParquetFile(f).iter_batches(ROWS_AT_ONCE, columns=[*_KIND, "topic", "partition", "offset"]):
-            yield from _kinds(pa.Table.from_batches([batch]))
+        columns = ["topic", "partition", "offset", *Kind._fields]
+        for rows in pq.ParquetFile(f).iter_batches(ROWS_AT_ONCE, columns=columns):
+            for kind, records, first in kinds_of(rows):
+                topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
+                yield Fault(_shown(kind), records, f"{_plain(topic)}:{partition}:{first}")
 
 
-def _kinds(rows: pa.Table) -> Iterator[Fault]:
-    counted = [("offset", "count"), ("topic", "first"), ("partition", "first"), ("offset", "first")]
-    for r in rows.group_by([*_KIND], use_threads=False).aggregate(counted).to_pylist():
-        first = f"{_plain(r['topic_first'])}:{r['partition_first']}:{r['offset_first']}"
-        stage, expectation, field, reason, detail = (None if r[k] is None else _plain(r[k]) for k in _KIND)
-        yield Fault(stage or "", reason or "", detail or "", r["offset_count"], first, field, expectation)
+def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:
+    """Rows of the quarantine by kind: how many, and the offset of the first."""
+    if not rows.num_rows:
+        return []
+    grouped = pa.Table.from_batches([rows]).group_by(list(Kind._fields), use_threads=False)
+    found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
+    return [(Kind(*(r[n] for n in Kind._fields)), r["offset_count"], r["offset_min"]) for r in found]
+
+
+def _shown(kind: Kind) -> Kind:
+    expectation, field = (text and _plain(text) for text in (kind.expectation, kind.field))
+    return Kind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail))
 
 
 def _plain(text: str) -> str:

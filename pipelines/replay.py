@@ -30,7 +30,7 @@ from sluice.pipelines.errors import Failed, LakeUnavailable, ProofFailed
 from sluice.pipelines.evolution import check_one_table, declare, effective_shape
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import Formatted, RawFormat, fixed, int64s
-from sluice.pipelines.held import Filter, Kind, flags, kinds_of, quarantined_parts, readable, without
+from sluice.pipelines.held import Filter, flags, quarantined_parts, readable, without
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.mending import Botched, Mender, Record
 from sluice.pipelines.merging import (
@@ -48,6 +48,7 @@ from sluice.pipelines.merging import (
 from sluice.pipelines.ports import Lake, Progress, Reporter
 from sluice.pipelines.proof import check_account
 from sluice.pipelines.publish import roll_forward
+from sluice.pipelines.quarantine import Kind, kinds_of
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.recast import plain, recast, unfit
 from sluice.pipelines.rewriting import How, Rewriting, give_up_dead, is_free, rewriting

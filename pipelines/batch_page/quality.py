@@ -27,7 +27,7 @@ from sluice.pipelines.batch_page.rejects import SHOWN, Reject, Rejects, Sample
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.results import Outcome
 from sluice.pipelines.contract.suite import Contract, Expectation, Severity
-from sluice.pipelines.quarantine import Fault
+from sluice.pipelines.quarantine import Kind
 from sluice.pipelines.units import many, show_instant
 from sluice.pipelines.values import DriftKind
 
@@ -62,7 +62,7 @@ def _ranked(found: Rejects, all_: int) -> Html:
     most = faults[0].records if faults else 0
     rows = [
         [
-            *_said(f),
+            *_said(f.kind),
             lying([(f.records, "reject")], most),
             number(f.records),
             share(f.records, all_),
@@ -77,16 +77,17 @@ def _ranked(found: Rejects, all_: int) -> Html:
     return table("Quarantined records by reason", columns, rows, right=["records", "share"], cards=["the first"])
 
 
-def _said(f: Fault) -> list[str]:
-    where = [value(f.field, NAME)] if f.field else []
-    expectation = [tag("div", cut(f.expectation, NAME), class_="soft")] if f.expectation else []
-    why = joined([tag("b", cut(f.reason, NAME)), tag("div", cut(f.detail, 160), class_="soft any")])
-    return [cut(f.stage, NAME), why, joined([*where, *expectation])]
+def _said(kind: Kind) -> list[str]:
+    where = [value(kind.field, NAME)] if kind.field else []
+    expectation = [tag("div", cut(kind.expectation, NAME), class_="soft")] if kind.expectation else []
+    why = joined([tag("b", cut(kind.reason, NAME)), tag("div", cut(kind.detail, 160), class_="soft any")])
+    return [cut(kind.stage, NAME), why, joined([*where, *expectation])]
 
 
 def _samples(r: Reject) -> Html:
-    where = [" · ", value(r.fault.field, NAME)] if r.fault.field else []
-    head = tag("h3", cut(r.fault.reason, NAME), *where)
+    kind = r.fault.kind
+    where = [" · ", value(kind.field, NAME)] if kind.field else []
+    head = tag("h3", cut(kind.reason, NAME), *where)
     return tag("div", head, *(_sample(s) for s in r.samples), class_="kind")
 
 

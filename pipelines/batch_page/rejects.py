@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine import Fault, faults_of
+from sluice.pipelines.quarantine import Fault, Kind, faults_of, ranked
 from sluice.pipelines.values import Part, Receipt
 
 MOST_FILES = 200
@@ -24,8 +24,7 @@ SAMPLES = 2
 ROWS_AT_ONCE = 1 << 10
 SAMPLE_BYTES = 1 << 10
 """Of a key, and of a value around the byte in question, that are kept."""
-_KIND = ("stage", "reason", "expectation", "field", "detail")
-_COLUMNS = (*_KIND, "offset", "timestamp", "key", "value", "byte")
+_COLUMNS = (*Kind._fields, "offset", "timestamp", "key", "value", "byte")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,15 @@ Placed = tuple[Receipt, Part]
 
 def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
     """What the quarantined parts hold. Files that are gone (landed anew, retired) count as unread."""
-    found: dict[Fault, Fault] = {}
+    faults: list[Fault] = []
     unread = [p for _, p in parts[MOST_FILES:]]
     for _, part in parts[:MOST_FILES]:
         try:
-            faults = faults_of([_path(part, published)], lake)
+            faults += faults_of([_path(part, published)], lake)
         except OSError:
             unread.append(part)
-            continue
-        for fault in faults:
-            kind = replace(fault, records=0, first="")
-            found[kind] = found[kind] + fault if kind in found else fault
-    ranked = sorted(found.values(), key=lambda f: (-f.records, f.first))
-    kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(ranked)]
+    found = sorted(ranked(faults), key=lambda f: (-f.records, f.first))
+    kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
     return Rejects(tuple(kinds), sum(p.rows for p in unread), len(unread))
 
 
@@ -117,7 +112,7 @@ def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch
 
 
 def _said(batch: pa.RecordBatch, row: int) -> list[str | None]:
-    return [batch.column(name)[row].as_py() for name in _KIND]
+    return [batch.column(name)[row].as_py() for name in Kind._fields]
 
 
 def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_a_contract_is_proposed_reviewed_and_tried_and_nothing_lands(shop: Path,
     feed = load_feed(shop / "feeds" / "orders.yaml", {})
     assert feed.contract is None, "it is in a file that no feed reads"
     assert read_contract(file, feed.columns)
+    assert all(re.fullmatch(r"[^:]+:[012]:\d+", f["first"]) for f in proposed["unfit"])
     assert sum(f["records"] for f in proposed["unfit"]) == proposed["sample"]["quarantined"] > 5
 
     tried = sluice("contract", "check", "orders", "--file", str(file), "--json")

@@ -170,7 +170,7 @@ def test_reasons_are_ranked_over_all_files(tmp_path: Path) -> None:
     for i in range(40):
         lake.put(f"q/{i}", refused_records(rare, *[often] * (i + 1)))
     first, second = faults_of([f"q/{i}" for i in range(40)], lake)
-    assert (first.records, first.field, first.expectation) == (820, "n", "expect_column_values_to_be_between")
+    assert (first.records, str(first.kind)) == (820, "n: expect_column_values_to_be_between")
     assert str(second) == "not_json (it ends too early), 40 records, the first at orders:0:0"
 
 
@@ -189,5 +189,5 @@ def test_however_many_kinds_there_are_all_records_are_counted(tmp_path: Path) ->
     lake.put("q", refused_records(*[(f"field {i}", "wrong_type", "should be int32") for i in range(MOST_FAULTS + 500)]))
     faults = faults_of(["q"], lake)
     assert len(faults) == MOST_FAULTS + 1
-    assert (faults[0].reason, faults[0].records) == ("others", 500)
+    assert (faults[0].kind.reason, faults[0].records) == ("others", 500)
     assert sum(f.records for f in faults) == MOST_FAULTS + 500

@@ -24,10 +24,11 @@ from sluice.pipelines.errors import LakeUnavailable, PlanBusy, ProofFailed, Sche
 from sluice.pipelines.evolution import declare
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import load_feed
-from sluice.pipelines.held import Filter, Kind, Listing, listing
+from sluice.pipelines.held import Filter, Listing, listing
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.mending import Mender, Record
 from sluice.pipelines.publish import publish, roll_forward
+from sluice.pipelines.quarantine import Kind
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.replay import Replayed, find, foreseen, replay
 from sluice.pipelines.typed.landed import quarantined
