@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,11 +20,20 @@ class Noting:
     """One producer: values are (its name, a sequence that never repeats); a line is noted once the outcome is known.
 
     With `transactional_id` each `transaction` block is one. Values that were sent and never answered are unknown, and
-    are noted as such by `close`.
+    are noted as such by `close`. Records are stamped by a clock that is `ahead_ms` of this machine's.
     """
 
-    def __init__(self, path: Path, name: str, bootstrap: str, transactional_id: str | None = None, **settings: Any):
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        bootstrap: str,
+        transactional_id: str | None = None,
+        ahead_ms: int = 0,
+        **settings: Any,
+    ):
         self.name, self._transactional, self._transaction = name, transactional_id, ""
+        self._ahead_ms = ahead_ms
         self._sequence, self._blocks = 0, 0
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         more = {"transactional_id": transactional_id} if transactional_id else {}
@@ -44,8 +54,9 @@ class Noting:
         headers = [("text", b"a:b\nc"), ("none", b"")] if sequence % 3 == 0 else []
         key = json.dumps(who).encode() if fields.get("tombstone") else f"k{sequence % 7}".encode()
         value = None if fields.get("tombstone") else json.dumps(who | fields, ensure_ascii=False, indent=1).encode()
+        at = time.time_ns() // 1_000_000 + self._ahead_ms
         try:
-            future = self._producer.send(topic, value, key=key, partition=partition, headers=headers)
+            future = self._producer.send(topic, value, key, headers, partition, at)
         except KafkaError:
             future = None  # it may have gone into a batch or not: unknown
         return sequence, future

@@ -13,6 +13,9 @@ import pytest
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena, opened
 from tests.faults.field import Field
+from tests.faults.nemeses.lakes import on_s3
+from tests.resources.s3_faults import Proxy, proxy
+from tests.stores import Store
 
 _numbers = itertools.count(1)
 
@@ -66,3 +69,22 @@ def field(arena: Arena, account: Account, tmp_path: Path) -> Field:
     topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
     arena.create(topic, 3, first=next(_numbers))
     return Field(arena, tmp_path, topic, 3, account)
+
+
+@pytest.fixture
+def store(s3_store: Store) -> Iterator[Proxy]:
+    """A store that speaks S3 as runs see it: its bad days are the proxy's."""
+    if not s3_store.local:
+        pytest.skip("faults are played before moto's server")
+    with proxy(s3_store.settings.endpoint or "") as found:
+        yield found
+
+
+@pytest.fixture
+def remote(field: Field, s3_store: Store, store: Proxy, monkeypatch: pytest.MonkeyPatch) -> Field:
+    """A feed whose lake is in that store. Whoever checks it reaches the store itself."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "local")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", s3_store.settings.region or "")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_store.settings.endpoint or "")
+    return on_s3(field.with_settings(lake=s3_store.lake()), store.endpoint)

@@ -17,6 +17,8 @@ from typing import Any
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
 
+from sluice.pipelines import errors
+from sluice.pipelines.errors import BatchIncomplete, SluiceError
 from sluice.pipelines.feed import Feed, load_feed
 from tests.checker.facts import TP
 from tests.checker.gather import checked, seen
@@ -55,6 +57,15 @@ class Run:
     @property
     def _failed(self) -> dict[str, Any] | None:
         return next((line for line in self.said if "error" in line), None)
+
+    def stopped_by(self, *kinds: type[SluiceError], says: str = "") -> None:
+        """AssertionError unless it ended with one of these errors, or slices of it did, told as errors are told."""
+        failed = self._failed or {}
+        assert self.code == 1, self
+        assert issubclass(getattr(errors, failed["error"]), (*kinds, BatchIncomplete)), self
+        assert failed["remedy"], self
+        assert says in f"{failed['message']} → {failed['remedy']}", self
+        assert "Traceback" not in self.noise, self.noise
 
     @property
     def told(self) -> str:

@@ -1,0 +1,239 @@
+"""A lake on a disk that is full, read-only or forbidden, or in a store on a bad day, while runs go on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
+from tests.checker.producers import Noting
+from tests.faults.account import SEED
+from tests.faults.field import TRIES, Field, Run, Running
+from tests.faults.nemeses.lakes import (
+    REFUSALS,
+    REQUESTS,
+    disk_full,
+    drawn,
+    mounted,
+    no_inodes,
+    on_s3,
+    paused,
+    read_only,
+    rights_taken,
+    rule,
+    store_away,
+    without_privileges,
+)
+from tests.resources.s3_faults import Proxy, Rule
+
+pytestmark = pytest.mark.faults
+LATE_S = 3.0
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def draw() -> random.Random:
+    return random.Random(SEED)
+
+
+# -- a folder
+
+
+@pytest.fixture
+def disk(field: Field, tmp_path: Path) -> Iterator[Field]:
+    """A feed whose lake has a small file system to itself."""
+    place = tmp_path / "disk"
+    block = mounted(place)
+    try:
+        block.__enter__()
+    except OSError as error:
+        pytest.skip(f"a file system of its own needs the right to mount one: {error.strerror}")
+    yield field.with_settings(lake=str(place / "lake"))
+    block.__exit__(None, None, None)
+
+
+Wrong = Callable[[Field], AbstractContextManager[None]]
+
+
+def wrong_at(field: Field, point: str, wrong: Wrong) -> Run:
+    """A run during which it goes wrong at the point; it is put right when the run has ended. "": before the run."""
+    running = paused(field, point) if point else None
+    with wrong(field):
+        if running is None:
+            return field.run()
+        running.process.send_signal(signal.SIGCONT)
+        return field.ended(running)
+
+
+FULL_AT = ("", "before stage", "before receipt", "before publish", "before show", "before intent", "before record")
+
+
+def test_disk_fills_up_before_and_within_runs(disk: Field, draw: random.Random) -> None:
+    """Whatever there is no room for is not there, and the next run goes on."""
+    with disk.producing():
+        disk.normal(1)
+        for point in draw.sample(FULL_AT, len(FULL_AT)):
+            ran = wrong_at(disk, point, draw.choice((disk_full, no_inodes)))
+            if not ran.clean:
+                ran.stopped_by(LakeFull, says="free space or raise the quota")
+            disk.recovered()
+    disk.proven()
+
+
+def test_file_system_is_mounted_read_only(disk: Field, draw: random.Random) -> None:
+    with disk.producing():
+        disk.normal(1)
+        for point in ("", *draw.sample(("before publish", "before show", "before intent", "before record"), 2)):
+            wrong_at(disk, point, read_only).stopped_by(Terminal, says="mount it writable")
+            disk.recovered()
+    disk.proven()
+
+
+def test_right_to_write_is_taken_away(field: Field) -> None:
+    with field.producing():
+        field.normal(1)
+        with rights_taken(field):
+            field.ended(without_privileges(field)).stopped_by(Terminal, says="give this user the right")
+        field.recovered()
+    field.proven()
+
+
+# -- S3
+
+
+def large(field: Field) -> None:
+    """Records of 6 MB for the first partition: they are uploaded in two parts."""
+    producer = Noting(field.noted("large"), f"large{next(_numbers)}", field.arena.kafka.bootstrap)
+    producer.send(field.topic, 0, 40, [{"text": "x" * 150_000}])
+    producer.close()
+
+
+def requests_of(field: Field, store: Proxy) -> int:
+    """How many requests a run makes while nothing is wrong."""
+    store.seen.clear()
+    field.normal(1)
+    return len(store.seen)
+
+
+def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
+    """Throttling, resets, lost and late answers to every kind of request: nobody notices."""
+    remote = on_s3(remote, store.endpoint, retries=12, read_timeout_ms=int(LATE_S * 800))
+    with remote.producing():
+        remote.normal(1)
+        store.rules = [rule(r, f, draw.choice((1, 1, 2, 3)), LATE_S) for r, f in drawn()]
+        for request, fault in drawn():
+            remote.account.did(f"{request} is {fault}")
+        for _ in range(TRIES):
+            large(remote)
+            assert remote.run().clean
+            if not any(r.times for r in store.rules):
+                break
+        assert [r for r in store.rules if r.times] == [], "all were played"
+    remote.proven()
+
+
+def test_store_is_disturbed_more_often_than_it_is_asked(remote: Field, store: Proxy, draw: random.Random) -> None:
+    """A kind of request that never gets through: the run says so, and the next one goes on."""
+    kinds = draw.sample(sorted(REQUESTS), 4)
+    remote = on_s3(remote, store.endpoint, read_timeout_ms=1000)
+    with remote.producing():
+        remote.normal(1)
+        for request, fault in ((r, next(f for k, f in drawn() if k == r)) for r in kinds):
+            large(remote)
+            store.rules = [rule(request, fault, -1, 1.2)]
+            remote.account.did(f"{request} is {fault}, always")
+            ran = remote.run()
+            store.rules = []
+            if not ran.clean:
+                ran.stopped_by(LakeUnavailable, Unknown, says="run again")
+            remote.recovered()
+    remote.proven()
+
+
+def test_store_goes_away_in_mid_run(remote: Field, store: Proxy, draw: random.Random) -> None:
+    with remote.producing():
+        count = requests_of(remote, store)
+        for share in (draw.uniform(0.05, 0.5), draw.uniform(0.5, 0.95)):
+            with store_away(remote, store, int(count * share)):
+                ran = remote.run()
+            if not ran.clean:
+                ran.stopped_by(LakeUnavailable, Unknown, says="run again")
+            remote.recovered()
+    remote.proven()
+
+
+SAYS = {"forbidden": (NotAuthorized, "grant s3:GetObject, PutObject"), "expired": (NotAuthorized, "renew them"),
+        "full": (LakeFull, "raise the quota")}  # fmt: skip
+
+
+def test_store_forbids_finds_keys_expired_or_is_full_in_mid_run(
+    remote: Field, store: Proxy, draw: random.Random
+) -> None:
+    with remote.producing():
+        count = requests_of(remote, store)
+        for name, refusal in REFUSALS.items():
+            kind, says = SAYS[name]
+            at = int(count * draw.uniform(0.05, 0.8))
+            store.rules = [Rule(".", "pass", times=at), Rule(".", times=-1, **refusal)]
+            remote.account.did(f"{at} requests from now, everything is {name}")
+            ran = remote.run()
+            store.rules = []
+            ran.stopped_by(kind, says=says)
+            remote.recovered()
+    remote.proven()
+
+
+def killed_at(field: Field, store: Proxy, request: str, nth: int, fault: str) -> Run:
+    """A run that is killed (SIGKILL) while such a request of its has this fault, after so many others of the kind."""
+    victims: list[Running] = []
+    there = rule(request, fault)
+    there.then = lambda: victims[0].process.kill()
+    store.rules = [Rule(REQUESTS[request], "pass", times=nth), there]
+    victims.append(field.start())
+    ran = field.ended(victims[0], about=f"a run (killed when {request} {nth + 1} was {fault})")
+    store.rules = []
+    return ran
+
+
+def test_run_killed_before_the_store_answered(remote: Field, store: Proxy, draw: random.Random) -> None:
+    """What it was about is done, or is not, and nobody was told."""
+    lost, refused = "done, and nobody answered", "500"
+    with remote.producing():
+        remote.normal(1)
+        for request in ("a ledger entry", "a ledger entry", "the end of an upload", "a copy", "a deletion"):
+            large(remote)
+            most = 4 if request == "a ledger entry" else 1 if request == "the end of an upload" else 3
+            killed_at(remote, store, request, draw.randrange(most), draw.choice((lost, refused)))
+            if draw.random() < 0.5:
+                remote.recovered()
+        store.rules = [rule("a ledger entry", lost, 1)]
+        remote.run(draw.choice(("after stage", "before publish", "after publish", "after show", "before record")))
+        store.rules = []
+        remote.recovered()
+    remote.proven()
+
+
+def test_temporary_folder_has_no_room_for_what_waits_to_be_uploaded(
+    remote: Field, store: Proxy, tmp_path: Path
+) -> None:
+    remote = on_s3(remote, store.endpoint, buffer_bytes="1MiB")
+    try:
+        block = mounted(tmp_path / "temporary", "1m")
+        block.__enter__()
+    except OSError as error:
+        pytest.skip(f"a file system of its own needs the right to mount one: {error.strerror}")
+    with remote.producing():
+        remote.normal(1)
+        remote.environment["TMPDIR"] = str(tmp_path / "temporary")
+        large(remote)
+        remote.run().stopped_by(LakeFull, says="TMPDIR")
+        remote.environment.clear()
+        remote.recovered()
+    block.__exit__(None, None, None)
+    remote.proven()
