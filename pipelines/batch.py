@@ -476,7 +476,7 @@ def _pinned(
     report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
     if not edges.liveness.is_dead(batch.owner):
         raise planning.busy(batch, s)
-    if batch.plan and batch.plan.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY):
+    if batch.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY):
         abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
         return _pinned(feed, edges, ledger, found, request, owner, report)
     return _take_over(ledger, batch, s, owner), refusals
@@ -512,7 +512,7 @@ def _carry_out(
         if why := _never(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
-    results = check_contract(shape, feed.name, ledger.read(), batch.id, receipts, edges.lake, len(failures))
+    results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
     publish(ledger, batch.id, owner, receipts, failures, results)
     evolution.evolve(feed, ledger, receipts)

@@ -13,7 +13,7 @@ from sluice.pipelines.contract.results import Outcome, Result, contract_results
 from sluice.pipelines.contract.volume import earlier_rows
 from sluice.pipelines.contract.whole import hold_whole
 from sluice.pipelines.errors import Breach, ContractBroken
-from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger import Batch, Ledger
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.shape import Shape
 from sluice.pipelines.units import many
@@ -23,7 +23,7 @@ _SAID = 20
 
 
 def check_contract(
-    shape: Shape, feed: str, state: State, batch: int, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
+    shape: Shape, ledger: Ledger, batch: Batch, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
 ) -> tuple[Result, ...]:
     """What the batch's proven receipts say to the expectations about whole batches. `failed`: slices that have none.
 
@@ -31,7 +31,7 @@ def check_contract(
     """
     if shape.contract is None or not receipts:
         return ()
-    earlier = earlier_rows(state, state.batches[batch].request, batch)
+    earlier = earlier_rows(ledger.read(), batch.request, batch.id)
     results = hold_whole(shape, receipts, lake, earlier)
     broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
     if not broken:
@@ -40,9 +40,10 @@ def check_contract(
     lines += [f"… and {len(broken) - _SAID} more"] if len(broken) > _SAID else []
     lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
     raise ContractBroken(
-        f"batch {batch} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
-        remedy=f"look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend feeds/{feed}.contract.json, or what "
-        "produces the records, and run again: what was read is kept as long as the contract is the same",
+        f"batch {batch.id} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
+        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend "
+        f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
+        "long as the contract is the same",
         breaches=[_breach(o) for o in broken],
     )
 

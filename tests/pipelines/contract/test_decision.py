@@ -14,12 +14,14 @@ import pytest
 
 from sluice.pipelines.audit import audit
 from sluice.pipelines.batch import BatchResult, Edges
+from sluice.pipelines.contract.decision import check_contract
 from sluice.pipelines.contract.results import Outcome, Result, contract_results, enough
 from sluice.pipelines.contract.volume import earlier_rows
 from sluice.pipelines.errors import ContractBroken, QuarantineExceeded
 from sluice.pipelines.feed import Feed, load_feed
 from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
 from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.shape import RAW
 from sluice.pipelines.task import Assignment, Tools, run_task
 from sluice.pipelines.values import Counts, Receipt, Request, RequestKind, Slice, Tally
 from sluice.pipelines.values import Outcome as Landed
@@ -228,6 +230,11 @@ def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
     assert shop.read == 3
     (entry,) = shop.published()
     assert entry.results == (Result(0, True, "no rows"),)
+
+
+def test_without_a_contract_nobody_is_asked() -> None:
+    nobody: Any = object()
+    assert check_contract(RAW, nobody, nobody, [receipt(0, "")], nobody) == ()
 
 
 # -- results, over one batch or several
