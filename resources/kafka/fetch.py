@@ -18,7 +18,7 @@ from kafka.errors import KafkaError
 from sluice.pipelines.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
 from sluice.pipelines.values import Isolation, Slice, TopicPartition
-from sluice.resources.kafka.failures import explained
+from sluice.resources.kafka.failures import explained, is_passing
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.reader import Reader
 from sluice.resources.kafka.settings import KafkaAccess
@@ -33,7 +33,8 @@ class KafkaFetcher:
     """Opens no connection before a stream is consumed.
 
     `isolation` as the plan says; `rack` (client.rack, KIP-392) lets a leader send us to a replica near us; `patience`
-    is how many seconds a slice may go without progress before it fails with KafkaUnavailable.
+    is how many seconds a slice may go without progress before it fails with KafkaUnavailable. Later slices of its
+    partition are not waited for then, nor any until something is read again.
     """
 
     def __init__(self, access: KafkaAccess, isolation: Isolation, *, rack: str = "", patience: float = 60.0) -> None:
@@ -76,6 +77,8 @@ class _Stream:
         self._patience = patience
         self._waiting = list(enumerate(slices))
         self._active: set[TopicPartition] = set()
+        self._given_up: set[TopicPartition] = set()
+        self._answers_then = -1
         self._queue: queue.SimpleQueue[Fetched | FetchFailed | BaseException | _End] = queue.SimpleQueue()
 
     def items(self) -> Iterator[Fetched | FetchFailed]:
@@ -124,15 +127,23 @@ class _Stream:
             self._queue.put(_End())
 
     async def _read(self, index: int, piece: Slice) -> None:
-        reader = Reader(self._sources, index, piece, self._queue.put, self._patience)
+        reader = Reader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
         try:
             await reader.run()
         except SluiceError as error:
             self._queue.put(FetchFailed(index, error))
         except (KafkaError, OSError, ValueError) as error:
+            if is_passing(error):
+                self._given_up.add(piece.tp)
+                self._answers_then = self._sources.answers
             self._queue.put(FetchFailed(index, self._explained(error, piece, reader.position)))
         self._active.remove(piece.tp)
         self._admit()
+
+    def _patience_with(self, tp: TopicPartition) -> float:
+        """None where waiting was in vain a moment ago: otherwise each slice of a dead leader would take its time."""
+        vain = tp in self._given_up or self._sources.answers == self._answers_then
+        return 0.0 if vain else self._patience
 
     def _explained(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
         return explained(

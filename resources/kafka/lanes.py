@@ -7,7 +7,6 @@ questions asked at about the same time go out as one request.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -173,7 +172,8 @@ class Sources:
         self.limits = limits
         self.rack = rack
         self.budget = Budget(wire, limits.ahead_bytes)
-        self._answers = itertools.count(1)
+        self.answers = 0
+        """How many brought data: who was fed when."""
         self._lanes: dict[tuple[int, str], Lane] = {}
         self._known: dict[str, Layout] = {}
         self._layouts: Together[str, Layout] = Together(wire, self._ask_layouts)
@@ -186,8 +186,8 @@ class Sources:
         return self._lanes[node, rack]
 
     def next_answer(self) -> int:
-        """Numbers that grow: who was fed when."""
-        return next(self._answers)
+        self.answers += 1
+        return self.answers
 
     async def place(self, tp: TopicPartition, *, fresh: bool) -> Place:
         """Where the partition is led, asked anew if `fresh`. Raises kafka errors, also when nobody leads it."""

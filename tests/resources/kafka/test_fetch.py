@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from kafka import TopicPartition as Plain
+from kafka.errors import KafkaConnectionError
 
 from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
 from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
@@ -174,6 +175,29 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
     assert isinstance(error, KafkaUnavailable)
     assert (error.topic, error.partition, error.start, error.end) == (alone, 0, 0, 3000)
     assert unpacked(fetch(kafka3, lonely), lonely)[0] == consumed(kafka3, lonely[0])
+
+
+def test_only_the_first_slice_is_waited_for_while_nobody_answers(monkeypatch):
+    """Otherwise a run without brokers takes as many times its patience as it has slices."""
+    given = []
+
+    class Stub:
+        def __init__(self, sources, index, piece, emit, patience):
+            given.append((piece.topic, patience))
+            self.position, self._sources, self._answers = piece.start, sources, piece.topic == "healthy"
+
+        async def run(self):
+            if not self._answers:
+                raise KafkaConnectionError("gone")
+            self._sources.next_answer()
+
+    monkeypatch.setattr("sluice.resources.kafka.fetch.Reader", Stub)
+    order = ["gone", "gone", "also gone", "healthy", "moved", "gone"]
+    pieces = [Slice(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
+    with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=60.0)) as fetcher:
+        failed = failures(fetcher.stream(pieces, dataclasses.replace(SMALL, active_slices=1)))
+    assert given == list(zip(order, [60.0, 0.0, 0.0, 0.0, 60.0, 0.0], strict=True))
+    assert [type(error) for error in failed] == [KafkaUnavailable] * 5
 
 
 def test_many_slices_with_little_ahead(kafka, fresh_topic):
