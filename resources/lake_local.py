@@ -28,8 +28,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LATER = {errno.ENOENT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
 _LATER |= {errno.ENOLCK, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EHOSTDOWN, errno.ENOTCONN}
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
+_RIGHTS = "give this user the right to read and write there"
 _REMEDIES = {
-    errno.EACCES: "give this user the right to read and write there",
+    errno.EACCES: _RIGHTS,
     errno.EROFS: "the file system is read-only: mount it writable, or name another lake",
     errno.ENAMETOOLONG: "give the lake a shorter path",
 } | dict.fromkeys(_CANNOT_LINK, "the ledger needs a file system with hard links: name a lake on another")
@@ -197,6 +198,8 @@ def _meaning(error: OSError, path: str) -> SluiceError:
     if error.errno in _LATER:
         return LakeUnavailable(f"the lake did not take or give {why}", remedy="run again; if it stays, check the disk")
     remedy = _REMEDIES.get(error.errno or 0, "check what stands at that path in the lake, and its permissions")
+    if error.errno == errno.EPERM and error.filename2 is None:  # not of a link: the folder is immutable, or append-only
+        remedy = f"{_RIGHTS} (lsattr shows whether the folder is immutable)"
     return Terminal(f"the lake refused {why}", remedy=remedy)
 
 

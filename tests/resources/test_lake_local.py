@@ -326,6 +326,22 @@ def test_a_file_system_without_links_is_refused_for_the_ledger(
     assert files(lake) == ["data/p", "staging/p"]
 
 
+@pytest.mark.parametrize(("link", "says"), [(False, "lsattr"), (True, "needs a file system with hard links")])
+def test_what_is_not_permitted_is_told_by_what_was_tried(
+    lake: LocalLake, monkeypatch: pytest.MonkeyPatch, link: bool, says: str
+) -> None:
+    """An immutable folder takes no file, FAT no link: the same error number."""
+
+    def refuse(*names: object, **_: object) -> None:
+        second = (None, str(names[1])) if link else ()
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(names[0]), *second)
+
+    monkeypatch.setattr(os if link else Path, "link" if link else "open", refuse)
+    with pytest.raises(Terminal) as caught:
+        lake.put_if_absent("log/1", b"")
+    assert says in caught.value.remedy
+
+
 # -- what killed processes leave
 
 
