@@ -16,9 +16,9 @@ COMPILED = ("records", "loops", "codecs", "typed", "typed-values")
 
 
 def test_whatever_the_bytes_no_loop_and_no_codec_goes_beyond_them() -> None:
-    found = in_a_process(*COMPILED, inputs=400)
+    found = in_a_process(*COMPILED, inputs=250)
     assert found.findings == []
-    assert found.inputs > 400 * len(COMPILED)
+    assert found.inputs > 250 * len(COMPILED)
 
 
 def test_what_expands_beyond_256_mib_is_refused_in_bounded_memory() -> None:

@@ -50,7 +50,19 @@ SCHEMAS = (
 
 def _seeds() -> list[bytes]:
     texts = ["", "h\u00e9llo", "\ud83d\ude00", '"\\/\b\f\n\r\t\u0000', "x" * 100, "aGVsbG8=", "2024-02-29T12:00:00Z"]
-    numbers = [json.dumps({"a": 1, "id": 1})[:-1] + f', "ab": {n}, "f": {n}, "d": {n}, "e": {n}}}' for n in EDGES]
+    more = [
+        *EDGES,
+        "1234567.891",
+        "-12345678901234567.891",
+        "99999999999999999.9995",
+        "0.1",
+        "1.5e-3",
+        "123456789012345678901.5e-5",
+    ]
+    numbers = [f'{{"id":{n},"f":{n},"d":{n},"a":"x"}}' for n in more]
+    numbers += [f'{{"b":"x","a":{n},"ab":{n},"quo\\"te":{n},"größe":{n}}}' for n in more] + [
+        f'{{"e":{n}}}' for n in more
+    ]
     times = [json.dumps({"t": t, "day": t, "m": {"k": {"x": t}}}) for t in ODD_TIMES]
     said = [
         json.dumps({"a": t, "b": t, "m": {t: t}, "zz": t, "größe": 1}, ensure_ascii=i % 2 == 0)
@@ -63,6 +75,28 @@ def _seeds() -> list[bytes]:
         '{"s":{"a":{"b":"x","c":[1,{"z":[]}]},"d":"aGVs"},"l":null}',
         '{"s":{"a":{"c":1}},"s":{},"\\u006c":[[]]}',
         "{" + ",".join(f'"k{i}":{i}' for i in range(40)) + ',"m":{' + ",".join(f'"{i}":"v"' for i in range(40)) + "}}",
+    ]
+    ends = ("QQ==", "QR==", "QUI=", "QUJ=", "QUJD\\n", "Q", "Q===", "QQ=A", "-_8=")
+    binaries = [f'{{"b":"{t}","s":{{"a":{{"b":"x"}},"d":"{t}"}}}}' for t in ends]
+    crowded = [
+        '{"l":[' + ",".join(["[1,2]"] * 3000) + "]}",
+        '{"l":[' + ",".join(['{"s":"x"}'] * 3000) + "]}",
+        '{"m":{' + ",".join(f'"k{i % 20}":"v"' for i in range(21)) + "}}",
+        '{"m":{"a":"1","\\u0061":"2"}}',
+    ]
+    missing = [
+        '{"n":{"x":null}}',
+        '{"n":{}}',
+        '{"l":[{"q":300},{"q":null}],"ok":tru}',
+        '{"s":{"a":{"b":null}}}',
+        '{"m":{"k":{"y":[null]}}}',
+    ]
+    escapes = [
+        '{"a":"\\u20ac\\ud83d\\ude00\\u00e9\\u0041","b":"\\ud83d"}',
+        '{"a":"\\ud83dx"}',
+        '{"a":"\\u12"}',
+        '{"a":"\\x"}',
+        '{"\\ud800":1}',
     ]
     odd = [
         "",
@@ -79,7 +113,10 @@ def _seeds() -> list[bytes]:
         "{'a':1}",
         '{"j":NaN}',
     ]
-    values = [t.encode("utf-8", "surrogatepass") for t in (*numbers, *times, *said, *deep, *nested, *odd)]
+    values = [
+        t.encode("utf-8", "surrogatepass")
+        for t in (*numbers, *times, *said, *deep, *nested, *crowded, *binaries, *missing, *escapes, *odd)
+    ]
     values += [
         RECORD,
         RECORD[:-1],
