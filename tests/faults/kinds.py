@@ -1,0 +1,129 @@
+"""Kinds of feeds, so that each fault meets all of them: raw and typed, both layouts, both publish policies, with and
+without a contract, dead letters and transactions. Which goes with which is the seed's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as Plain
+
+from tests.checker.facts import write_lines
+from tests.faults.account import SEED
+from tests.faults.field import Field
+from tests.resources.kafka.tools import until
+
+HOUR_MS, HOURS = 3_600_000, 3
+SESSION_MS, TRANSACTION_MS = 3_000, 5_000
+CONTRACT = {
+    "name": "orders",
+    "expectations": [
+        {"type": "expect_column_values_to_be_between", "kwargs": {"column": "sequence", "min_value": 5}},
+        {
+            "type": "expect_column_values_to_match_regex",
+            "kwargs": {"column": "producer", "regex": "^t", "mostly": 0.9},
+            "severity": "warning",
+        },
+    ],
+    "meta": {"great_expectations_version": "1.24.1"},
+}
+TYPED = {"format": "json", "schema": "{producer: string not null, sequence: int64 not null}"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`typed`: with a contract; what is no JSON object, and some of what is, goes into quarantine."""
+
+    commit: str
+    typed: bool
+    letters: bool
+    publish: str
+    layout: str
+
+    def __str__(self) -> str:
+        said = [self.commit, "typed" if self.typed else "raw", "with dead letters" if self.letters else ""]
+        return ", ".join([*filter(None, said), self.publish, f"by {self.layout}"])
+
+
+def kinds() -> list[Kind]:
+    """Three that have everything among them."""
+    draw = random.Random(SEED)
+    commits = [("transactional", True, True), ("transactional", False, False), ("plain", True, False)]
+    policies, layouts = ["by_partition", "all_or_nothing"], ["window", "record_time"]
+    for names in (policies, layouts):
+        names.append(draw.choice(names))
+        draw.shuffle(names)
+    return [Kind(*c, publish, layout) for c, publish, layout in zip(commits, policies, layouts, strict=True)]
+
+
+def become(field: Field, kind: Kind) -> None:
+    """Make the field's feed one of that kind, whose dead members and transactions are soon gone."""
+    client = {"bootstrap": field.arena.behind}
+    client |= {"session_timeout_ms": SESSION_MS, "transaction_timeout_ms": TRANSACTION_MS}
+    said: dict[str, Any] = {"kafka": client, "commit": kind.commit, "publish": kind.publish}
+    said["landing"] = {"layout": kind.layout}
+    if kind.typed:
+        said |= TYPED | {"policies": {"quarantine_limit": {"share": 1}}}
+        place = field.root / "feeds" / f"{field.name}.contract.json"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(json.dumps(CONTRACT))
+    if kind.letters:
+        said["dead_letters"] = {"topic": f"{field.topic}-dlq"}
+        field.arena.create(f"{field.topic}-dlq", 2)
+    field.settings |= {k: v if isinstance(v, str) else json.dumps(v) for k, v in said.items()}
+    field.account.did(f"the feed: {kind}")
+
+
+def history(field: Field) -> None:
+    """A few records of each partition in each of the hours before this one: windows that are over."""
+    now, notes, sequence = int(time.time() * 1000), [], 0
+    with closing(KafkaProducer(bootstrap_servers=field.arena.kafka.bootstrap, acks="all")) as producer:
+        for hour in range(HOURS, 0, -1):
+            for partition in range(field.partitions):
+                who = {"producer": "h", "sequence": sequence}
+                value, stamp = json.dumps(who, indent=1).encode(), now - hour * HOUR_MS
+                sent = producer.send(field.topic, value, partition=partition, timestamp_ms=stamp).get(60)
+                notes.append(who | {"topic": field.topic, "partition": partition, "offset": sent.offset})
+                sequence += 1
+    write_lines(field.noted("history"), (n | {"outcome": "acknowledged", "transaction": None} for n in notes))
+
+
+def each_letter_once(field: Field) -> None:
+    """What a read_committed consumer sees in the dead-letter topic is what is in quarantine, each record once."""
+    letters, held = Counter(_letters(field)), set(_quarantined(field.folder.root / "quarantine"))
+    field.account.did(f"{letters.total():,} dead letters for {len(held):,} records in quarantine")
+    assert held
+    assert {x: n for x, n in letters.items() if n > 1} == {}, "letters that were sent twice"
+    assert held - set(letters) == set(), "in quarantine, and no letter tells of it"
+    assert set(letters) - held == set(), "letters of what is not in quarantine"
+
+
+def _letters(field: Field) -> Iterator[tuple[int, int]]:
+    """The partition and offset that each letter tells of."""
+    topic, bootstrap = f"{field.topic}-dlq", field.arena.kafka.bootstrap
+    with closing(KafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed", group_id=None)) as reader:
+        places = [Plain(topic, p) for p in sorted(until(lambda: reader.partitions_for_topic(topic)))]
+        reader.assign(places)
+        ends = reader.end_offsets(places)
+        reader.seek_to_beginning(*places)
+        while any(reader.position(p) < end for p, end in ends.items()):
+            for records in reader.poll(timeout_ms=500).values():
+                for record in records:
+                    about = dict(record.headers)
+                    yield int(about["sluice.partition"]), int(about["sluice.offset"])
+
+
+def _quarantined(folder: Path) -> Iterator[tuple[int, int]]:
+    for path in folder.rglob("*.parquet"):
+        rows = pq.ParquetFile(path).read(["partition", "offset"]).to_pydict()
+        yield from zip(rows["partition"], rows["offset"], strict=True)

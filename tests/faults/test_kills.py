@@ -1,0 +1,66 @@
+"""Runs are killed before and after each of their effects, each while it recovers from the kill before."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+
+from tests.checker.facts import Evidence
+from tests.checker.invariants import check
+from tests.faults import points
+from tests.faults.account import SEED
+from tests.faults.field import Field
+from tests.faults.kinds import Kind, become, each_letter_once, history, kinds
+
+pytestmark = pytest.mark.faults
+
+TRIES = 4
+"""Runs that may miss a point: nothing was owed, or the group was held for a while."""
+MORE = 8
+RATE = 40
+KINDS = kinds()
+
+
+def route(kind: Kind) -> list[str]:
+    """All the points that there are for a feed of the kind, in an order in which each is met."""
+    several = {"stage", "receipt", "show", "clean"}
+    landing = [f"{p} 2" if p in {f"after {e}" for e in several} else p for p in points.both(*points.LANDING)]
+    join, *rest = points.COMMITTING
+    steps = ["join", "init", "intent", "post", "letters", "begin", "offsets", "end", "plain", "record", "leave"]
+    there = {join, *rest, *(points.PLAIN if kind.commit == "plain" else points.TRANSACTIONAL)}
+    there |= set(points.LETTERS) if kind.letters else set()
+    return [*landing, *points.both(*(s for s in steps if s in there))]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["with-letters", "raw", "plain"])
+def test_killed_at_every_point(field: Field, kind: Kind) -> None:
+    become(field, kind)
+    history(field)
+    way = route(kind)
+    with field.producing(RATE):
+        for point in way:
+            killed(field, point)
+        for point in random.Random(SEED).sample(way, MORE):
+            field.run(point)
+            sound(field, point)
+        field.recovered()
+        field.normal(1)
+    field.proven()
+    if kind.letters:
+        each_letter_once(field)
+
+
+def killed(field: Field, point: str) -> None:
+    """One run is killed there; others may pass it by. What it leaves is sound."""
+    for _ in range(TRIES):
+        if field.run(point).code == -signal.SIGKILL:
+            return sound(field, point)
+    raise AssertionError(f"no run got to the point `{point}`")
+
+
+def sound(field: Field, point: str) -> None:
+    """The lake by itself breaks no invariant."""
+    verdict = check(field.folder, Evidence())
+    assert verdict.holds, f"after a kill {point}: {verdict}"
