@@ -94,7 +94,7 @@ class KafkaGroup:
         """
         doing = f"joining group {self._group}"
         seat = self._wire.run(doing, self._sit_down, sorted(set(topics)))
-        beating = _Heart(self._wire, self._coordinators, seat, self._session / 3)
+        beating = _Heart(self._wire, seat, self._session / 3)
         try:
             yield KafkaMembership(self, self._coordinators, seat, transactional_id, self._transaction)
         finally:
@@ -311,9 +311,8 @@ class _Heart:
     that the coordinator drops us after a session.
     """
 
-    def __init__(self, wire: Wire, coordinators: Coordinators, seat: Seat, seconds: float) -> None:
+    def __init__(self, wire: Wire, seat: Seat, seconds: float) -> None:
         self._wire = wire
-        self._coordinators = coordinators
         self._seat = seat
         self._seconds = seconds
         self._beating = True

@@ -16,7 +16,7 @@ from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.settings import KafkaAddress
-from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, OFFSET_COMMIT
+from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT
 from tests.resources.kafka.tools import (
     address,
     admin,
@@ -67,6 +67,15 @@ def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
             assert len(group.members()) == 1
             member.commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
         assert group.members() == ()
+
+
+def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):
+    topic, patient = fresh_topic(cluster=behind.cluster), {"request_timeout_ms": 3_600_000}
+    with closing(KafkaGroup(address(behind.cluster, **patient), f"g-{topic}", session=2.0)) as group:
+        with group.join([topic], None):
+            behind.proxy.hold(LEAVE_GROUP)
+        assert behind.proxy.held == (LEAVE_GROUP,)
+        behind.proxy.heal()
 
 
 def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):

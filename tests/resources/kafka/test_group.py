@@ -14,8 +14,11 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from sluice.resources import java, local_kafka
-from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka.failures import NotReached
+from sluice.resources.kafka.group import KafkaGroup, _Heart
+from sluice.resources.kafka.group_messages import Seat
 from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.kafka.wire import Wire
 from tests.resources.kafka.tools import address, admin, until
 
 
@@ -245,3 +248,18 @@ def test_nobody_there():
         group.join(["t"], None),
     ):
         pass
+
+
+def test_heartbeats_look_for_another_coordinator_when_theirs_is_gone(monkeypatch):
+    """Else a member that commits long after it joined has lost its seat by then."""
+
+    async def gone(*_):
+        raise NotReached("gone")
+
+    forgotten = threading.Event()
+    monkeypatch.setattr(Wire, "send", gone)
+    monkeypatch.setattr(Wire, "forget_coordinator", lambda *_: forgotten.set())
+    with closing(Wire(KafkaAddress("127.0.0.1:1"))) as wire:
+        heart = _Heart(wire, Seat("g", "m", 1), 0.01)
+        assert forgotten.wait(30)
+        heart.stop()
