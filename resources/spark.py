@@ -113,7 +113,8 @@ class SparkEngine:
         except Exception:  # noqa: BLE001 - the first error is the one that tells
             raise Failed(
                 f"the Spark job failed: {cause(error)}",
-                remedy="the same Python environment must be on driver and executors; run again when it is mended",
+                remedy=_room(str(error))
+                or "the same Python environment must be on driver and executors; run again when it is mended",
             ) from None
 
 
@@ -217,12 +218,20 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
     lines = said.read().decode("utf-8", "replace").splitlines()
     telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|[Ii]nvalid|refused", line)][:3]
     where = settings.master or "this machine"
-    connect = is_connect(settings)
+    fits = "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark"
+    if is_connect(settings):
+        fits = "Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
     return SetupError(
         "\n    ".join([f"Spark did not start on {where}: {cause(error)}", *(line[:300] for line in telling)]),
-        remedy="Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
-        if connect
-        else "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark",
+        remedy=_room(*lines) or fits,
+    )
+
+
+def _room(*said: str) -> str:
+    """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
+    full = any("No space left on device" in line for line in said)
+    return (
+        "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again" if full else ""
     )
 
 

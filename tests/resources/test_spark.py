@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -188,6 +189,14 @@ def test_spark_that_does_not_start_is_one_clear_error() -> None:
     said = _in_a_process(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
     assert "SetupError: Spark did not start on this machine" in said
     assert "plenty" in said, "what the JVM printed is in the error"
+
+
+@pytest.mark.parametrize(("full", "told"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
+def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, told: str) -> None:
+    said = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
+    error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(said.encode()))
+    assert said in error.message
+    assert told in error.remedy
 
 
 def test_a_machine_without_java_is_one_clear_error() -> None:
