@@ -270,7 +270,7 @@ def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
             evidence.roll_forward(context.instance, books)
             evidence.demand(context.instance, books)
             settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
-            result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake))
+            result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster)
         session.witness.committed = result
     return books, result
 

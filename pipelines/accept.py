@@ -229,7 +229,7 @@ def _unused(state: State, key: Key) -> Key:
 def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
     """Let the next commit go on from the offsets that somebody moved; or, adopting, skip what they pass over.
 
-    Raises NothingToAccept, UsageError.
+    Raises NothingToAccept, UsageError; GroupMoved for an offset beyond the end of its log, which nobody passed over.
     """
     if feed.commit is CommitMode.NONE:
         raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
@@ -246,7 +246,7 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
         _check_ahead(ledger.feed, offsets, targets)
-    skipped = adopt(ledger, moved, committed, reason) if adopting else ()
+    skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
     appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
     return Accepted(Event.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
 

@@ -23,9 +23,9 @@ from sluice.pipelines.errors import CommitFenced, GroupMoved, LedgerCorrupt, Unk
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
-from sluice.pipelines.ports import Group, Membership
+from sluice.pipelines.ports import Cluster, Group, Membership
 from sluice.pipelines.positions import skip_to
-from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.values import CommittedOffset, Isolation, Key, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
 
@@ -95,13 +95,18 @@ class Mark:
 
 
 def commit(
-    ledger: Ledger, group: Group, settings: CommitSettings, outlet: letters.Outlet | None = None
+    ledger: Ledger,
+    group: Group,
+    settings: CommitSettings,
+    outlet: letters.Outlet | None = None,
+    cluster: Cluster | None = None,
 ) -> CommitResult:
     """Commit the frontier of every partition that has an origin, by the numbered steps above.
 
     With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
-    themselves. Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt;
-    UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
+    themselves. `cluster` says where logs end: without it nothing is adopted. Raises GroupHeld, GroupMoved, CommitFenced
+    (try again), Unknown (nobody could be asked), LedgerCorrupt; UnknownTopic, UsageError, LakeUnavailable and
+    ProofFailed of letters.
     """
     state = ledger.read()
     targets = state.frontiers()
@@ -115,7 +120,7 @@ def commit(
     with group.join(topics, settings.transactional_id if transactional else None) as member:
         if transactional:
             member.init_transactions()
-        return _commit_as(member, ledger, settings, outlet if transactional else None)
+        return _commit_as(member, ledger, settings, outlet if transactional else None, cluster)
 
 
 def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
@@ -127,9 +132,13 @@ def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> 
 
 
 def _commit_as(
-    member: Membership, ledger: Ledger, settings: CommitSettings, outlet: letters.Outlet | None
+    member: Membership,
+    ledger: Ledger,
+    settings: CommitSettings,
+    outlet: letters.Outlet | None,
+    cluster: Cluster | None,
 ) -> CommitResult:
-    state, before = _compare(member, ledger, settings)
+    state, before = _compare(member, ledger, settings, cluster)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
     targets, newest = state.frontiers(), _newest_mark(state, before)
     going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
@@ -152,7 +161,9 @@ def _newest_mark(state: State, committed: Committed) -> int:
     return max([state.last_mark, *(m.number for m in marks if m is not None)])
 
 
-def _compare(member: Membership, ledger: Ledger, settings: CommitSettings) -> tuple[State, Committed]:
+def _compare(
+    member: Membership, ledger: Ledger, settings: CommitSettings, cluster: Cluster | None
+) -> tuple[State, Committed]:
     """Step 3. A refusal must survive a second look: a run that slept in between compares old with new."""
     for last in (False, True):
         tps = [k.tp for k in ledger.read().frontiers()]
@@ -163,7 +174,7 @@ def _compare(member: Membership, ledger: Ledger, settings: CommitSettings) -> tu
             raise _stale(state, verdicts, committed)
         moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
         if moved and last:
-            return _resolve_moved(ledger, settings, moved, state, committed), committed
+            return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
         if not moved and Verdict.STALE not in verdicts.values():
             break
     return state, committed
@@ -198,19 +209,41 @@ def _our_mark(state: State, committed: CommittedOffset) -> Mark | None:
 
 
 def _resolve_moved(
-    ledger: Ledger, settings: CommitSettings, moved: Sequence[Key], state: State, committed: Committed
+    ledger: Ledger,
+    settings: CommitSettings,
+    moved: Sequence[Key],
+    state: State,
+    committed: Committed,
+    cluster: Cluster | None,
 ) -> State:
-    if settings.on_group_moved is OnGroupMoved.REFUSE:
+    if settings.on_group_moved is OnGroupMoved.OVERWRITE:
+        return state
+    if settings.on_group_moved is OnGroupMoved.REFUSE or cluster is None:
         raise _moved(ledger.feed, state, moved, committed)
-    if settings.on_group_moved is OnGroupMoved.ADOPT:
-        adopt(ledger, moved, committed, "on_group_moved: adopt")
-        return ledger.read()
-    return state
+    adopt(ledger, moved, committed, cluster, "on_group_moved: adopt")
+    return ledger.read()
 
 
-def adopt(ledger: Ledger, moved: Sequence[Key], committed: Committed, reason: str) -> tuple[KeyRange, ...]:
-    """Skip what lies between the frontier and the group's offset: whoever moved it passed it over. What was skipped."""
+def adopt(
+    ledger: Ledger, moved: Sequence[Key], committed: Committed, cluster: Cluster, reason: str
+) -> tuple[KeyRange, ...]:
+    """Skip what lies between the frontier and the group's offset: whoever moved it passed it over. What was skipped.
+
+    Raises GroupMoved for an offset beyond the end of its log: what comes there later was passed over by nobody.
+    """
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
+    found = cluster.partitions({k.topic for k in moved}, Isolation.READ_UNCOMMITTED)
+    log_ends = {p.tp: p.high_watermark for p in found}
+    if beyond := [k for k in moved if ends[k] > log_ends.get(k.tp, 0)]:
+        said = "; ".join(f"{k}: Kafka holds {ends[k]}, the log ends at {log_ends.get(k.tp, 0)}" for k in beyond)
+        raise GroupMoved(
+            f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {said}",
+            remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
+            + " ".join(f"--only {k}" for k in beyond)
+            + " --reason …",
+            topic=beyond[0].topic,
+            partition=beyond[0].partition,
+        )
     return skip_to(ledger, ends, reason)
 
 

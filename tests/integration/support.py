@@ -87,7 +87,7 @@ def run(feed: Feed, request: Request = CATCH_UP, owner: Owner | None = None) -> 
 def commit_feed(feed: Feed) -> CommitResult:
     with edges(feed) as opened:
         outlet = Outlet.of(feed, opened.lake)
-        return commit(open_ledger(feed, opened), opened.group, settings(feed), outlet)
+        return commit(open_ledger(feed, opened), opened.group, settings(feed), outlet, opened.cluster)
 
 
 def settings(feed: Feed) -> CommitSettings:

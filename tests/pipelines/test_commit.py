@@ -18,7 +18,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.ports import Member
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import CommittedOffset, Key, TopicPartition
-from tests.fakes import FakeGroup, MemoryLake
+from tests.fakes import FakeCluster, FakeGroup, MemoryLake, partition
 
 KEY = Key("orders", 0, "id-1")
 TP = TopicPartition("orders", 0)
@@ -30,6 +30,7 @@ class World:
     def __init__(self, origin: int = 0, committed: int | None = None) -> None:
         self.ledger = Ledger(MemoryLake(), "orders", lambda: 1, "run", "cluster-1")
         self.group = FakeGroup()
+        self.cluster = FakeCluster({TP: partition(*TP, high_watermark=70)})
         if committed is not None:
             self.group.offsets[TP] = CommittedOffset(committed)
         item = OriginItem(key=KEY, offset=origin, committed=committed, why="test")
@@ -40,7 +41,8 @@ class World:
         self.ledger.append(lambda s: entry)
 
     def commit(self, mode: str = "transactional", moved: str = "refuse") -> CommitResult:
-        return commit(self.ledger, self.group, CommitSettings(CommitMode(mode), "tid", OnGroupMoved(moved)))
+        settings = CommitSettings(CommitMode(mode), "tid", OnGroupMoved(moved))
+        return commit(self.ledger, self.group, settings, cluster=self.cluster)
 
     @property
     def held(self) -> int | None:
@@ -135,6 +137,15 @@ def test_adopt_records_what_was_passed_over_as_skipped() -> None:
     state = world.ledger.read()
     assert state.skipped == {KEY: (Range(50, 70),)}
     assert (state.frontier(KEY), world.held) == (70, 70)
+
+
+def test_what_is_beyond_the_end_of_the_log_was_passed_over_by_nobody() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(71)
+    with pytest.raises(GroupMoved, match="Kafka holds 71, the log ends at 70"):
+        world.commit(moved="adopt")
+    assert (world.ledger.read().skipped, world.held) == ({}, 71)
 
 
 def test_expired_offsets_are_committed_again() -> None:
