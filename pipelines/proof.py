@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines import layout
 from sluice.pipelines.errors import ProofFailed, Retryable, SluiceError, Unknown
@@ -25,6 +26,7 @@ from sluice.pipelines.values import Counts, Outcome, Part, PartKind, Plan, Recei
 
 READERS = 8
 """Slices proven at once."""
+_RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
@@ -157,6 +159,16 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
         if group.start < at or group.end > s.end:
             raise _failed(s, f"a row group holds offsets {group}, expected within [{at}, {s.end})")
         at = group.end
+
+
+def receipt_at(path: str, lake: Lake) -> Receipt | None:
+    """The receipt at `path`; None for one that says nothing sound, whose slice is read again."""
+    try:
+        receipt = _RECEIPT.validate_json(lake.get(path) or b"")
+        check_account(receipt)
+    except (ValidationError, ProofFailed):
+        return None
+    return receipt
 
 
 def files_stand(r: Receipt, lake: Lake) -> bool:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines import layout
 from sluice.pipelines.decode import BatchDecoder
@@ -30,7 +29,7 @@ from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, FetchLimits, Lake
-from sluice.pipelines.proof import Claim, check, check_account, failure, files_stand, is_final
+from sluice.pipelines.proof import Claim, check, check_account, failure, files_stand, is_final, receipt_at
 from sluice.pipelines.typed.landed import quarantined
 from sluice.pipelines.values import (
     Counts,
@@ -51,8 +50,6 @@ CHUNK_BYTES = (1 << 20, 24 << 20)
 """Bounds of the rows of one slice that are held in memory, and so of a row group."""
 SCRATCH_BYTES = 4 << 20
 """What a decoder takes besides its rows."""
-
-_RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
     for path in tools.lake.list(layout.staging_folder(work.feed, work.batch)):
         s = wanted.get(layout.receipt_slice(path) or "")
         if s is not None and s not in found:
-            receipt = _receipt_at(path, tools.lake)
+            receipt = receipt_at(path, tools.lake)
             if receipt is not None and receipt.slice == s and _holds(receipt, path, work, tools.lake):
                 found[s] = replace(receipt, adopted=True)
     return found
@@ -136,16 +133,6 @@ def _holds(receipt: Receipt, path: str, work: Assignment, lake: Lake) -> bool:
     except ProofFailed:
         return False
     return files_stand(receipt, lake)
-
-
-def _receipt_at(path: str, lake: Lake) -> Receipt | None:
-    """The receipt at `path`; None for one that says nothing sound: its slice is read again."""
-    try:
-        receipt = _RECEIPT.validate_json(lake.get(path) or b"")
-        check_account(receipt)
-    except (ValidationError, ProofFailed):
-        return None
-    return receipt
 
 
 class _Reading:

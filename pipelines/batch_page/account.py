@@ -11,8 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-from pydantic import TypeAdapter, ValidationError
-
 from sluice.pipelines import layout
 from sluice.pipelines.contract.results import Outcome, Result, contract_results
 from sluice.pipelines.contract.suite import Contract
@@ -23,14 +21,14 @@ from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.proof import receipt_at
 from sluice.pipelines.shape import RAW, Shape
-from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Part, PartKind, Plan, Receipt, SliceFailure
+from sluice.pipelines.values import Counts, Key, Part, PartKind, Plan, Receipt, SliceFailure
 
 PAST = 30
 """Batches of the history, this one included."""
 AT_ONCE = 8
 """Files of the lake read side by side."""
-_RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +113,6 @@ class Account:
                 total[activity] = total.get(activity, 0) + spent
         return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
-    @cached_property
-    def drift(self) -> list[Drift]:
-        """What drifted, over all slices; `first` is an offset of one of them."""
-        found: dict[tuple[DriftKind, str], Drift] = {}
-        for d in (d for r in self.receipts for d in r.drift):
-            found[d.kind, d.field] = found[d.kind, d.field] + d if (d.kind, d.field) in found else d
-        return sorted(found.values(), key=lambda d: (-d.records, d.kind, d.field))
-
 
 def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()) -> Account:
     """The batch of that number. `why` and `failures`: what is known besides of one that was not published.
@@ -178,18 +168,11 @@ def _staged(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
     """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
     paths = [p for p in lake.list(layout.staging_folder(plan.feed, batch)) if layout.receipt_slice(p)]
     with ThreadPoolExecutor(AT_ONCE, "sluice-receipts") as pool:
-        found = [r for r in pool.map(lambda p: _receipt(lake, p), paths) if r]
+        found = [r for r in pool.map(lambda p: receipt_at(p, lake), paths) if r]
     first: dict[str, Receipt] = {}
     for r in sorted(found, key=lambda r: r.attempt):
         first.setdefault(layout.slice_name(r.slice), r)
     return tuple(first[name] for s in plan.slices if (name := layout.slice_name(s)) in first)
-
-
-def _receipt(lake: Lake, path: str) -> Receipt | None:
-    try:
-        return _RECEIPT.validate_json(lake.get(path) or b"")
-    except ValidationError:
-        return None
 
 
 def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:

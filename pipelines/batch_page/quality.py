@@ -27,6 +27,7 @@ from sluice.pipelines.batch_page.rejects import SHOWN, Reject, Rejects, Sample
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.results import Outcome
 from sluice.pipelines.contract.suite import Contract, Expectation, Severity
+from sluice.pipelines.drift import drift_of
 from sluice.pipelines.quarantine import Kind
 from sluice.pipelines.units import many, show_instant
 from sluice.pipelines.values import DriftKind
@@ -267,7 +268,7 @@ _DRIFTS = {
 
 def drift(a: Account) -> Html:
     """How records differ from the schema."""
-    found = a.drift
+    found = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
     if not found:
         return section(
             "drift", "Drift", tag("p", tag("span", "✓ ", class_="good"), "No field drifted from the schema.")

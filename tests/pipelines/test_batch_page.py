@@ -329,6 +329,23 @@ def test_a_batch_published_in_part() -> None:
     assert "This batch was held against no contract." in said.text
 
 
+def test_a_field_that_some_slices_have_is_not_missing() -> None:
+    feed = Typed()
+    told = feed.told(feed.land(rows(5)))
+    (r,) = told.receipts
+    wrong, absent = Drift(DriftKind.WRONG, "qty", 2, 7, "string"), Drift(DriftKind.MISSING, "name", 5, r.slice.start)
+    both = replace(r, drift=(wrong, absent)), replace(r, slice=replace(r.slice, partition=1), drift=(wrong,))
+    said = parsed(store.make(replace(told, receipts=both), feed.lake))  # type: ignore[arg-type]
+    assert "values of another type" in said.text
+    assert "a field that no record has" not in said.text
+
+
+def test_receipts_that_say_nothing_sound_are_no_account() -> None:
+    feed = Typed()
+    unsound = feed.land(rows(3), published=False, mend=lambda r: replace(r, counts=replace(r.counts, landed=9)))
+    assert feed.told(unsound).receipts == ()
+
+
 def test_raw_batches_and_merged_ones(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land(*pieces(A, 25), *pieces(B, 25), bad=1)
