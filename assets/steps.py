@@ -207,7 +207,7 @@ def _in_part(feed: str, window: int) -> WindowIncomplete:
 
 def _failed(landed: Landed) -> int:
     """How many slices and partitions were asked for in vain; with any, `landed.check` raises."""
-    return len(landed.refusals) + sum(len(b.failures) for b in landed.batches)
+    return len(landed.refusals) + len(landed.failures)
 
 
 def _said(failed: int, open_: int, partitions: int) -> str:

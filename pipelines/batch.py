@@ -159,10 +159,19 @@ class Landed:
     """Offsets that were asked for and are still owed because the feed's limits end a run before."""
     skipped: tuple[KeyRange, ...] = ()
 
+    @property
+    def failures(self) -> tuple[SliceFailure, ...]:
+        """The slices that failed; not those of which Kafka lost records on the way, where this call accepted that."""
+        return tuple(f for b in self.batches for f in b.failures if not self._accepted(f))
+
+    def _accepted(self, f: SliceFailure) -> bool:
+        lost = (x.range for x in self.losses if x.key == f.slice.key)
+        return f.error == OffsetsLost.__name__ and any(r.meets(f.slice.range) for r in lost)
+
     def check(self) -> None:
         """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
-        if any(b.failures for b in self.batches):
-            raise _incomplete(self.batches, self.refusals)
+        if self.failures:
+            raise _incomplete(self)
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
@@ -333,8 +342,8 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
     holders = _holders_named(edges.cluster, refusals)
-    left = _left(feed, state, found, request) if all(not b.failures for b in done) else 0
-    return Landed(tuple(done), holders, tuple(losses), complete, state.frontiers(), left)
+    landed = Landed(tuple(done), holders, tuple(losses), complete, state.frontiers())
+    return landed if landed.failures else replace(landed, left=_left(feed, state, found, request))
 
 
 def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: bool) -> bool:
@@ -574,13 +583,13 @@ def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
 
-def _incomplete(batches: Sequence[BatchResult], refusals: Sequence[Refusal]) -> BatchIncomplete:
-    failures = [f for b in batches for f in b.failures]
+def _incomplete(landed: Landed) -> BatchIncomplete:
+    failures, refusals = landed.failures, landed.refusals
     lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) + len(refusals) - len(lines)
-    published = any(b.number is not None for b in batches)
+    published = any(b.number is not None for b in landed.batches)
     head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
-    remedies = sorted({r for b in batches for f in b.failures if (r := _remedy(b.plan.feed, f))})
+    remedies = sorted({r for f in failures if (r := _remedy(landed.batches[0].plan.feed, f))})
     return BatchIncomplete(
         head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
         remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only what is owed is read",
