@@ -96,13 +96,6 @@ PUBLISHING = {
     "between stage and publish": "sluice.pipelines.batch.publish",
     "between publish and visible": "sluice.pipelines.publish._show",
 }
-OTHERS = {
-    "before staging": "sluice.pipelines.task.PartWriter.write",
-    "between publish and commit": "sluice.pipelines.commit._intend",
-    "before the transaction": "sluice.pipelines.commit._send",
-    "between transaction and record": "sluice.pipelines.commit._read_back",
-    "before the commit entry": "sluice.pipelines.commit._record",
-}
 
 VICTIM = """
 import os, signal, sys
@@ -137,12 +130,6 @@ def kill_at(place: Place, feed: Feed, where: str) -> None:
 @pytest.mark.each_lake
 @pytest.mark.parametrize("where", PUBLISHING.values(), ids=list(PUBLISHING))
 def test_killed_while_publishing_the_next_run_rolls_forward(place: Place, where: str) -> None:
-    test_killed_anywhere_else_too(place, where)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize("where", OTHERS.values(), ids=list(OTHERS))
-def test_killed_anywhere_else_too(place: Place, where: str) -> None:
     feed = place.feed()
     kill_at(place, feed, where)
     with edges(feed) as opened:
