@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout
-from sluice.pipelines.formats import int64s
+from sluice.pipelines.formats import inside, int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
@@ -214,8 +213,7 @@ def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Probl
     if first < r.slice.start or last >= r.slice.end:
         yield Problem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
     if part.kind is PartKind.QUARANTINED and r.relanded:
-        known, starts = int64s(values), np.array([x.start for x in r.relanded])
-        at = np.searchsorted(starts, known, side="right") - 1
-        both = known[(at >= 0) & (known < np.array([x.end for x in r.relanded])[at])]
+        known = int64s(values)
+        both = known[inside(known, r.relanded)]
         if len(both):
             yield Problem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

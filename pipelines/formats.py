@@ -7,15 +7,17 @@ columns at a time: no Python object is made for a record. `sluice.pipelines.type
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from sluice.pipelines.ranges import Range, intersect
 from sluice.pipelines.values import Drift, Slice, Tally
 
+_OFFSETS = Range(0, (1 << 63) - 1)
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
 
@@ -106,6 +108,13 @@ def fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
 def int64s(column: pa.Array) -> np.ndarray:
     """A column of 64-bit numbers without nulls, as they lie in memory."""
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
+def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
+    """Which of the offsets lie in one of the ranges."""
+    edges = np.array([edge for r in intersect(ranges, _OFFSETS) for edge in r], np.int64)
+    found: np.ndarray = np.searchsorted(edges, offsets, side="right") % 2 == 1
+    return found
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:

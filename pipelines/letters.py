@@ -19,15 +19,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sluice.pipelines.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import fixed, int64s
+from sluice.pipelines.formats import fixed, inside, int64s
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.merging import in_order
+from sluice.pipelines.merging import in_order, rows_in
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, intersect, subtract
@@ -35,8 +34,8 @@ from sluice.pipelines.values import Key, Part, PartKind, Receipt, RequestKind, S
 
 _OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
 """Requests that write anew what landed: they read nothing from Kafka, and what they leave in quarantine was there."""
-_READ_BYTES, _READ_ROWS = 2 << 20, 1 << 12
-"""Rows that are decoded at once, of one file."""
+_READ_ROWS = 1 << 12
+"""Rows of a file that are letters at once, at most."""
 _WHERE = ("topic", "partition", "offset", "timestamp")
 _WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
 _HEADERS = (*_WHERE, *_WHY, "feed", "contract")
@@ -95,9 +94,7 @@ def _refused(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
     return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
 
 
-def _untold(
-    ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
-) -> Iterator[tuple[Key, Range]]:
+def _untold(ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int) -> Iterator[tuple[Key, Range]]:
     """Of the ranges that were landed anew, those of which no letter may have told."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
     landed = (b for b in before if b.request.kind not in _OUR_OWN)
@@ -179,23 +176,12 @@ def _opened(lake: Lake, part: Part) -> Iterator[BinaryIO]:
 def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """The rows of a part that are due, in its order, a few at a time."""
     with _opened(lake, part) as opened:
-        file = pq.ParquetFile(opened)
-        for index in range(file.num_row_groups):
-            group = file.metadata.row_group(index)
-            at_once = max(_READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-            for rows in file.iter_batches(min(at_once, _READ_ROWS), [index], _COLUMNS, use_threads=False):
-                stamps = rows.column("timestamp").cast(pa.int64())
-                stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
-                if (due := _due(stamped, ranges)).num_rows:
-                    yield due
-
-
-def _due(rows: pa.RecordBatch, ranges: Sequence[Range]) -> pa.RecordBatch:
-    offsets = int64s(rows.column("offset"))
-    due = np.zeros(len(offsets), bool)
-    for r in ranges:
-        due |= (offsets >= r.start) & (offsets < r.end)
-    return rows.take(fixed(pa.int64(), np.flatnonzero(due)))
+        for rows in rows_in(opened, _COLUMNS, _READ_ROWS):
+            stamps = rows.column("timestamp").cast(pa.int64())
+            stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
+            due = np.flatnonzero(inside(int64s(rows.column("offset")), ranges))
+            if len(due):
+                yield stamped.take(fixed(pa.int64(), due))
 
 
 def _gone(part: Part) -> LakeUnavailable:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from threading import Event
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ from sluice.pipelines.values import Counts, Drift, DriftKind, Part, PartKind, Re
 
 ROW_GROUP_BYTES = 24 << 20
 """Rows in memory that become a row group: the most that landing takes."""
-READ_BYTES = 2 << 20
+READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
 """Rows that are decoded at once, of one file."""
 MERGE_BYTES = 128 << 20
 """What one merge takes, at most, of rows that are not huge."""
@@ -110,11 +111,16 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
 def rows_of(lake: Lake, path: str) -> Rows:
     """The rows of one file, so many at once as take little memory."""
     with lake.open(path) as opened:
-        file = pq.ParquetFile(opened)
-        for index in range(file.num_row_groups):
-            group = file.metadata.row_group(index)
-            at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
-            yield from file.iter_batches(min(at_once, 1 << 16), [index], use_threads=False)
+        yield from rows_in(opened)
+
+
+def rows_in(opened: BinaryIO, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
+    """The same of an open file: these columns of them, and no more than `most` at once."""
+    file = pq.ParquetFile(opened)
+    for index in range(file.num_row_groups):
+        group = file.metadata.row_group(index)
+        at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+        yield from file.iter_batches(min(at_once, most), [index], columns, use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)

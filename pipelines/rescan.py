@@ -21,7 +21,7 @@ from sluice.pipelines.audit import AuditReport, Problem, live_receipts
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import BatchDecoder
 from sluice.pipelines.evolution import shape_named
-from sluice.pipelines.formats import Format, RawFormat, fixed, int64s
+from sluice.pipelines.formats import Format, RawFormat, fixed, inside, int64s
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Fetcher, FetchFailed, FetchLimits, Lake
@@ -182,7 +182,7 @@ class _Slice:
 
     def _same_rows(self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array) -> Problem | None:
         """Each landed row is what one of the makers makes of the record."""
-        left = ~self._in_mended(mine)
+        left = ~inside(mine, self._mended)
         self._compared += int(left.sum())
         for maker in self._makers:
             made = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
@@ -205,12 +205,6 @@ class _Slice:
         kept_back = offsets[~np.isin(offsets, mine)]
         where = "fits, and is in quarantine" if np.isin(kept_back[:1], bad).any() else "fits, and was dropped"
         return self._problem(kept_back[0], where) if len(kept_back) else None
-
-    def _in_mended(self, offsets: Array) -> Array:
-        found = np.zeros(len(offsets), np.bool_)
-        for r in self._mended:
-            found |= (offsets >= r.start) & (offsets < r.end)
-        return found
 
     def _problem(self, offset: int, what: str) -> Problem:
         return Problem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")

@@ -27,7 +27,6 @@ from sluice.pipelines.typed.schema import KAFKA
 from sluice.pipelines.values import Part, PartitionState, PartKind, Receipt, Slice, SliceFailure, Task, TopicPartition
 from sluice.pipelines.windows import range_between
 
-MOST_RECORDS = 1_000_000
 TOMBSTONE = f"{KAFKA}tombstone"
 NAME = "sample"
 """What stands for a feed's name in the scratch lake."""

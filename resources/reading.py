@@ -24,6 +24,7 @@ from sluice.pipelines.evolution import table_of
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.reading import File
+from sluice.pipelines.recast import plain
 from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import PartKind
@@ -204,8 +205,7 @@ def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
 
 
 def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
-    found = QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state))
-    return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in found])
+    return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state)))
 
 
 def _in_ms(field: pa.Field) -> bool:

@@ -2,9 +2,11 @@
 
 import itertools
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.pipelines.formats import inside
 from sluice.pipelines.ranges import Range, contiguous_end, covers, cut, intersect, subtract, union
 
 ranges = st.builds(lambda a, n: Range(a, a + n), st.integers(0, 40), st.integers(0, 12))
@@ -36,6 +38,13 @@ def test_subtract(wanted: Range, taken: list[Range]) -> None:
 @given(many, ranges)
 def test_intersect(rs: list[Range], bound: Range) -> None:
     assert offsets(intersect(rs, bound)) == offsets(rs) & offsets([bound])
+
+
+@given(many, st.lists(st.integers(0, 60)))
+def test_inside(rs: list[Range], at: list[int]) -> None:
+    asked = np.array(at, np.int64)
+    assert inside(asked, rs).tolist() == [o in offsets(rs) for o in at]
+    assert inside(asked, [*rs, Range(50, 1 << 80)]).tolist() == [o in offsets(rs) or o >= 50 for o in at]
 
 
 @given(st.integers(0, 50), many)
