@@ -77,7 +77,7 @@ class Hunt:
         """One input, in the time that it may take. A finding is printed once for each place in the code."""
         if self._now:
             self._now[: 4 + len(data)] = len(data).to_bytes(4, "little") + data
-        signal.alarm(SECONDS if self._now else 0)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS if self._now else 0)
         try:
             self.said[self.target.run(data)] += 1
         except MemoryError:
@@ -86,7 +86,7 @@ class Hunt:
             if isinstance(error, KeyboardInterrupt):
                 raise
             self._finding(data, error)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         self.done += 1
 
     def _finding(self, data: bytes, error: BaseException) -> None:
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--now", type=Path)
     asked = parser.parse_args()
     faulthandler.enable()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     for name in asked.targets:
         print(json.dumps({"begins": name}), flush=True)
         found = target(name)

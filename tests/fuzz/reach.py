@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from random import Random
 from types import CodeType, FrameType
@@ -168,8 +169,8 @@ def unreached(endings: tuple[str, ...], ways: set[Way]) -> list[str]:
 def _lines(code: CodeType) -> set[int]:
     """Lines inside of functions."""
     inside = (c for c in code.co_consts if isinstance(c, CodeType))
-    own = {n for _, _, n in code.co_lines() if n and n != code.co_firstlineno} if code.co_name != "<module>" else set()
-    return own.union(*(_lines(c) for c in inside))
+    own = {n for _, _, n in code.co_lines() if n} if code.co_flags & CO_OPTIMIZED else set()
+    return (own - {code.co_firstlineno, code.co_firstlineno + 1}).union(*map(_lines, inside))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 20
-"""What one input may take: far more than any needs, on however loaded a machine."""
+"""Of a processor's time that one input may take: far more than any needs."""
 
 Mutate = Callable[[Random, bytes, Sequence[bytes]], bytes]
 

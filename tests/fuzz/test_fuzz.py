@@ -22,7 +22,7 @@ def test_whatever_the_bytes_no_loop_and_no_codec_goes_beyond_them() -> None:
 
 
 def test_what_expands_beyond_256_mib_is_refused_in_bounded_memory() -> None:
-    """Six bombs one after another in a process that may grow by 640 MiB: the bound, what it grew from, and a margin."""
+    """Six bombs one after another in a process that may grow by a gigabyte: together they would be twelve."""
     assert in_a_process("bombs").findings == []
 
 

@@ -102,5 +102,5 @@ def _run_bomb(data: bytes) -> str:
     raise AssertionError("nothing was refused")
 
 
-BOMBS = Target("bombs", _bombs, _run_bomb, lambda random, data, others: data, more_mib=640)
+BOMBS = Target("bombs", _bombs, _run_bomb, lambda random, data, others: data)
 CODECS = Target("codecs", _seeds, _run, _mutated)

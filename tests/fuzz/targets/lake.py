@@ -14,7 +14,6 @@ from random import Random
 
 from sluice.pipelines import layout
 from sluice.pipelines.audit import audit
-from sluice.pipelines.batch_page.account import _receipt
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.evolution import shape_named, table_of
 from sluice.pipelines.ledger import Ledger, State, checkpoint
@@ -34,10 +33,10 @@ from sluice.pipelines.ledger.entries import (
     SchemaEntry,
     SkipEntry,
 )
+from sluice.pipelines.proof import receipt_at
 from sluice.pipelines.publish import roll_forward
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.strict import _stands_right
-from sluice.pipelines.task import _receipt_at
 from sluice.pipelines.topics import decode_topic
 from sluice.pipelines.values import Key, PartKind, RequestKind, Tally, to_json
 from sluice.resources import liveness
@@ -198,10 +197,10 @@ def _run_document(data: bytes) -> str:
     ]
     for path in places:
         lake.put(path, data)
-    read = _receipt_at(places[0], lake), _receipt(lake, places[0])
+    receipt = receipt_at(places[0], lake)
     liveness._stamp(data), liveness._owner(places[1], data), liveness._process_gone(data)
     problems = list(_stands_right(lake, places[2], _state()))
-    return f"{[r is not None for r in read]} {[p.invariant for p in problems]}"
+    return f"{receipt is not None} {[p.invariant for p in problems]}"
 
 
 @cache

@@ -36,6 +36,8 @@ from tests.pipelines.decode.logs import (
     Record,
     compress,
     log,
+    message,
+    raw_v2,
 )
 
 BATCH_BYTES = 1 << 20
@@ -97,8 +99,32 @@ def _seeds() -> list[bytes]:
             Batch(some[:1]),
         ),
     ]
+    framed = [raw_v2(0, 0, 0, 0, 0, -1, 1, r) for r in _ODD_RECORDS]
+    inner = [log(Batch(some, NONE, magic)).data for magic in (0, 1)]
+    wrapped = [
+        inner[0][:-3],
+        inner[0] + inner[0][:30],
+        inner[1][:-3],
+        inner[0] * 2,
+        inner[1] * 2,
+        log(Batch(some, GZIP, 1)).data,
+    ]
+    framed += [message(20, magic, GZIP, 0, None, compress(data, GZIP)) for data in wrapped for magic in (0, 1)]
     options = (bytes([0x13, 250, 0, 128]), bytes([0x20, 3, 2, 9]), bytes([0x07, 17, 0, 200]))
-    return [options[i % 3] + found.data for i, found in enumerate(logs)]
+    seeds = [options[i % 3] + found.data for i, found in enumerate(logs)]
+    return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(Batch(some, GZIP, 1)).data]
+
+
+_ODD_RECORDS = (
+    b"\x16\0" + b"\xff" * 9 + b"\x7f\0\1\1\0",
+    b"\x0c\0\x80\x80\0\0\x80",
+    b"\x0c\0\x80\0\0\1\x80",
+    b"\x0c\0\0\0\1\1\x80",
+    b"\x10\0\0\0\1\1\2\x80\x80",
+    b"\x10\0\0\0\1\1\2\0\x80",
+    b"\x10\0\0\0\1\1\2\0\x7e",
+)
+"""Records in which a varint is cut or lies, one in each field."""
 
 
 # -- mutation

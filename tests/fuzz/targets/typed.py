@@ -125,8 +125,43 @@ def _seeds() -> list[bytes]:
         b'{"a":"\\ud800"}',
         b'{"a":"\xf4\x90\x80\x80"}',
     ]
+    values += [b'{"a":"' + t + end for t in _SEQUENCES for end in (b'"}', b"")]
+    values += [b'{"t":"2024-01-01T00:00:00' + t + b'"}' for t in _ZONES]
+    values += [RECORD[:n] for n in (1, 4, 5, 9, 40, 41, 42, 43, 150, 190)]
     joined = [BETWEEN.join(values[i : i + 8]) for i in range(0, len(values), 8)]
-    return [bytes([kind]) + some for some in [*joined, RECORD] for kind in (0, 1, 2)]
+    joined += [RECORD, BETWEEN.join([b'{"id":1,"a":"x"}'] * 3000)]
+    return [bytes([kind]) + some for some in joined for kind in (0, 1, 2)]
+
+
+_SEQUENCES = (
+    *(c.encode() for c in "ß€\U0001f600\U0010ffff"),
+    *(
+        b"\xc3",
+        b"\xe2\x82",
+        b"\xe0\x80\x80",
+        b"\xf0\x9f\x98",
+        b"\xf0\x80\x80\x80",
+        b"\xf5\x80\x80\x80",
+        b"\xf0\x9fA\x80",
+        b"\\",
+    ),
+)
+"""UTF-8, whole, cut, overlong and too high."""
+_ZONES = (
+    b"",
+    b"z",
+    b"Zx",
+    b"x",
+    b"+1",
+    b"+01",
+    b"+0130",
+    b"+01:30",
+    b"+01x30",
+    b"+24",
+    b"-01:60",
+    b"\\u005a",
+    b"\\u0030" * 90,
+)
 
 
 # -- mutation
