@@ -485,7 +485,7 @@ def _pinned(
     report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
     if not edges.liveness.is_dead(batch.owner):
         raise planning.busy(batch, s)
-    if batch.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY):
+    if batch.rewrites:
         abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
         return _pinned(feed, edges, ledger, found, request, owner, report)
     return _take_over(ledger, batch, s, owner), refusals

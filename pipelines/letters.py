@@ -30,10 +30,8 @@ from sluice.pipelines.merging import in_order, rows_in
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, intersect, subtract
-from sluice.pipelines.values import Key, Part, PartKind, Receipt, RequestKind, Slice
+from sluice.pipelines.values import Key, Part, PartKind, Receipt, Slice
 
-_OUR_OWN = frozenset({RequestKind.COMPACT, RequestKind.REPLAY})
-"""Requests that write anew what landed: they read nothing from Kafka, and what they leave in quarantine was there."""
 _READ_ROWS = 1 << 12
 """Rows of a file that are letters at once, at most."""
 _WHERE = ("topic", "partition", "offset", "timestamp")
@@ -90,14 +88,14 @@ def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions:
 
 def _refused(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
     """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
-    receipts = () if batch.request.kind in _OUR_OWN else entry.receipts
+    receipts = () if batch.rewrites else entry.receipts
     return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
 
 
 def _untold(ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int) -> Iterator[tuple[Key, Range]]:
     """Of the ranges that were landed anew, those of which no letter may have told."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
-    landed = (b for b in before if b.request.kind not in _OUR_OWN)
+    landed = (b for b in before if not b.rewrites)
     told = by_key(each for b in landed for each in _refused(b, ledger.publication(b)))
     return ((key, rest) for key, r in anew for rest in subtract(r, told.get(key, ())))
 

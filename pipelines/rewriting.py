@@ -59,7 +59,7 @@ class How(Generic[P]):
 
 def rewriting(state: State) -> list[Batch]:
     """The live batches that write parts anew."""
-    return [b for b in state.live() if b.request.kind in AGAIN]
+    return [b for b in state.live() if b.rewrites]
 
 
 def give_up_dead(feed: str, ledger: Ledger, liveness: Liveness, kind: RequestKind) -> None:

@@ -69,6 +69,12 @@ class Batch:
         return self.request.kind is RequestKind.COMPACT
 
     @property
+    def rewrites(self) -> bool:
+        """Whether it writes anew what landed: it reads nothing from Kafka, and what it leaves in quarantine was there
+        before."""
+        return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
+
+    @property
     def reserved_span(self) -> int:
         """Offsets that the live plan holds."""
         return self.plan.span if self.plan else 0
