@@ -370,7 +370,8 @@ class _Node:
                 bootstrap_servers=self.address, request_timeout_ms=3000, bootstrap_timeout_ms=3000
             )
             with contextlib.closing(client):
-                return len(client.describe_cluster()["brokers"]) == brokers
+                known = client.describe_cluster()["brokers"]
+                return sum(not each.get("is_fenced", False) for each in known) == brokers
         except (OSError, KafkaError):
             return False
 
