@@ -4,7 +4,8 @@
                  ↑ taken: read on, decide again
 
 Guarantee: one creator for each number (invariant 11), total order, and an entry that was decided on exactly the
-state below it. A lost answer is resolved by reading back and comparing the write id.
+state below it. A lost answer is resolved by reading back and comparing the write id; where nothing stands the write may
+still arrive, and stays unknown.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Ledger:
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
         """Write what `decide` makes of the newest state; it is asked again each time the number was taken.
 
-        None when it decides on nothing. `decide` may raise to refuse.
+        None when it decides on nothing. `decide` may raise to refuse. Raises Unknown when nobody said whether the entry
+        was written, and it is not there.
         """
         while True:
             state = self.read()
@@ -158,8 +160,9 @@ class Ledger:
         try:
             return self._lake.put_if_absent(path, dump(entry))
         except Unknown:
-            standing = self._lake.get(path)
-            return standing is not None and parse(standing, path).write == entry.write
+            if (standing := self._lake.get(path)) is None:
+                raise
+            return parse(standing, path).write == entry.write
 
     def _stamped(self, entry: Entry) -> Entry:
         stamp = {"write": secrets.token_hex(8), "run": self._run, "at": self._clock(), "cluster": self._cluster}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines import layout
-from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost
+from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost, Unknown
 from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
@@ -256,6 +256,22 @@ def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
     batch = planned(ledger)
     assert batch == 1
     assert ledger.read().number == 2
+
+
+def test_a_write_that_nobody_answers_and_that_is_not_there_ends_the_run() -> None:
+    """A store that reads and does not write kept a run asking for ever."""
+    lake = MemoryLake()
+    ledger, tried = begun(lake), []
+
+    def refuse(path: str) -> None:
+        tried.append(path)
+        assert len(tried) < 5, "it asks for ever"
+        raise Unknown("no answer")
+
+    lake.before_put = refuse
+    with pytest.raises(Unknown):
+        planned(ledger)
+    assert (len(tried), ledger.read().number) == (1, 1)
 
 
 def test_many_writers_give_each_number_one_creator() -> None:
