@@ -122,7 +122,7 @@ def told(error: BaseException | type[BaseException]) -> str:
     said = ", ".join(str(arg) for arg in error.args) if isinstance(error, BaseException) else ""
     if found := re.fullmatch(r"(\d+) E[A-Z]+", said):  # how kafka-python reports a failed connect
         return os.strerror(int(found[1])).lower()
-    return said or str(kind.__name__).removesuffix("Error")
+    return re.sub(r"^\[Errno \d+\] ", "", said) or str(kind.__name__).removesuffix("Error")
 
 
 def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], str]:

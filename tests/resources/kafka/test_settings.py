@@ -59,6 +59,11 @@ def test_every_bound_is_set_and_the_users_own_wins():
         (kafka_errors.CorruptRecordError(), errors.CorruptBatch, "replica"),
         (kafka_errors.UnsupportedCompressionTypeError(), errors.UnsupportedBatch, "codec"),
         (kafka_errors.KafkaConnectionError("111 ECONNREFUSED"), errors.KafkaUnavailable, "connection refused"),
+        (
+            kafka_errors.KafkaConnectionError("[Errno 104] Connection reset by peer"),
+            errors.KafkaUnavailable,
+            ": Connection",
+        ),
         (AnswerLost("cut"), errors.KafkaUnavailable, "reachable at host:1"),
         (FileNotFoundError(2, "No such file or directory"), errors.FeedError, "No such file"),
         (ValueError("Unable to parse proxy_url: sesame"), errors.FeedError, "proxy_url"),
