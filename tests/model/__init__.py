@@ -7,5 +7,6 @@ accept, merging, replay and expiry run over ports in memory, and are explored in
     world.py         the ports: logs, cluster, group coordinator, lake, liveness, engine; what happens by itself
     watch.py         the invariants, after every effect and once faults are over, without Sluice's fold
     programs.py      what actors do, by Sluice's own functions, and how faults heal
-    explore.py       scenarios; every schedule with few deviations, or random ones; the shortest trace of a violation
+    scenarios.py     small worlds, each with the rivals and faults of a rule, and random bigger ones
+    explore.py       every schedule with few deviations, or random ones; the shortest trace of a violation
 """

@@ -190,7 +190,7 @@ class Explorer:
         chance = random.Random(seed)
         level: list[tuple[Deviation, ...]] = [()]
         for count in range(deviations + 1):
-            chance.shuffle(level)
+            level = _mixed(level, chance)
             found: list[tuple[Deviation, ...]] = []
             for plan in level:
                 if self.runs >= most:
@@ -241,6 +241,15 @@ class Explorer:
                     plan, ran, again = less, tried, True
                     break
         return Violation(self.scenario, plan, ran.broken, ran.trace)
+
+
+def _mixed(level: list[tuple[Deviation, ...]], chance: random.Random) -> list[tuple[Deviation, ...]]:
+    """In random order; those with a fault or an event, which are fewer, as often as those that only change turns."""
+    chance.shuffle(level)
+    turns = [plan for plan in level if all(" " not in label for _, label in plan)]
+    faults = [plan for plan in level if any(" " in label for _, label in plan)]
+    both = [plan for pair in zip(turns, faults, strict=False) for plan in pair]
+    return both + turns[len(faults) :] + faults[len(turns) :]
 
 
 def explored(s: Scenario, most: int, deviations: int = 2, seed: int = 1) -> Explorer:

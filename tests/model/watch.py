@@ -72,7 +72,7 @@ class Watch:
         entry = book.entries[number]
         if entry["kind"] == "publish" and number not in book.void:
             for r in book.receipts:
-                if r.number == number and (bad := self._landed(r)):
+                if r.number == number and (bad := self._landed(r) or self._named_lost(r)):
                     return bad
         if entry["kind"] == "loss":
             return self._lost(entry)
@@ -99,6 +99,15 @@ class Watch:
             return f"I1/I3: the rows of {r} (entry {r.number}) are {found}, not the committed records of that range"
         return ""
 
+    def _named_lost(self, r: Receipt) -> str:
+        """4: an offset is in one class, and what is lost cannot land."""
+        entries = [self.world.files[p] for p in sorted(p for p in self.world.files if p.startswith(LOG))]
+        before = book_of(tuple(entries[: r.number]))
+        for s in before.spans.get(r.life, ()):
+            if s.kind == "lost" and s.start < r.end and r.start < s.end:
+                return f"I4: {r} landed (entry {r.number}), and entry {s.number} names {s.start}-{s.end} of it lost"
+        return ""
+
     def _lost(self, entry: Mapping[str, Any]) -> str:
         for item in entry["ranges"]:
             life, end = Life(*item["key"]), item["range"][1]
@@ -113,7 +122,9 @@ class Watch:
             leaves, enters = Life(*item["leaves"]), Life(*item["enters"]["key"])
             known = max(p.version for p in self.world.logs(_key(enters)))
             if entry["event"] == "truncated" and known < _version(enters):
-                return f"A: {leaves} is accepted as truncated, and never was"
+                return f"A: {leaves} ({leaves.incarnation}) is accepted as truncated, and never was"
+            if entry["event"] == "recreated" and leaves.topic_id == enters.topic_id:
+                return f"A: {leaves} ({leaves.incarnation}) is accepted as recreated, and never was"
         return ""
 
     def _stable(self, slices: Sequence[tuple[Life, int, int]]) -> str:

@@ -1,0 +1,182 @@
+"""Small worlds, each with the rivals and faults that a rule of DESIGN §13 is about, and random bigger ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from tests.model.explore import Scenario
+from tests.model.programs import Spec
+
+TWICE: tuple[Spec, ...] = (("catch",), ("catch",))
+LANDED: tuple[Spec, ...] = (("catch",),)
+A_RECORD: Spec = ("event", "0: a record")
+MORE: tuple[Spec, ...] = (("catch",), A_RECORD)
+PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
+"""Two small parts in a window that is complete."""
+
+
+def _s(name: str, actors: tuple[Spec, ...], more: Mapping[str, int] | None = None, **how: Any) -> Scenario:
+    return Scenario(name, actors, budgets=more or {"crash": 1}, **how)
+
+
+SCENARIOS = (
+    # -- ledger and publishing
+    _s("one run", (("catch",),)),
+    _s("two runs", TWICE, {"crash": 1, "append": 1}),
+    _s("taken for dead", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "crash": 1}),
+    _s("lost answers", TWICE, {"lost": 1, "arrive": 1, "crash": 1}),
+    _s("lost answers and a take-over", (("catch",), ("bf", 0, 0, 2)), {"wrongdead": 1, "lost": 1, "arrive": 1}),
+    _s("pieces", (("bf", 0, 0, 1), ("catch",)), logs=("cac", "ct")),
+    _s("a hole", (("bf", 0, 1, 2), ("catch",))),
+    _s("a dead plan", TWICE, {"wrongdead": 1, "crash": 1}, prelude=(("until", "publish", ("catch",)),)),
+    # -- landed anew
+    _s("anew", (("catch",), ("rep", 0, 0, 2))),
+    _s("anew, slow copies", (("catch",), ("rep", 0, 0, 2)), slow_copies=True),
+    _s("anew twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
+    _s("anew while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
+    _s("anew and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
+    # -- losses
+    _s("retention", TWICE, {"retain": 1, "crash": 1}),
+    _s("retention and a take-over", (("catch",), ("bf", 0, 0, 1)), {"retain": 1, "wrongdead": 1}),
+    _s("a loss is accepted", (("catch",), ("lost",)), {"retain": 1, "wrongdead": 1}, on_loss="fail"),
+    # -- windows
+    _s("windows out of order", (("win", 0), ("win", 2)), {"late": 1, "crash": 1}, hours=4, by_windows=True),
+    _s("a window and a catch-up", (("win", 0), ("catch",)), {"append": 1, "tick": 1}, hours=2, by_windows=True),
+    _s("the future", (("win", 0), ("win", 1)), {"future": 1, "crash": 1}, hours=3, by_windows=True),
+    _s("late records", (("win", 1), ("catch",)), {"late": 1}, stamps=((0, 1),), hours=3, by_windows=True),
+    _s("open transactions", (("win", 0), ("catch",)), {"open": 1, "end": 1}, hours=2, by_windows=True),
+    _s("the open window", (("catch",), ("win", 0)), {"append": 1, "tick": 2}, by_windows=True),
+    _s("a partition later", (("win", 1),), {"addpart": 1, "tick": 1}, hours=2, prelude=(("win", 0),), by_windows=True),
+    _s("a partition later, caught up", TWICE, {"addpart": 1, "crash": 1}),
+    # -- other lives
+    _s("recreated", (("catch",), ("accept",)), {"recreate": 1, "append": 1}, prelude=LANDED),
+    _s("recreated on the way", (("catch",),), {"recreate": 1, "append": 1, "crash": 1}),
+    _s("recreated by windows", (("win", 0), ("accept",)), {"recreate": 1, "crash": 1}, hours=2, by_windows=True),
+    _s("recreated, accepted twice", (("accept",), ("accept",)), {"recreate": 2}, prelude=LANDED),
+    _s("truncated", (("catch",), ("accept",)), {"trunc": 1, "append": 1}, prelude=LANDED),
+    _s("truncated, accepted twice", (("accept",), ("accept",)), {"trunc": 1}, prelude=LANDED),
+    _s("truncated on the way", TWICE, {"trunc": 1, "append": 1, "crash": 1}),
+    # -- committed offsets
+    _s("commits", TWICE, {"kick": 1}, logs=("c",), prelude=MORE),
+    _s("commits and crashes", TWICE, {"kick": 1, "append": 1, "crash": 1}, prelude=MORE),
+    _s("a commit that was not told", TWICE, {"crash": 1}, prelude=(("until", "commit 0:", ("catch",)), A_RECORD)),
+    _s("far below the origin", (("bf", 0, 0, 1), ("catch",)), logs=("ccc",), committed=(2,), prelude=LANDED),
+    _s("commits, answers lost", TWICE, {"kick": 1, "lost": 1, "append": 1}, logs=("c",), prelude=MORE),
+    _s("aborted by the coordinator", TWICE, {"abort": 1, "append": 1, "crash": 1}, logs=("c",), prelude=MORE),
+    _s("begun where somebody was", TWICE, {"crash": 1}, logs=("cc", "cc"), committed=(1, None)),
+    _s("below the origin", (("catch",), ("bf", 0, 0, 2)), logs=("ccc",), committed=(2,)),
+    _s("a stranger", (("catch",), ("ext",)), {"kick": 1, "append": 1}, prelude=LANDED),
+    _s("a stranger, answers lost", (("catch",), ("ext",)), {"lost": 1, "crash": 1}, prelude=LANDED),
+    _s("offsets expire", TWICE, {"expire": 1, "append": 1, "crash": 1}, prelude=LANDED),
+    _s("offsets put by hand", TWICE, {"reset": 1, "append": 1}, prelude=LANDED),
+    _s("offsets accepted", (("catch",), ("moved",)), {"reset": 1, "append": 1}, prelude=LANDED),
+    _s("offsets adopted", (("catch",), ("moved", True)), {"reset": 1, "append": 1}, prelude=LANDED),
+    _s("skipped", (("catch",), ("skip",)), {"append": 1, "wrongdead": 1}),
+    # -- dead letters
+    _s("letters", TWICE, {"bad": 1, "crash": 1}, logs=("cb",), letters=True),
+    _s("letters, answers lost", TWICE, {"lost": 1, "bad": 1}, logs=("b",), letters=True),
+    _s("letters alone", (("bf", 0, 0, 2),), {"lost": 1}, logs=("cbc",), committed=(2,), letters=True, prelude=LANDED),
+    _s("letters landed anew", (("rep", 0, 0, 2), ("catch",)), {"crash": 1, "lost": 1}, logs=("bb",), letters=True),
+    _s("letters merged", (("catch",), ("compact",)), logs=("bb",), letters=True, hours=3, prelude=(("win", 0),)),
+    # -- parts written anew
+    _s("merged", (("compact",), ("compact",)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _s(
+        "merged and landed anew",
+        (("compact",), ("rep", 0, 0, 1)),
+        {"wrongdead": 1, "crash": 1},
+        hours=2,
+        prelude=PIECES,
+    ),
+    _s(
+        "merged and landed anew, slow copies",
+        (("compact",), ("rep", 0, 0, 1)),
+        hours=2,
+        prelude=PIECES,
+        slow_copies=True,
+    ),
+    _s("merged while it is landed", (("compact",), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _s("merged and expired", (("compact",), ("expire", 1)), {"wrongdead": 1, "crash": 1}, hours=2, prelude=PIECES),
+    _s("expired", (("expire", 1), ("catch",)), {"append": 1, "crash": 1}, hours=2, prelude=LANDED),
+    _s(
+        "expired and landed anew",
+        (("expire", 1), ("rep", 0, 0, 2)),
+        {"lost": 1, "arrive": 1, "crash": 1},
+        hours=2,
+        prelude=LANDED,
+    ),
+    _s("replayed", (("replay",), ("replay",)), {"wrongdead": 1, "crash": 1}, logs=("cb",), hours=2, prelude=LANDED),
+    _s("replayed and merged", (("replay",), ("compact",)), logs=("cb",), hours=2, prelude=PIECES),
+    _s(
+        "replayed and landed anew",
+        (("replay",), ("rep", 0, 0, 2)),
+        {"wrongdead": 1, "crash": 1},
+        logs=("cb",),
+        hours=2,
+        prelude=LANDED,
+    ),
+    _s(
+        "replayed and sent",
+        (("replay",), ("catch",)),
+        {"lost": 1, "crash": 1},
+        logs=("cb",),
+        letters=True,
+        prelude=(("land",),),
+    ),
+)
+BY_NAME = {s.name: s for s in SCENARIOS}
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Two to four runs of any kind over one or two partitions, with whatever faults."""
+    chance = random.Random(seed)
+    count = chance.choice((1, 1, 2))
+    logs = tuple("".join(chance.choice("cccbat") for _ in range(chance.randint(1, 4))) for _ in range(count))
+    stamps = tuple(tuple(sorted(chance.choice((0, 0, 1, 2)) for _ in log)) for log in logs)
+    by_windows = chance.random() < 0.5
+    letters = chance.random() < 0.3
+    actors = tuple(_random_actor(chance, count) for _ in range(chance.randint(2, 4)))
+    some = ("append", "late", "future", "open", "end", "tick", "retain", "addpart", "lost", "arrive", "kick", "abort")
+    budgets = {b: chance.choice((1, 1, 2)) for b in (*some, "crash", "wrongdead") if chance.random() < 0.5}
+    if chance.random() < 0.3:
+        budgets[chance.choice(("recreate", "trunc"))] = 1
+    if not letters and chance.random() < 0.3:
+        budgets[chance.choice(("expire", "reset"))] = 1
+        actors += (("ext",),) if chance.random() < 0.3 else ()
+    return Scenario(
+        f"random {seed}",
+        actors,
+        logs,
+        stamps,
+        tuple(chance.choice((None, None, 0, 1)) for _ in logs),
+        chance.choice((1, 2, 4)),
+        chance.choice(((), LANDED, (("bf", 0, 0, 1),), (("win", 0),) if by_windows else LANDED)),
+        budgets,
+        chance.choice(("accept", "accept", "fail")),
+        chance.choice(("earliest", "earliest", "latest")),
+        letters,
+        by_windows,
+        chance.random() < 0.2,
+        chance.choice(("window", "window", "record_time")),
+    )
+
+
+def _random_actor(chance: random.Random, partitions: int) -> Spec:
+    where, start = chance.randrange(partitions), chance.randint(0, 1)
+    return chance.choice(
+        (
+            ("catch",),
+            ("catch",),
+            ("land",),
+            ("win", chance.randint(0, 2)),
+            ("bf", where, start, start + 1),
+            ("rep", where, start, start + 1),
+            ("compact",),
+            ("replay",),
+            ("expire", chance.randint(1, 2)),
+            ("accept",),
+            ("lost",),
+            ("skip",),
+        )
+    )

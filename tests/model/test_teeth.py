@@ -1,0 +1,212 @@
+"""Each rule of DESIGN §13 that lives in Sluice's code, taken out of it: the exploration must find what breaks then.
+
+| rule (`FIX` of the model) | what is taken out | what is found |
+|---|---|---|
+| recheck | a writer that lost the number puts the same entry at the next | plans that overlap |
+| floor | a replace below the log start is not refused | landed offsets that are named lost |
+| lossfirst | a loss takes no notice of what live plans reserve | offsets that are lost and landed |
+| reclamp | a boundary is put as it was found | boundaries that decrease |
+| current | a plan is put for the life that the survey saw | a plan in a life that was left |
+| ackfrom | an accept takes whatever life is current | a life that is entered twice |
+| mine | our own marks and intents are not known again | an alarm that is not true |
+| none | expired offsets count as moved | an alarm that is not true |
+| relook | a refusal is not looked at a second time | an alarm that is not true |
+| relist | the ledger is read before the committed offsets | an alarm that is not true |
+| readmark | what is read back is compared by offset alone | letters that were never sent |
+| deadletters | only the newest batch's letters ride along | letters that were never sent |
+| fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
+| latepart | a partition that comes later opens no window | windows that are never complete |
+| – | a plan that nobody can carry out stays live | no clean run reaches the stable end |
+
+The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
+be taken out in a line (`batchid`, `names`, `atomic`, `onlydead`, `pick`, `perpart`, `incarn`, `ackabandons`,
+`manifest`). `rollfold` and `rmfirst` have theirs in `tests/pipelines/test_publish.py`. Without `guard` alone nothing
+was found: the owner's token, the staging that went and the names of parts hold it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from sluice.pipelines import accept, batch, commit, letters, plan, windows
+from sluice.pipelines.ledger import Appended, Ledger, State
+from sluice.pipelines.ranges import contiguous_end
+from sluice.pipelines.values import Key
+from tests.model.explore import Violation, explored
+from tests.model.scenarios import BY_NAME
+
+Patch = pytest.MonkeyPatch
+
+
+def recheck(patch: Patch) -> None:
+    def append(self: Ledger, decide: Callable[[State], Any]) -> Appended | None:
+        entry = decide(self.read())
+        while entry is not None:
+            state = self.read()
+            if self._create(state.number, stamped := self._stamped(entry)):
+                self._state = state.extended([stamped])
+                return Appended(state.number, stamped, self._state)
+        return None
+
+    patch.setattr(Ledger, "append", append)
+
+
+def floor(patch: Patch) -> None:
+    unreadable = plan._unreadable
+    patch.setattr(plan, "_unreadable", lambda request, *rest: unreadable(replace(request, replace=False), *rest))
+
+
+def lossfirst(patch: Patch) -> None:
+    patch.setattr(State, "reserved", lambda self, key: ())
+
+
+def reclamp(patch: Patch) -> None:
+    patch.setattr(windows, "clamp", lambda state, item, pinned: item)
+
+
+def current(patch: Patch) -> None:
+    patch.setattr(batch, "_still", lambda found, *_: found)
+
+
+def ackfrom(patch: Patch) -> None:
+    class Newest(dict[Any, Any]):
+        def __init__(self, ledger: Blind) -> None:
+            super().__init__(ledger._state.current)
+            self._ledger = ledger
+
+        def get(self, tp: Any, default: Any = None) -> Any:
+            return self._ledger._state.current.get(tp, default)
+
+    class Blind(Ledger):
+        def read(self) -> State:
+            state = super().read()
+            self._state = State(**{f.name: getattr(state, f.name) for f in fields(state)})
+            return replace(self._state, current=Newest(self))
+
+    patch.setattr(accept, "Ledger", Blind)
+
+
+def mine(patch: Patch) -> None:
+    real = commit.verdict
+
+    def forgetful(state: State, key: Key, target: int, held: Any) -> Any:
+        plain = replace(held, metadata="") if held is not None else None
+        return real(replace(state, intents={}), key, target, plain)
+
+    patch.setattr(commit, "verdict", forgetful)
+
+
+def none(patch: Patch) -> None:
+    real = commit.verdict
+
+    def strict(state: State, key: Key, target: int, held: Any) -> Any:
+        return commit.Verdict.MOVED if held is None and key in state.commits else real(state, key, target, held)
+
+    patch.setattr(commit, "verdict", strict)
+
+
+def relook(patch: Patch) -> None:
+    def once(member: Any, ledger: Ledger, settings: Any) -> Any:
+        committed = member.committed([k.tp for k in ledger.read().frontiers()])
+        state = ledger.read()
+        found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        return _refused(ledger, settings, state, committed, found)
+
+    patch.setattr(commit, "_compare", once)
+
+
+def relist(patch: Patch) -> None:
+    def before(member: Any, ledger: Ledger, settings: Any) -> Any:
+        state = ledger.read()
+        committed = member.committed([k.tp for k in state.frontiers()])
+        found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        return _refused(ledger, settings, state, committed, found)
+
+    patch.setattr(commit, "_compare", before)
+
+
+def _refused(ledger: Ledger, settings: Any, state: State, committed: Any, found: dict[Key, Any]) -> Any:
+    if commit.Verdict.STALE in found.values():
+        raise commit._stale(state, found, committed)
+    if moved := [k for k, v in found.items() if v is commit.Verdict.MOVED]:
+        return commit._resolve_moved(ledger, settings, moved, state, committed), committed
+    return state, committed
+
+
+def readmark(patch: Patch) -> None:
+    real = commit._read_back
+
+    class Loose:
+        """Committed offsets that look as if they carried our mark."""
+
+        def __init__(self, member: Any, meant: Any) -> None:
+            self._member, self._meant = member, meant
+
+        def committed(self, partitions: Sequence[Any]) -> Any:
+            seen = self._member.committed(partitions)
+            return {tp: self._meant[tp] if o and o.offset == self._meant[tp].offset else o for tp, o in seen.items()}
+
+    patch.setattr(commit, "_read_back", lambda member, offsets: real(Loose(member, offsets), offsets))
+
+
+def deadletters(patch: Patch) -> None:
+    real = letters.owed
+
+    def newest(ledger: Ledger, state: State, since: int) -> Any:
+        published = [b.published for b in state.batches.values() if b.published is not None]
+        return real(ledger, state, max([since, *(n - 1 for n in published)]))
+
+    patch.setattr(letters, "owed", newest)
+
+
+def fromorigin(patch: Patch) -> None:
+    def frontier(self: State, key: Key) -> int:
+        held = self.accounted(key)
+        return contiguous_end(min([self.origins[key].offset, *(r.start for r in held)]), held)
+
+    patch.setattr(State, "frontier", frontier)
+
+
+def latepart(patch: Patch) -> None:
+    opened = batch._opened
+
+    def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any) -> Any:
+        return origins if state.boundary_times else opened(feed, edges, state, partitions, origins)
+
+    patch.setattr(batch, "_opened", never)
+
+
+def held_for_ever(patch: Patch) -> None:
+    patch.setattr(batch, "_never", lambda *_: "")
+
+
+TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
+    (recheck, "two runs", "I2|I4|I12"),
+    (floor, "anew while retention takes", "I2"),
+    (lossfirst, "retention and a take-over", "I4"),
+    (reclamp, "the open window", "W|I4"),
+    (current, "recreated by windows", "I12"),
+    (ackfrom, "recreated, accepted twice", "A"),
+    (mine, "a commit that was not told", "A"),
+    (none, "offsets expire", "A"),
+    (relook, "commits", "A"),
+    (relist, "commits", "A"),
+    (readmark, "letters alone", "DL"),
+    (deadletters, "letters", "DL"),
+    (fromorigin, "far below the origin", "A|I8"),
+    (latepart, "a partition later", "I14"),
+    (held_for_ever, "retention", "I14"),
+)
+
+
+@pytest.mark.parametrize(("rule", "scenario", "finds"), TEETH, ids=lambda x: getattr(x, "__name__", None))
+def test_without_the_rule_something_breaks(
+    rule: Callable[[Patch], None], scenario: str, finds: str, monkeypatch: Patch
+) -> None:
+    rule(monkeypatch)
+    with pytest.raises(Violation, match=rf"^({finds})\d*[:/]"):
+        explored(BY_NAME[scenario], most=3000)
