@@ -154,7 +154,7 @@ REQUESTS = {
     "the beginning of an upload": r"^POST \S+\?uploads",
     "a part of an upload": r"^PUT \S+partNumber=",
     "the end of an upload": r"^POST \S+uploadId=",
-    "a copy": r"^PUT \S+/data/",
+    "a copy": r"^PUT (?!\S*/staging/)\S+/data/",
     "a deletion": r"^DELETE ",
     "a listing": r"^GET \S+list-type=",
     "a reading": r"^GET [^?]+$",
