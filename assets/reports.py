@@ -24,7 +24,7 @@ from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.markdown import plain
 from sluice.assets.session import Session
-from sluice.pipelines import layout, reading
+from sluice.pipelines import layout
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.report import Report, load_report
@@ -137,10 +137,7 @@ def _rows(books: Books, window: int) -> "Windows":
     """The window's files. Raises WindowIncomplete, UsageError."""
     from sluice.resources.reading import Windows
 
-    feed, kind = books.feed, PartKind.LANDED
-    return Windows(
-        feed, (window,), kind, reading.files(books.ledger, books.lake, feed.name, (window,), feed.window, kind)
-    )
+    return Windows.of(books.feed, books.ledger, books.lake, (window,), PartKind.LANDED)
 
 
 def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:

@@ -9,6 +9,7 @@ window that is not complete raises WindowIncomplete. Kafka is not asked.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -23,6 +24,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.evolution import table_of
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ports import Lake
 from sluice.pipelines.reading import File
 from sluice.pipelines.recast import plain
 from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
@@ -68,9 +70,7 @@ def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "la
         )
     lake = open_lake(feed)
     ledger = Ledger(lake, feed.name, lambda: 0)
-    starts, wanted = tuple(range(start, end, length)), kind_of(kind)
-    found = reading.files(ledger, lake, feed.name, starts, feed.window, wanted)
-    return Windows(feed, starts, wanted, found, _standing(feed, ledger.read(), wanted))
+    return Windows.of(feed, ledger, lake, range(start, end, length), kind_of(kind))
 
 
 def kind_of(text: str) -> PartKind:
@@ -99,8 +99,14 @@ class Windows:
     starts: tuple[int, ...]
     kind: PartKind
     files: tuple[File, ...] = field(repr=False)
-    standing: pa.Schema | None = field(default=None, repr=False)
-    """Of rows as they would land now; None: the files alone say what is in them."""
+    standing: pa.Schema = field(repr=False)
+    """Of rows as they would land now."""
+
+    @classmethod
+    def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
+        """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for what is none of the feed."""
+        found = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
+        return cls(feed, tuple(starts), kind, found, _standing(feed, ledger.read(), kind))
 
     @property
     def paths(self) -> list[str]:
@@ -117,9 +123,8 @@ class Windows:
 
         A column has the widest type that it ever had, so that all windows of a feed are one table.
         """
-        standing = [self.standing] if self.standing else []
-        known = [*standing, *dict.fromkeys(self._schemas)] or [schema_of(self.feed, self.kind)]
-        found = pa.unify_schemas(known, promote_options="permissive")
+        known = dict.fromkeys((self.standing, *self._schemas))
+        found = pa.unify_schemas(list(known), promote_options="permissive")
         return pa.schema([f if self._everywhere(f.name) else f.with_nullable(True) for f in found])
 
     def _everywhere(self, name: str) -> bool:

@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.assets.books import Books
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
-from sluice.assets.reports import report_key
+from sluice.assets.reports import _rows, report_key
 from sluice.assets.session import Session
 from sluice.pipelines.errors import FeedError
 from sluice.pipelines.report import Report, load_report
 from sluice.resources.reading import Windows
 from tests.assets.world import P1, World, in_hour, versions, windows
+from tests.pipelines.test_drift import SCHEMA
+from tests.pipelines.test_drift import World as Drifting
 
 REPORT, LANDED = report_key("rows"), landed_key("orders")
 SQL = "-- How many rows.\n-- feed: orders\nSELECT count(*) AS rows FROM orders\n"
@@ -71,6 +74,16 @@ def test_a_report_of_a_whole_window(reporting: World, instance: dg.DagsterInstan
     assert reporting.lake.files[path] == before, "the same window again is the same file"
     assert [p for p in reporting.lake.files if p.startswith("reports/")] == [path]
     assert len(set(versions(instance, REPORT, f"{DAY}00:00"))) == 1
+
+
+def test_columns_that_came_since_are_in_an_older_window_s_rows(tmp_path: Path) -> None:
+    drifting = Drifting(tmp_path)
+    feed = drifting.feed(SCHEMA, "evolve")
+    drifting.landed(feed, {"id": 1, "coupon": "x"})
+    whole = drifting.window(feed)
+    rows = _rows(Books.open(feed, drifting.ledger, drifting.edges(feed)), whole.starts[0])
+    assert rows.schema == whole.schema
+    assert rows.arrow(["id", "coupon"]).to_pylist() == [{"id": 1, "coupon": None}]
 
 
 def test_half_a_window_is_refused(reporting: World, instance: dg.DagsterInstance) -> None:

@@ -32,7 +32,7 @@ def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
         pq.write_table(table, tmp_path / name / "x.parquet")
     address = str(tmp_path / folder / "x.parquet")
     file = File(0, PartKind.LANDED, address, "x.parquet", "t", 0, 0, 1, 1, 1, "0" * 64)
-    windows = Windows(feed, (0,), PartKind.LANDED, (file,))
+    windows = Windows(feed, (0,), PartKind.LANDED, (file,), table.schema)
     assert windows.arrow().column(EVIL).to_pylist() == [1]
     with duckdb.connect() as db:
         found = windows.duckdb(db)

@@ -12,7 +12,9 @@ import pytest
 
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed import Feed
+from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.reading import File
+from sluice.pipelines.recast import plain
 from sluice.pipelines.report import Report
 from sluice.pipelines.values import PartKind
 from sluice.resources.reading import Windows
@@ -44,7 +46,7 @@ def windows(folder: Path) -> Windows:
     path = folder / "a [1].parquet"
     pq.write_table(table, path)
     file = File(START, PartKind.LANDED, str(path), "", "orders", 0, 0, 4, 4, path.stat().st_size, "")
-    return Windows(feed(), (START,), PartKind.LANDED, (file,))
+    return Windows(feed(), (START,), PartKind.LANDED, (file,), table.schema)
 
 
 def test_sql_over_a_window(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_sql_over_a_window(tmp_path: Path) -> None:
 
 
 def test_a_window_without_rows_has_the_feed_s_columns() -> None:
-    nothing = Windows(feed(), (START,), PartKind.LANDED, ())
+    nothing = Windows(feed(), (START,), PartKind.LANDED, (), plain(RawFormat.schema))
     result = ask(Report("keys", "orders", "-- feed: orders\nSELECT key, offset FROM orders", ""), nothing)
     assert (result.num_rows, result.schema.names) == (0, ["key", "offset"])
 
