@@ -191,7 +191,10 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = ledger.read()
-    refusals = changed(feed.name, state, found, edges.cluster)
+    if refusals := changed(feed.name, state, found, edges.cluster):
+        # Others may have landed more between the look at Kafka and that at the ledger: Kafka is asked once more.
+        found = edges.cluster.partitions(topics, feed.isolation)
+        refusals = changed(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
     keyed = {pos.key_of(state, p): p for p in sound}
     origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)

@@ -95,7 +95,7 @@ def owed(
     refused: list[Refusal] = []
     for key, wanted in _widened(asked(request, state, partitions, window), replaced):
         partition = partitions[key]
-        if wrong := _unreadable(request, wanted, key, partition):
+        if wrong := _unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
             continue
         due = subtract(wanted, _settled(request, state, key))
@@ -128,13 +128,19 @@ def _widened(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) ->
     yield from ((key, r) for key, ranges in by_key.items() for r in union(ranges))
 
 
-def _unreadable(request: Request, asked: Range, key: Key, partition: PartitionState) -> SluiceError | None:
-    """Why what is asked of the partition cannot be read now, if so."""
+def _unreadable(
+    request: Request, asked: Range, key: Key, partition: PartitionState, state: State
+) -> SluiceError | None:
+    """Why what is asked of the partition cannot be read now, if so.
+
+    The ledger may be newer than what is known of the partition: what others landed since ends beyond the log.
+    """
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
         return held(key.tp, asked.end, partition.stable_end)
     if request.replace and asked.start < partition.log_start:
         return _not_again(asked, key, partition)
-    return out_of_range(asked.start, key, partition) if asked.start > partition.high_watermark else None
+    beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
+    return out_of_range(asked.start, key, partition) if beyond else None
 
 
 def held(tp: TopicPartition, end: int, stable_end: int, by: OpenTransaction | None = None) -> WindowHeld:

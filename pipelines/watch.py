@@ -86,7 +86,9 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
         return Watched((Finding("cluster", error.message, error.remedy, severe=True),))
     topics, gone = _matched(feed, seen.topics)
     partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
-    changed = {r.tp: r.error for p in partitions if (r := pos.changed(state, p, {}, feed.name))}
+    if _unlike(feed, state, partitions):  # or a run landed more since Kafka was asked: it is asked once more
+        partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
+    changed = _unlike(feed, state, partitions)
     sound = {pos.key_of(state, p): p for p in partitions if p.tp not in changed}
     outlook = look_ahead(feed, ledger, state, cluster, sound, now)
     found = [
@@ -115,6 +117,10 @@ def _under(feed: Feed, p: PartitionState) -> PartitionState:
 
 
 # -- the log is another, or short of records
+
+
+def _unlike(feed: Feed, state: State, partitions: Iterable[PartitionState]) -> dict[TopicPartition, SluiceError]:
+    return {r.tp: r.error for p in partitions if (r := pos.changed(state, p, {}, feed.name))}
 
 
 def _changed(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines import manifest, windows
-from sluice.pipelines.audit import audit
+from sluice.pipelines.audit import audit, live_receipts
 from sluice.pipelines.batch import Edges, Landed, Skip, land
 from sluice.pipelines.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
 from sluice.pipelines.feed import Feed, LandingSettings, OnLoss, load_feed, parse_start
@@ -39,6 +39,7 @@ from sluice.pipelines.values import (
     SliceFailure,
     TopicPartition,
 )
+from sluice.pipelines.watch import view, watch
 from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
 from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
 from tests.pipelines.log_fetcher import LogFetcher
@@ -306,6 +307,17 @@ def test_what_is_landed_anew_is_replaced_by_whole_slices_and_once(feed: Feed) ->
     check(world)
 
 
+def test_what_has_no_rows_is_landed_anew_once_too(feed: Feed) -> None:
+    """Its slices have no parts that a plan could name; both would have counted."""
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START], True)
+    world.topic.end_transaction(PARTITIONS[0], ABORT)
+    world.land(asked(0, 2)).check()
+    world.land(asked(0, 2, anew=True)).check()
+    assert len(list(live_receipts(world.ledger, world.ledger.read()))) == 1
+    check(world)
+
+
 def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_ends_it(feed: Feed) -> None:
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START, START + HOUR], False)
@@ -496,6 +508,53 @@ def test_what_was_truncated_before_anything_was_read_is_planned_anew(feed: Feed)
     world.topic.write(PARTITIONS[0], [START + 1], False)
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
+
+
+def landed_meanwhile(world: World) -> None:
+    """More records, and another run that lands them."""
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+
+
+def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) -> None:
+    """Kafka was asked before, the ledger after."""
+    world = World(feed)
+    landed_meanwhile(world)
+    real = world.topic.partitions
+
+    def overtaken(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        found = real(topics, isolation)
+        world.topic.partitions = real  # type: ignore[method-assign]
+        landed_meanwhile(world)
+        return found
+
+    world.topic.partitions = overtaken  # type: ignore[method-assign]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_what_another_run_landed_between_survey_and_plan_is_owed_no_more(feed: Feed) -> None:
+    world = World(feed)
+    landed_meanwhile(world)
+
+    def overtaken(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        landed_meanwhile(world)
+
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.lake.before_put = overtaken
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_what_a_run_landed_between_two_looks_is_no_finding(feed: Feed) -> None:
+    """The sensor asks Kafka once for all feeds, then reads one ledger after the other."""
+    world = World(feed)
+    landed_meanwhile(world)
+    seen = view(world.topic, [feed])
+    landed_meanwhile(world)
+    found = watch(feed, world.ledger, world.topic, seen, world.now).findings
+    assert [f for f in found if f.severe] == []
 
 
 @pytest.mark.parametrize("on_loss", list(OnLoss))
