@@ -409,7 +409,8 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         give_up_dead(feed.name, ledger, edges.liveness, REQUEST.kind)
         roll_forward(ledger, edges.lake, feed.name)
         _tidy(ledger, edges.lake)
-        declare(feed, ledger)
+        if ledger.read().origins:  # else nothing is in quarantine; and it is for a landing to begin a ledger
+            declare(feed, ledger)
         found = find(feed, edges.lake, ledger, asked, mender, report)
         # A mending function is asked by one thread: nobody promised that it stands more.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)

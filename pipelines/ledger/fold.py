@@ -261,7 +261,7 @@ class State:
         self._class(self.landed, ((r.slice.key, r.slice.range) for r in entry.receipts))
         for shape in sorted({r.format for r in entry.receipts}):
             self.table = one_table(self.table, self.schemas.get(shape, {}))
-        if batch.plan and batch.plan.replaces:
+        if batch.request.replace or (batch.plan and batch.plan.replaces):  # a slice without rows has no part to name
             self._supersede((r.slice.key, r.slice.range) for r in entry.receipts)
         for s in (r.slice for r in entry.receipts):
             key, furthest = s.key, (s.end, s.leader_epoch)

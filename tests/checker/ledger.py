@@ -278,7 +278,7 @@ def _publish(book: Book, number: int, entry: dict[str, Any]) -> None:
     failed = [_slice(f["slice"]) for f in entry["failures"]]
     book.broken += _published_whole(plan, number, receipts, failed)
     plan.status = "published"
-    if plan.replaces:
+    if plan.replaces or plan.raw["request"]["replace"]:
         book.replaced |= plan.replaces
         _supersede(book, number, [(r.life, r.start, r.end) for r in receipts])
     else:

@@ -17,7 +17,7 @@ from sluice.pipelines.commit import CommitSettings, commit
 from sluice.pipelines.compaction import compact
 from sluice.pipelines.decode import decoder
 from sluice.pipelines.decode import rows as decoded_rows
-from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, SluiceError
+from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
 from sluice.pipelines.expiry import expire, remove_retired
 from sluice.pipelines.held import Filter
 from sluice.pipelines.ledger import log as ledger_log
@@ -205,9 +205,11 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
     for attempt in range(MAX_CLEAN):
         try:
             program(world, f"healing{attempt}", ("catch",))()
-        except BatchIncomplete:  # Kafka had changed while it was planned: it is planned anew
+        except (BatchIncomplete, OffsetsLost):  # Kafka had changed while it was planned, or before it ever was
             if attempt == MAX_CLEAN - 1:
                 raise
+            with suppress(NothingToAccept):
+                program(world, f"operator-lost{attempt}", ("lost",))()
 
 
 def _land_nothing(world: World, name: str) -> str:

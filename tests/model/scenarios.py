@@ -151,7 +151,7 @@ def random_scenario(seed: int) -> Scenario:
         stamps,
         tuple(chance.choice((None, None, 0, 1)) for _ in logs),
         chance.choice((1, 2, 4)),
-        chance.choice(((), LANDED, (("bf", 0, 0, 1),), (("win", 0),) if by_windows else LANDED)),
+        chance.choice(((), LANDED, LANDED, (("bf", 0, 0, 1),))),
         budgets,
         chance.choice(("accept", "accept", "fail")),
         chance.choice(("earliest", "earliest", "latest")),

@@ -522,6 +522,13 @@ def test_records_that_another_replay_landed_while_they_were_tried(
     world.check()
 
 
+def test_it_begins_no_ledger(world: Typed) -> None:
+    """One that was begun without asking Kafka would never know its cluster."""
+    world.lake.files.clear()
+    assert world.replay().done == ()
+    assert world.lake.files == {}
+
+
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: Typed) -> None:
     world.land(*pieces(A, 50), *pieces(B, 100))
     world.says(WIDER)
