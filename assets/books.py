@@ -41,6 +41,7 @@ class Books:
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
     _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
+    _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
@@ -107,8 +108,13 @@ class Books:
             self._shapes[name] = own if own.name == name else shape_named(self.ledger, self.state, name)
         return self._shapes[name]
 
-    def judged(self, window: int) -> list[Judged]:
+    def judged(self, window: int) -> Sequence[Judged]:
         """What a window said to each expectation that it was held against: of one contract, or of several."""
+        if window not in self._judged:
+            self._judged[window] = self._judge(window)
+        return self._judged[window]
+
+    def _judge(self, window: int) -> list[Judged]:
         receipts = self.receipts_in(window)
         contracts = {c.hash: c for r in receipts if (c := self._contract(r.format)) is not None}
         found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from sluice.assets.books import Books, Judged
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
@@ -165,6 +166,20 @@ def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instan
     ]
     assert found[f"{DAY}04:00"].description == "nothing landed"
     assert found[f"{DAY}03:00"].metadata["unexpected"].value == 2
+
+
+def test_a_window_is_judged_once(world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    agree(world, *ALL)
+    world.engine.says = tallied(5, 2, 1)
+    judged, judge = list[int](), Books._judge
+
+    def counted(books: Books, window: int) -> Sequence[Judged]:
+        judged.append(window)
+        return judge(books, window)
+
+    monkeypatch.setattr(Books, "_judge", counted)
+    world.run(in_hour(0))
+    assert judged == [hour(0), hour(4)], "that one, and the quiet one, which is whole"
 
 
 def test_windows_that_dead_runs_left_are_judged_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
