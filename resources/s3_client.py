@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from io import IOBase
 from threading import RLock
 from typing import Any, BinaryIO, NoReturn, TypeVar
@@ -218,7 +218,7 @@ def _client(process: int, access: Access) -> Any:
     config = Config(
         connect_timeout=s["connect_timeout_ms"] / 1000,
         read_timeout=s["read_timeout_ms"] / 1000,
-        retries={"mode": "standard", "total_max_attempts": s["retries"] + 1},
+        retries={"mode": "standard", "total_max_attempts": 1},  # `_when_again` does it
         s3={"addressing_style": "path" if path_style else "auto"},
         max_pool_connections=_CONNECTIONS,
         tcp_keepalive=True,
@@ -227,7 +227,29 @@ def _client(process: int, access: Access) -> Any:
         response_checksum_validation="when_required",
         user_agent_extra="sluice",
     )
-    return _session(process, access).client("s3", endpoint_url=s["endpoint"], config=config, verify=s["ca_bundle"])
+    client = _session(process, access).client("s3", endpoint_url=s["endpoint"], config=config, verify=s["ca_bundle"])
+    client.meta.events.register_first("needs-retry.s3", partial(_when_again, s["retries"]))
+    return client
+
+
+def _when_again(retries: int, attempts: int, response: Any, caught_exception: Exception | None, **_: Any) -> Any:
+    """Seconds until botocore is to try a request again that may pass then; None: it is not to.
+
+    As often as the settings say. Botocore by itself would give up sooner on a bad day: all requests of a process share
+    a quota of some 35 tries.
+    """
+    error = caught_exception or boto.ClientError(response[1], "")
+    if attempts > retries or not _may_pass(error):
+        return None
+    return patience(attempts)
+
+
+def _may_pass(error: Exception) -> bool:
+    if not isinstance(error, boto.ClientError):
+        return isinstance(_no_answer(error, "", ""), LakeUnavailable)
+    code, status = _code(error), _status(error)
+    expected = status < 300 or status in _SIGNALS or code in _SIGNALS or code in _CONFLICTS
+    return not expected and isinstance(_refusal(error, "s3://bucket", ""), LakeUnavailable)
 
 
 def _plain(access: Access) -> dict[str, Any]:
@@ -243,6 +265,11 @@ def _forget() -> None:
 def pause(attempt: int) -> None:
     """Wait before trying again: longer each time, and never two at once."""
     time.sleep(random.random() * min(0.1 * 2**attempt, 5.0))
+
+
+def patience(attempts: int) -> float:
+    """Seconds until a store that said "later", or nothing, is asked again: longer each time, and never two at once."""
+    return random.random() * min(2.0 ** (attempts - 1), 20.0)
 
 
 def _digest(body: bytes | BinaryIO) -> bytes:

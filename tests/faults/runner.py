@@ -107,7 +107,7 @@ def main(path: str, point: str = "") -> int:
             stack.enter_context(moved(ahead))
         if feed.lake.startswith("s3://"):
             stack.enter_context(patch("sluice.resources.s3_client.pause", lambda attempt: None))
-            stack.enter_context(patch("botocore.retries.standard.RetryPolicy.compute_retry_delay", lambda *_: 0))
+            stack.enter_context(patch("sluice.resources.s3_client.patience", lambda *_: 0))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))

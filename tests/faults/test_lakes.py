@@ -34,8 +34,6 @@ from tests.resources.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 LATE_S = 3.0
-AT_ONCE = 8
-"""Faults in one process: botocore's quota lets it try some 35 times in all, whatever `s3.retries` say."""
 _numbers = itertools.count(1)
 
 
@@ -128,15 +126,14 @@ def test_store_is_disturbed_no_more_often_than_it_is_asked(remote: Field, store:
     remote = on_s3(remote, store.endpoint, retries=12, read_timeout_ms=int(LATE_S * 800))
     with remote.producing():
         remote.normal(1)
-        for some in (drawn()[at : at + AT_ONCE] for at in range(0, len(drawn()), AT_ONCE)):
-            store.rules = [rule(r, f, draw.choice((1, 1, 2, 3)), LATE_S) for r, f in some]
-            remote.account.did("; ".join(f"{request} is {fault}" for request, fault in some))
-            for _ in range(TRIES):
-                large(remote)
-                assert remote.run().clean
-                if not any(r.times for r in store.rules):
-                    break
-            assert [r for r in store.rules if r.times] == [], "all were played"
+        store.rules = [rule(r, f, draw.choice((1, 1, 2, 3)), LATE_S) for r, f in drawn()]
+        remote.account.did("; ".join(f"{request} is {fault}" for request, fault in drawn()))
+        for _ in range(TRIES):
+            large(remote)
+            assert remote.run().clean
+            if not any(r.times for r in store.rules):
+                break
+        assert [r for r in store.rules if r.times] == [], "all were played"
     remote.proven()
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.faults
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks run in this process, and so does every pause between two tries."""
     monkeypatch.setattr("sluice.resources.s3_client.pause", lambda attempt: None)
-    monkeypatch.setattr("botocore.retries.standard.RetryPolicy.compute_retry_delay", lambda *_: 0)
+    monkeypatch.setattr("sluice.resources.s3_client.patience", lambda *_: 0)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ MIB = 1 << 20
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are for networks."""
     monkeypatch.setattr(s3_client.time, "sleep", lambda _: None)
-    monkeypatch.setattr("botocore.retries.standard.RetryPolicy.compute_retry_delay", lambda *_: 0)
+    monkeypatch.setattr("sluice.resources.s3_client.patience", lambda *_: 0)
     monkeypatch.setattr(s3_probe, "_checked", set())
 
 
@@ -273,6 +273,19 @@ def test_what_does_not_speak_s3_is_told(lake: S3Lake, between: Proxy) -> None:
     between.rules = [Rule("GET", "refuse", times=-1, status=400, said="<html>sign in<br></html>")]
     with pytest.raises(Terminal, match=r"s3\.endpoint"):
         list(lake.list(""))
+
+
+def test_each_request_is_tried_as_often_as_the_settings_say(s3_store: Store, between: Proxy) -> None:
+    """Botocore's own retries end for all requests of a process once they have been needed some 35 times."""
+    lake = lake_at(s3_store, between.endpoint, retries=4)
+    lake.put("x", b"1")
+    for _ in range(20):
+        between.rules = [Rule("GET", "lose", times=4)]
+        assert lake.get("x") == b"1"
+    between.rules, between.seen = [Rule("GET", "refuse", times=-1)], []
+    with pytest.raises(LakeUnavailable):
+        lake.get("x")
+    assert len(between.seen) == 5
 
 
 # -- uploads
