@@ -101,11 +101,15 @@ class Arena:
 
 
 def _place(name: str, partitions: int) -> int:
-    """Kafka's `Utils.abs(name.hashCode()) % partitions`: where a group or a transactional id lives; ASCII only."""
+    """Kafka's `Utils.abs(name.hashCode()) % partitions`: where a group or a transactional id lives; ASCII only.
+
+    `Utils.abs` gives the amount of a negative hash, and 0 for the lowest one, which has none.
+    """
     code = 0
     for byte in name.encode("ascii"):
         code = (31 * code + byte) & 0xFFFFFFFF
-    return (code & 0x7FFFFFFF) % partitions
+    amount = min(code, (1 << 32) - code)
+    return (amount & 0x7FFFFFFF) % partitions
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from kafka.errors import KafkaError
 
 from tests.faults.field import Field
 from tests.faults.nemeses import drawn
+from tests.resources.kafka.tools import until
 
 PARTS: Mapping[str, Callable[[Field], int]] = {
     "leader": lambda field: field.arena.leaders(field.topic)[0],
@@ -60,6 +63,18 @@ def bounced(field: Field) -> Iterator[int]:
         yield broker
         field.arena.heal()
         field.account.did(f"started again: {_named([broker])}")
+
+
+def deposed(field: Field, broker: int) -> None:
+    """Wait until it leads no partition any more. Who asks may meet it and wait in vain."""
+
+    def others_lead() -> bool:
+        with suppress(KafkaError):
+            return broker not in field.arena.leaders(field.topic).values()
+        return False
+
+    until(others_lead, 120)
+    field.account.did(f"others lead in place of broker {broker}")
 
 
 def leaders_moved(field: Field) -> None:
