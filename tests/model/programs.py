@@ -192,12 +192,13 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
     for n, what in enumerate(("accept", *(("moved",) if moved else ()))):
         with suppress(NothingToAccept):
             program(world, f"operator{n}", (what,))()
+    if by_windows:
+        world.now += 2 * HOUR
+        program(world, "healing-pins", ("land-nothing",))()
     if world.feed.policies.on_loss == "fail":
         with suppress(NothingToAccept):
             program(world, "operator-lost", ("lost",))()
     if by_windows:
-        world.now += 2 * HOUR
-        program(world, "healing-pins", ("land-nothing",))()
         state = world.ledger("healing").read()
         for at, w in enumerate(windows.listed(state, world.feed.window)):
             if not windows.complete(world.ledger("healing").read(), w, world.feed.window):

@@ -110,30 +110,30 @@ def none(patch: Patch) -> None:
 
 
 def relook(patch: Patch) -> None:
-    def once(member: Any, ledger: Ledger, settings: Any) -> Any:
+    def once(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         committed = member.committed([k.tp for k in ledger.read().frontiers()])
         state = ledger.read()
         found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
-        return _refused(ledger, settings, state, committed, found)
+        return _refused(ledger, state, committed, found)
 
     patch.setattr(commit, "_compare", once)
 
 
 def relist(patch: Patch) -> None:
-    def before(member: Any, ledger: Ledger, settings: Any) -> Any:
+    def before(member: Any, ledger: Ledger, settings: Any, *_: Any) -> Any:
         state = ledger.read()
         committed = member.committed([k.tp for k in state.frontiers()])
         found = {k: commit.verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
-        return _refused(ledger, settings, state, committed, found)
+        return _refused(ledger, state, committed, found)
 
     patch.setattr(commit, "_compare", before)
 
 
-def _refused(ledger: Ledger, settings: Any, state: State, committed: Any, found: dict[Key, Any]) -> Any:
+def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]) -> Any:
     if commit.Verdict.STALE in found.values():
         raise commit._stale(state, found, committed)
     if moved := [k for k, v in found.items() if v is commit.Verdict.MOVED]:
-        return commit._resolve_moved(ledger, settings, moved, state, committed), committed
+        raise commit._moved(ledger.feed, state, moved, committed)
     return state, committed
 
 
