@@ -195,9 +195,7 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
     if by_windows:
         world.now += 2 * HOUR
         program(world, "healing-pins", ("land-nothing",))()
-    if world.feed.policies.on_loss == "fail":
-        with suppress(NothingToAccept):
-            program(world, "operator-lost", ("lost",))()
+    _accept_what_is_lost(world, "operator-lost")
     if by_windows:
         state = world.ledger("healing").read()
         for at, w in enumerate(windows.listed(state, world.feed.window)):
@@ -209,8 +207,14 @@ def _settle(world: World, by_windows: bool, moved: bool) -> None:
         except (BatchIncomplete, OffsetsLost):  # Kafka had changed while it was planned, or before it ever was
             if attempt == MAX_CLEAN - 1:
                 raise
-            with suppress(NothingToAccept):
-                program(world, f"operator-lost{attempt}", ("lost",))()
+            _accept_what_is_lost(world, f"operator-lost{attempt}")
+
+
+def _accept_what_is_lost(world: World, name: str) -> None:
+    """Where the feed leaves it to an operator."""
+    if world.feed.policies.on_loss == "fail":
+        with suppress(NothingToAccept):
+            program(world, name, ("lost",))()
 
 
 def _land_nothing(world: World, name: str) -> str:
