@@ -285,6 +285,13 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
     seen = member.committed(list(offsets))
     for tp, meant in offsets.items():
         held = seen.get(tp)
+        if held is not None and _is_newer(held, meant):
+            raise CommitFenced(
+                f"{tp}: another run has committed {held.offset} since this one set out to commit {meant.offset}",
+                remedy="nothing is lost, and nothing is to mend; the next run goes on from there",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
         if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
             raise CommitFenced(
                 f"{tp}: meant to commit {meant.offset}, Kafka holds {_offset(held)}: the commit did not take",
@@ -292,6 +299,12 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
                 topic=tp.topic,
                 partition=tp.partition,
             )
+
+
+def _is_newer(held: CommittedOffset, meant: CommittedOffset) -> bool:
+    """Whether Kafka holds what a later intent of the same ledger meant."""
+    theirs, ours = Mark.parse(held.metadata), Mark.parse(meant.metadata)
+    return theirs is not None and ours is not None and theirs.ledger == ours.ledger and theirs.number > ours.number
 
 
 def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, told: bool) -> None:

@@ -254,7 +254,7 @@ class KafkaMembership:
         try:
             self._in_one_transaction(producer, offsets, outbox, letters)
         except CommitFenced:
-            if outbox.late and outbox.sent:
+            if outbox.late and outbox.crowded:
                 outbox.give_up()
             raise
         self._producer = producer

@@ -64,11 +64,17 @@ class Outbox:
     added: set[int] = field(default_factory=set)
     sent: int = 0
     begun: float = field(default_factory=time.monotonic)
+    ended: float | None = None
 
     @property
     def late(self) -> bool:
         """Whether the coordinator may have given the transaction up by now."""
         return time.monotonic() - self.begun > self.seconds
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the letters, now sent, took most of the transaction's time: it is they who made it late."""
+        return self.ended is not None and self.ended - self.begun > self.seconds / 2
 
     def send(self, letters: Iterable[Letter]) -> None:
         """Send them all, each acknowledged by all in-sync replicas.
@@ -81,6 +87,7 @@ class Outbox:
                 self.give_up()
             self.wire.run(f"sending dead letters to {self.topic}", self._chunk, chunk)
             self.sent += len(chunk)
+        self.ended = time.monotonic()
 
     def give_up(self) -> NoReturn:
         """Say that the transaction's time was not enough."""

@@ -72,6 +72,24 @@ def test_nothing_new_does_not_touch_the_group() -> None:
     assert world.group.joins == joins
 
 
+def test_a_run_that_sleeps_while_another_commits_on_says_so() -> None:
+    """Its own commit may have taken effect before: nobody can tell any more, and nothing rests on it."""
+    world = World()
+    world.account(0, 50)
+
+    def another() -> None:
+        world.group.on_end = lambda: None
+        world.account(50, 60)
+        world.commit()
+
+    world.group.on_end = another
+    with pytest.raises(CommitFenced, match="another run has committed 60 since this one set out to commit 50"):
+        world.commit()
+    assert world.held == 60
+    assert world.ledger.read().commits == {KEY: 60}
+    assert world.commit().status is CommitStatus.UNCHANGED
+
+
 def test_mode_none_leaves_kafka_alone() -> None:
     world = World()
     world.account(0, 50)

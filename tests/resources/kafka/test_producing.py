@@ -3,7 +3,10 @@ were."""
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from kafka import KafkaConsumer
@@ -12,8 +15,9 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.errors import CommitFenced, KafkaUnavailable, UnknownTopic, UsageError
 from sluice.pipelines.ports import Letter
 from sluice.pipelines.values import CommittedOffset, TopicPartition
-from sluice.resources.kafka import producing
-from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka import group_messages, messages, producing
+from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
+from sluice.resources.kafka.group_messages import TRANSACTION
 from tests.resources.kafka.tools import address, until
 
 PRODUCE, ADD_PARTITIONS = 0, 24
@@ -179,6 +183,26 @@ def test_a_transaction_that_takes_too_long_says_what_to_raise(kafka, spot, fresh
             member.commit_transaction({spot: CommittedOffset(1)}, topic, endless)
         assert member.committed([spot]) == {spot: None}
     assert read(kafka, topic)[0] == []
+
+
+def test_a_committer_that_sleeps_once_its_letters_are_sent_is_fenced(kafka, group, spot, fresh_topic, monkeypatch):
+    """It is not for the letters that its time was up: no setting is to blame."""
+    topic, clock, adding = fresh_topic(), SimpleNamespace(monotonic=time.monotonic), KafkaMembership._add
+
+    async def asleep(member, producer, offsets):
+        await member._coordinators.ask(
+            TRANSACTION, f"t-{topic}", partial(group_messages.ask_producer, f"t-{topic}", 9000), messages.top_error
+        )
+        clock.monotonic = lambda: time.monotonic() + 3600
+        await adding(member, producer, offsets)
+
+    monkeypatch.setattr(producing, "time", clock)
+    monkeypatch.setattr(KafkaMembership, "_add", asleep)
+    with group.join([spot.topic], f"t-{topic}") as member:
+        member.init_transactions()
+        with pytest.raises(CommitFenced):
+            member.commit_transaction({spot: CommittedOffset(1)}, topic, [letter(1)])
+        assert member.committed([spot]) == {spot: None}
 
 
 @pytest.mark.faults
