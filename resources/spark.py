@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,8 @@ TRIES = 3
 _LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
-_INTERRUPTS = 20
+_CANCEL_SECONDS = 5.0
+"""How long an interrupt waits for its job's end; the end of the process would end it, too."""
 _ENDING_SECONDS = 2.0
 """Its connections break first, then a killed JVM is gone."""
 _OURS = {
@@ -75,16 +76,23 @@ class SparkEngine:
         """
         if not tasks:
             return []
+        work = executor.Work.of(job, tasks, tries(self._settings))
+        job_done = _elsewhere(lambda: self._landed(work))
+        try:
+            wait([job_done])
+        except BaseException:
+            self.cancel()
+            wait([job_done], _CANCEL_SECONDS)
+            raise
+        return job_done.result()
+
+    def _landed(self, work: executor.Work) -> list[Outcome]:
         # A session of our own: what is cancelled in it is ours, and tags reach no further than the thread they are of.
         spark = session(self._settings).newSession()
         done = threading.Event()
         threading.Thread(target=self._watch, args=(spark, done), name="sluice-cancel", daemon=True).start()
         try:
-            return self._carried_out(spark, executor.Work.of(job, tasks, tries(self._settings)))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                _interrupt(spark)  # the interrupt ended our thread's wait; the job must be told
-            raise
+            return self._carried_out(spark, work)
         finally:
             done.set()
 
@@ -118,12 +126,19 @@ class SparkEngine:
             ) from None
 
 
-def _interrupt(spark: SparkSession) -> None:
-    """End the session's jobs, also one that is only about to begin."""
-    for _ in range(_INTERRUPTS):
-        if _jvm_ended() is not None or spark.interruptAll():
-            return
-        time.sleep(_WATCH_SECONDS)
+def _elsewhere(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+    """Call it in a thread of its own, so that an interrupt ends a wait of Python's, always at once. Amid a call to the
+    JVM it would break the connection, and then PySpark's clean-up raises something else in its place, or waits."""
+    future: Future[list[Outcome]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="sluice-job", daemon=True).start()
+    return future
 
 
 def _collect(spark: SparkSession, work: executor.Work) -> list[Outcome]:

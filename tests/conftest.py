@@ -32,8 +32,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def own_spark() -> Iterator[None]:
     """A module's Spark session has its own settings: the next module starts another."""
     yield
-    if "pyspark.sql" in sys.modules and (session := sys.modules["pyspark.sql"].SparkSession.getActiveSession()):
-        session.stop()
+    if "pyspark.sql" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context:
+        sys.modules["pyspark.sql"].SparkSession.builder.getOrCreate().stop()  # an engine's is another thread's
 
 
 _CLUSTERS = {"kafka", "kafka3", "fresh_topic"}

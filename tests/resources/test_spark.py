@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +36,7 @@ from sluice.resources import executor, spark
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import SparkEngine
 from tests.pipelines.decode.logs import LZ4, Batch, Record, log
+from tests.resources.kafka.tools import until
 from tests.resources.log_wiring import LogWiring
 
 ROOT = Path(__file__).parents[2]
@@ -174,6 +176,25 @@ def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> 
     with pytest.raises(Failed, match="cancelled"):
         engine.run(job, [0, 1])
     canceller.join()
+
+
+@pytest.mark.spark
+def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
+    hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def interrupt_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_once_begun)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        SparkEngine(settings).run(hanging, [0, 1])
+    interrupter.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "PySpark has one of its own"
+    until(lambda: not spark.session(settings).sparkContext.statusTracker().getActiveJobsIds())
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
 
 
 def _in_a_process(code: str) -> str:
