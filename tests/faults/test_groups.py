@@ -127,6 +127,7 @@ def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
 
 @pytest.mark.parametrize("what", ["offsets", "group"])
 def test_offsets_are_gone(field: Field, what: str) -> None:
+    written(field, EACH)
     with field.producing():
         field.normal(1)
         groups.deleted(field, group=what == "group")
