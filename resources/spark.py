@@ -48,6 +48,14 @@ _OURS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.resources.spark_daemon",
 }
+# Its ports are on this machine alone, and obey nobody who does not know a secret made for this session. Records never
+# pass through this JVM: the full compiler would double what its start and its few short jobs cost.
+_HERE = {
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.authenticate": "true",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 _session_lock = threading.Lock()
 
 
@@ -259,9 +267,7 @@ def _environment(settings: SparkSettings) -> None:
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    # Its ports are on this machine alone, and obey nobody who does not know a secret made for this session.
-    loopback = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK, "spark.authenticate": "true"}
-    return _OURS | (loopback if is_local(settings) else {}) | settings.conf
+    return _OURS | (_HERE if is_local(settings) else {}) | settings.conf
 
 
 def master(settings: SparkSettings) -> str:
