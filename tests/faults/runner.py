@@ -45,6 +45,8 @@ _server.set_forkserver_preload(
         "sluice.pipelines.typed.format",
         "sluice.pipelines.contract.format",
         "sluice.resources.kafka.fetch",
+        "sluice.resources.lake_s3",
+        "boto3",
         "duckdb",
         "pandas",  # by Arrow, when rows become Python's
         "pyspark.sql",  # by each task, to ask which try it is

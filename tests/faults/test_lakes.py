@@ -24,6 +24,7 @@ from tests.faults.nemeses.lakes import (
     no_inodes,
     on_s3,
     paused,
+    read_all_the_time,
     read_only,
     rights_taken,
     rule,
@@ -75,8 +76,8 @@ FULL_AT = ("", "before stage", "before receipt", "before publish", "before show"
 
 
 def test_disk_fills_up_before_and_within_runs(disk: Field, draw: random.Random) -> None:
-    """Whatever there is no room for is not there, and the next run goes on."""
-    with disk.producing():
+    """Whatever there is no room for is not there, nor half of it, and the next run goes on."""
+    with disk.producing(), read_all_the_time(disk):
         disk.normal(1)
         for point in draw.sample(FULL_AT, len(FULL_AT)):
             ran = wrong_at(disk, point, draw.choice((disk_full, no_inodes)))

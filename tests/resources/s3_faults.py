@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,6 +82,10 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: Proxy
 
     def log_message(self, *_: Any) -> None: ...
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # nobody waits for the answer any more
+            super().handle()
 
     def _any(self) -> None:
         rule = self.proxy.take(f"{self.command} {self.path}")

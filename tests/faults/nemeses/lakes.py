@@ -11,12 +11,14 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sluice.resources.local_s3 import REGION
+from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
 from tests.faults.runner import SIGNAL
@@ -113,6 +115,28 @@ def rights_taken(field: Field) -> Iterator[None]:
             if folder.is_dir():
                 folder.chmod(0o755)
         field.account.did("it was given back")
+
+
+@contextmanager
+def read_all_the_time(field: Field) -> Iterator[None]:
+    """Somebody reads the ledger again and again. AssertionError when an entry was not whole once."""
+    ended, broken, folder = threading.Event(), set(), field.folder
+
+    def read() -> None:
+        while not ended.wait(0.05):
+            try:
+                folder.entries()
+            except EvidenceError as error:
+                broken.add(str(error))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not broken, broken
 
 
 def without_privileges(field: Field) -> Running:
