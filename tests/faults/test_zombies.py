@@ -136,7 +136,8 @@ def committing(kind: Kind) -> list[str]:
     if kind.commit == "plain":
         return ["before intent", *points.both("plain"), "before record"]
     letters = ["after letters"] if kind.letters else []
-    return ["before init", "before intent", "before begin", *letters, "after begin", "after offsets", "after end"]
+    ends = ["after begin", "after offsets", "after end", "before record"]
+    return ["before init", "before intent", "before begin", *letters, *ends]
 
 
 def slept(field: Field, point: str, refusals: tuple[type, ...], environment: dict[str, str]) -> None:
