@@ -13,7 +13,9 @@ from typing import Any, TextIO
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-SECONDS = 60
+SECONDS = 30
+CLOSING_SECONDS = 5
+"""All answers were waited for before: what is left is the client's own."""
 
 
 class Noting:
@@ -89,7 +91,7 @@ class Noting:
             self._transaction = ""
 
     def close(self) -> None:
-        self._producer.close(SECONDS)
+        self._producer.close(CLOSING_SECONDS)
         self._file.close()
 
 
