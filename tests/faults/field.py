@@ -154,7 +154,9 @@ class Field:
         path.parent.mkdir(exist_ok=True)
         kafka = f"{{bootstrap: '{self.arena.behind}'}}"
         lines = {"kafka": kafka, "topics": self.topic, "start": "earliest", "group": self.group, **self.settings}
-        path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
+        written = path.with_suffix(".new")  # a run that was started a moment ago may be reading it
+        written.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
+        written.replace(path)
         return load_feed(path, {})
 
     @property

@@ -57,7 +57,7 @@ class Kind:
 
 def kinds() -> list[Kind]:
     """Three that have everything among them."""
-    draw = random.Random(SEED)
+    draw = random.Random(f"kinds of {SEED}")
     commits = [("transactional", True, True), ("transactional", False, False), ("plain", True, False)]
     policies, layouts = ["by_partition", "all_or_nothing"], ["window", "record_time"]
     for names in (policies, layouts):
