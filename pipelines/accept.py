@@ -237,12 +237,15 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
     state = ledger.read()
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
     committed = edges.group.committed([k.tp for k in targets])
-    moved = [k for k, o in targets.items() if verdict(state, k, o, committed.get(k.tp)) is Verdict.MOVED]
+    verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
+    moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
     if not moved:
         raise NothingToAccept(
             f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
+    if not adopting:  # what was put where the frontier happens to be is in the way once that has gone on
+        moved += [k for k, v in verdicts.items() if v is Verdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
         _check_ahead(ledger.feed, offsets, targets)

@@ -267,6 +267,24 @@ def test_the_next_commit_goes_on_from_offsets_that_were_moved(world: World, to: 
     assert world.group.offsets[P0].offset == 8
 
 
+def test_offsets_that_somebody_put_where_the_frontier_happens_to_be_are_accepted_with_the_others(world: World) -> None:
+    p1 = TopicPartition(P0.topic, 1)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    for tp, count in ((P0, 3), (p1, 2)):
+        world.topic.write(tp, [world.now] * count, False)
+    world.land(CATCH_UP).check()
+    world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
+    with pytest.raises(GroupMoved):
+        committed(world)
+    accept_moved(world.feed, world.edges(), "a stranger")
+    world.topic.write(p1, [world.now] * 5, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [11, 11]
+
+
 def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: World) -> None:
     committed(world)
     world.topic.write(P0, [world.now] * 4, False)
