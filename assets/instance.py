@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import dagster as dg
 from dagster._core.execution.compute_logs import redirect_to_file
@@ -79,6 +79,11 @@ def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
 
 class QuietLogs(LocalComputeLogManager):
     """Dagster's local logs of stdout and stderr, without repeating every line on the terminal."""
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> QuietLogs:
+        """Dagster's own makes its own class."""
+        return cls(inst_data=inst_data, **config_value)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,23 @@ def test_observing_after_landing_is_a_comfort_only(
     outcome = world.run()
     assert outcome.exit_code == 0
     assert instance.fetch_observations(topic_key("orders"), limit=1).records == []
+
+
+def test_what_a_step_prints_is_in_its_log_and_not_on_the_terminal(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = world.engine.run
+
+    def talkative(job: Any, tasks: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            print("said by a library", file=stream, flush=True)
+        return run(job, tasks)
+
+    monkeypatch.setattr(world.engine, "run", talkative)
+    world.run()
+    assert "library" not in "".join(capfd.readouterr())
+    kept = [p.suffix for p in world.project.state.rglob("compute_logs/*") if b"library" in p.read_bytes()]
+    assert sorted(kept) == [".err", ".out"]
 
 
 def test_nothing_stored_holds_a_secret(world: World) -> None:
