@@ -38,13 +38,6 @@ class Process:
         return _JVM in self.command or _PYTHON in self.command
 
     @property
-    def stopped(self) -> bool:
-        """By SIGSTOP."""
-        with suppress(OSError):
-            return Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
-        return False
-
-    @property
     def sockets(self) -> set[str]:
         """Their inodes."""
         found: set[str] = set()
