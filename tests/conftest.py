@@ -34,6 +34,7 @@ def own_spark() -> Iterator[None]:
     yield
     if "pyspark.sql" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context:
         sys.modules["pyspark.sql"].SparkSession.builder.getOrCreate().stop()  # an engine's is another thread's
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own outlives its session
 
 
 _CLUSTERS = {"kafka", "kafka3", "fresh_topic"}

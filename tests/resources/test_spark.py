@@ -187,7 +187,7 @@ def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSett
             time.sleep(0.01)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    interrupter = threading.Thread(target=interrupt_once_begun)
+    interrupter = threading.Thread(target=interrupt_once_begun, daemon=True)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         SparkEngine(settings).run(hanging, [0, 1])
