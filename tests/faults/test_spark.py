@@ -10,8 +10,11 @@ import random
 import signal
 from collections.abc import Iterator
 
+import dagster as dg
 import pytest
 
+from sluice.assets.instance import open_instance
+from sluice.resources.project import Project
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
 from tests.faults.nemeses.engines import Processes, healed, held, waiting
@@ -89,6 +92,7 @@ def test_jvm_of_spark_killed_in_mid_landing(field: Field, processes: Processes) 
         field.account.did("Spark's JVM was killed (SIGKILL)")
         ran = field.ended(running)
         assert (ran.code, ran.error) == (1, "Failed"), ran
+        assert "JVM was killed by SIGKILL" in ran.noise
         processes.gone()
         healed(field)
         field.recovered()
@@ -119,6 +123,8 @@ def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, num
         ran = field.ended(running)
         assert ran.code == INTERRUPTED, ran
         assert "Traceback" not in ran.noise, ran.noise
+        with open_instance(Project(field.root)) as instance:
+            assert [r.status for r in instance.get_runs()] == [dg.DagsterRunStatus.CANCELED]
         processes.gone()
         healed(field)
         field.recovered()
