@@ -32,7 +32,7 @@ from tests.resources.kafka.tools import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
 Status = dg.DagsterRunStatus
-PARTITIONS, WINDOWS = 3, 3
+PARTITIONS, WINDOWS = 3, 2
 HELD = {"planning": LIST_OFFSETS, "landing": FETCH, "committing": END_TXN}
 """What keeps a run in a step: requests that no broker sees."""
 STOPS = {"publishing": ("before publish", "after publish", "after show", "before manifest")}
@@ -153,15 +153,14 @@ def _children(desk: Desk, run: str) -> list[dg.DagsterRun]:
 
 def test_two_backfills_at_once(stage: Stage) -> None:
     field, desk = stage.past, stage.desk
-    first, second, _ = stage.windows
-    backfills = [desk.backfill(field.name, windows) for windows in ((first,), (first, second))]
-    field.account.did("two backfills were asked for, of one window and of two, one in common")
+    backfills = [desk.backfill(field.name, stage.windows[:1]) for _ in range(2)]
+    field.account.did("two backfills of the same window were asked for")
     until(lambda: all(_done(desk, b) for b in backfills), 600)
     runs = [r for b in backfills for r in _records(desk, b)]
-    assert [r.dagster_run.status for r in runs] == [Status.SUCCESS] * 3, [desk.log(r.dagster_run.run_id) for r in runs]
+    assert [r.dagster_run.status for r in runs] == [Status.SUCCESS] * 2, [desk.log(r.dagster_run.run_id) for r in runs]
     times = sorted((r.start_time, r.end_time) for r in runs)
     assert all(before[1] <= after[0] for before, after in pairwise(times)), "the feed's pool lets one in at a time"
-    field.account.did("three runs, one after the other, succeeded")
+    field.account.did("two runs, one after the other, succeeded")
     field.recovered()
     field.proven()
 

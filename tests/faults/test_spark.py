@@ -131,16 +131,14 @@ def test_run_asked_to_end_in_mid_landing(field: Field, processes: Processes, num
     field.proven()
 
 
-@pytest.mark.parametrize("what", ["jvm", "worker"])
-def test_stopped_in_mid_landing_and_continued(
-    field: Field, processes: Processes, what: str, draw: random.Random
-) -> None:
+def test_engine_stopped_in_mid_landing_and_continued(field: Field, processes: Processes, draw: random.Random) -> None:
+    what = draw.choice(["JVM", "Python worker"])
     with field.producing():
         field.normal(1)
         running = begun(field, processes)
-        victim = processes.jvm() if what == "jvm" else draw.choice(processes.workers(field.arena))
+        victim = processes.jvm() if what == "JVM" else draw.choice(processes.workers(field.arena))
         victim.send(signal.SIGSTOP)
-        field.account.did(f"the {what} was stopped (SIGSTOP)")
+        field.account.did(f"its {what} was stopped (SIGSTOP)")
         healed(field)
         meanwhile = field.run()
         assert (meanwhile.code, meanwhile.error) == (1, "PlanBusy"), meanwhile
