@@ -111,6 +111,7 @@ def test_offsets_moved_by_hand_are_adopted(field: Field) -> None:
 
 
 def test_offsets_moved_by_kafkas_own_tool(field: Field) -> None:
+    written(field, EACH)
     with field.producing():
         field.normal(1)
         groups.moved_by_the_tool(field, "--to-earliest")
