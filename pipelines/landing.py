@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines import layout
+from sluice.pipelines.encoding import options
 from sluice.pipelines.errors import ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import fixed, int64s
@@ -29,9 +30,6 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
-PAGE_BYTES = 1 << 20
-SAMPLE_ROWS = 1024
-"""Rows by which a column's encoding is chosen."""
 MAX_FOLDERS = 48
 _LAST_YEAR_ENDS = 253_402_300_800_000
 
@@ -147,8 +145,8 @@ class PartWriter:
 
     def _add(self, folder: str, rows: pa.Table) -> None:
         if folder not in self._files:
-            options = _options(rows, self._settings)
-            self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, options)
+            chosen = options(rows, self._settings)
+            self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, chosen)
             self._opened += 1
         self._files[folder].add(rows)
 
@@ -275,40 +273,3 @@ class _HashingSink:
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
-    """Settings by column, as measured, for a file that begins with these rows: numbers and times as deltas with
-    statistics; dictionaries where the format says so, or where texts repeat (elsewhere one costs more than it saves
-    before compression).
-    """
-    schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
-    numbers = [f.name for f in schema if _is_number(f.type)]
-    return {
-        "compression": settings.compression.value,
-        "compression_level": settings.compression_level,
-        "use_dictionary": [f.name for f in schema if _repeats(rows.column(f.name))],
-        "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
-        "write_statistics": numbers,
-        # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
-        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 1024),
-        "data_page_size": PAGE_BYTES,
-        # As Spark writes them: a third of the time of fixed-length bytes.
-        "store_decimal_as_integer": True,
-        # The Arrow schema would bring the dictionary type back for some readers and not for others.
-        "store_schema": False,
-    }
-
-
-def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether the column has few values, by its type or by its first rows."""
-    if not pa.types.is_string(column.type):
-        return bool(pa.types.is_dictionary(column.type))
-    seen = column.slice(0, SAMPLE_ROWS)
-    return len(seen) == SAMPLE_ROWS and pc.count_distinct(seen).as_py() <= SAMPLE_ROWS // 16
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    """What Parquet keeps as an integer of 32 or 64 bits."""
-    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-    return bool(of_time or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18))
