@@ -1,86 +1,152 @@
 """Whether a peer landed what it had to: every row, with its offset, key, value, time and headers.
 
-A digest is a count and a sum of row hashes for each partition, by DuckDB; it does not depend on the order of rows or on
-how they lie over files. What it must be is computed from what was sent, never from what anybody read.
+A digest is a count and two sums of row hashes for each partition, by DuckDB; it does not depend on the order of rows or
+on how they lie over files. What it must be is computed from what was sent, never from what anybody read. A peer that
+lands no headers is held to everything else.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
+from sluice.bench.types import duckdb_texts, duckdb_type, fields
 from sluice.bench.workloads import TRACE
 from sluice.pipelines.errors import ProofFailed
+from sluice.pipelines.typed.schema import Field, Kind
 
 _HEADERS = 'STRUCT("key" VARCHAR, "value" BLOB)[]'
 _DIGEST = """
     SELECT partition::INT, count(*),
-        sum(hash("offset"::BIGINT, key::BLOB, value, stamp::BIGINT, headers)::HUGEINT)
+        sum(hash("offset"::BIGINT, key::BLOB, value, stamp::BIGINT)::HUGEINT),
+        sum(hash("offset"::BIGINT, headers)::HUGEINT)
     FROM ({rows}) GROUP BY ALL
 """
 _SENT = f"""
-    SELECT {{partition}} AS partition, "offset", key, {{value}} AS value, timestamp AS stamp,
-        CASE WHEN trace IS NULL THEN [] ELSE [{{{{'key': '{TRACE}', 'value': trace::BLOB}}}}] END::{_HEADERS} AS headers
-    FROM sent
+    SELECT {{partition}} AS partition, "offset", encode(key) AS key, {{value}} AS value, timestamp AS stamp,
+        CASE WHEN trace IS NULL THEN [] ELSE [{{{{'key': '{TRACE}', 'value': encode(trace)}}}}] END::{_HEADERS}
+            AS headers
+    FROM (SELECT *, {{read}} AS read FROM sent)
 """
 _LANDED = f"""
-    SELECT "{{k}}partition" AS partition, "{{k}}offset" AS "offset", "{{k}}key" AS key, {{value}} AS value,
-        epoch_ms("{{k}}timestamp") AS stamp, coalesce("{{k}}headers", [])::{_HEADERS} AS headers
-    FROM read_parquet($files) WHERE "{{k}}topic" = $topic AND "{{k}}timestampType" = 0
+    SELECT {{partition}} AS partition, {{offset}} AS "offset", {{key}} AS key, {{value}} AS value,
+        epoch_ms({{time}}) AS stamp, coalesce({{headers}}, [])::{_HEADERS} AS headers
+    FROM read_parquet($files) WHERE {{topic}} = $topic AND {{time_type}} = 0
 """
 Schema = Sequence[tuple[str, str]]
 
 
+VERSION = f"{hashlib.sha256((_DIGEST + _SENT).encode()).hexdigest()[:6]}-duckdb{duckdb.__version__}"
+"""Of what digests say: DuckDB's row hash is stable within a version only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a peer's rows lie: SQL for what is compared of them, and which files below its folder hold them.
+
+    `value` is for rows that are not typed; typed fields are columns by their names. `headers` empty: none are landed.
+    """
+
+    topic: str
+    partition: str
+    offset: str
+    key: str
+    value: str
+    time: str
+    time_type: str
+    headers: str
+    files: str = "**/*.parquet"
+
+
+def _of_spark(prefix: str) -> Layout:
+    """The columns of Spark's Kafka source."""
+    names = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
+    return Layout(*(f'"{prefix}{name}"' for name in names))
+
+
+RAW, TYPED = _of_spark(""), _of_spark("kafka_")
+"""The columns of Spark's Kafka source; those beside typed fields carry a prefix."""
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What one partition holds, in two numbers."""
+    """What one partition holds, in three numbers."""
 
     rows: int = 0
     sum: int = 0
+    headers: int = 0
 
     def __add__(self, other: Digest) -> Digest:
-        return Digest(self.rows + other.rows, self.sum + other.sum)
+        return Digest(self.rows + other.rows, self.sum + other.sum, self.headers + other.headers)
 
 
 def digest_of_sent(partition: int, rows: pa.Table, schema: Schema = ()) -> Digest:
     """Of rows as workloads make them, their values typed by DuckDB's own JSON reader when there is a schema."""
-    with duckdb.connect() as db:
+    known = fields(schema)
+    shape = json.dumps({f.name: duckdb_texts(f.type) for f in known})
+    read = f"from_json(value::VARCHAR, '{shape}')" if known else "encode(value)"
+    value = _row([f'read."{f.name}"' for f in known], known) if known else "read"
+    with _database() as db:
         db.register("sent", rows)
-        value = _row((f"value->>'{name}'", kind) for name, kind in schema)
-        return _digests(db, _SENT.format(partition=partition, value=value), {}).get(partition, Digest())
+        sent = _SENT.format(partition=partition, read=read, value=value)
+        return _digests(db, sent, {}).get(partition, Digest())
 
 
-def digests_of_landed(files: Iterable[Path], topic: str, schema: Schema = ()) -> dict[int, Digest]:
-    """By partition, of Parquet files with the columns of Spark's Kafka source; typed: under `kafka_`, beside fields."""
-    with duckdb.connect() as db:
-        db.execute("SET timezone = 'UTC'")
-        landed = _LANDED.format(k="kafka_" if schema else "", value=_row(schema))
+def digests_of_landed(
+    files: Iterable[Path], topic: str, schema: Schema = (), layout: Layout | None = None
+) -> dict[int, Digest]:
+    """By partition, of Parquet files as Spark's Kafka source would lay them out, unless another layout is given."""
+    known = fields(schema)
+    lies = layout or (TYPED if known else RAW)
+    value = _row([f'"{f.name}"' for f in known], known) if known else f"({lies.value})::BLOB"
+    said = {name: getattr(lies, name) for name in ("topic", "partition", "offset", "key", "time", "time_type")}
+    with _database() as db:
+        landed = _LANDED.format(**said, value=value, headers=lies.headers or "NULL")
         return _digests(db, landed, {"files": [str(f) for f in files], "topic": topic})
 
 
-def _row(columns: Iterable[tuple[str, str]]) -> str:
-    """SQL for what is compared of a value: its typed columns, or its bytes."""
-    typed = [f"epoch_us(({c})::TIMESTAMPTZ)" if kind == "timestamp" else f"({c})::{kind}" for c, kind in columns]
-    return f"row({', '.join(typed)})" if typed else "value::BLOB"
+def _database() -> duckdb.DuckDBPyConnection:
+    db = duckdb.connect()
+    db.execute("SET timezone = 'UTC'")
+    return db
+
+
+def _row(columns: Iterable[str], known: Sequence[Field]) -> str:
+    """SQL for the typed columns as they are compared."""
+    return f"row({', '.join(_typed(c, f) for c, f in zip(columns, known, strict=True))})"
+
+
+def _typed(column: str, field: Field) -> str:
+    typed = f"({column})::{duckdb_type(field.type)}"
+    # The hash of a list takes an empty one, one of a null and none at all for the same: their texts differ.
+    return f"to_json({typed})::VARCHAR" if field.type.kind in (Kind.LIST, Kind.STRUCT) else typed
 
 
 def _digests(db: duckdb.DuckDBPyConnection, rows: str, given: Mapping[str, object]) -> dict[int, Digest]:
     found = db.execute(_DIGEST.format(rows=rows), given).fetchall()
-    return {int(partition): Digest(int(count), int(total)) for partition, count, total in found}
+    return {int(partition): Digest(*map(int, sums)) for partition, *sums in found}
 
 
 def check_landed(
-    peer: str, folder: Path, topic: str, expected: Mapping[int, Digest], schema: Schema = ()
+    peer: str,
+    folder: Path,
+    topic: str,
+    expected: Mapping[int, Digest],
+    schema: Schema = (),
+    layout: Layout | None = None,
 ) -> tuple[int, int]:
     """Parquet files and their bytes below the folder. Raises ProofFailed unless they hold exactly what is expected."""
-    files = sorted(folder.rglob("*.parquet"))
-    found = digests_of_landed(files, topic, schema) if files else {}
+    files = sorted(folder.glob(layout.files if layout else RAW.files))
+    found = digests_of_landed(files, topic, schema, layout) if files else {}
+    headers = layout is None or bool(layout.headers)
     for partition in sorted(expected.keys() | found.keys()):
-        wanted, got = expected.get(partition, Digest()), found.get(partition, Digest())
+        wanted, got = (_compared(of.get(partition, Digest()), headers) for of in (expected, found))
         if wanted != got:
             what = f"{got.rows:,} rows for {wanted.rows:,}" if got.rows != wanted.rows else "other rows than were sent"
             raise ProofFailed(
@@ -90,3 +156,7 @@ def check_landed(
                 partition=partition,
             )
     return len(files), sum(f.stat().st_size for f in files)
+
+
+def _compared(digest: Digest, headers: bool) -> Digest:
+    return digest if headers else replace(digest, headers=0)

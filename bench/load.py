@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-import duckdb
 import pyarrow.compute as pc
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from sluice.bench.batches import Batch, batches
-from sluice.bench.check import Digest, digest_of_sent
+from sluice.bench.check import VERSION, Digest, digest_of_sent
 from sluice.bench.produce import Producer
 from sluice.bench.workloads import Workload
 
@@ -43,8 +42,7 @@ class Loaded:
 
 def ensure(workload: Workload, bootstrap: str, folder: Path, note: Note) -> Loaded:
     """The workload's topic, loaded now unless it is there. `folder` remembers what topics hold. Raises Failed."""
-    # DuckDB's row hash is stable within a version only.
-    memo = folder / f"{workload.name}-{workload.fingerprint}-duckdb{duckdb.__version__}.json"
+    memo = folder / f"{workload.name}-{workload.fingerprint}-{VERSION}.json"
     known = _recall(memo)
     if known and _ends(bootstrap, known.topic) == known.ends:
         return known
@@ -103,6 +101,6 @@ def _recall(memo: Path) -> Loaded | None:
 def _remember(memo: Path, loaded: Loaded) -> None:
     memo.parent.mkdir(parents=True, exist_ok=True)
     partial = memo.with_suffix(".partial")
-    digests = {name: {p: (d.rows, d.sum) for p, d in getattr(loaded, name).items()} for name in _DIGESTS}
+    digests = {name: {p: astuple(d) for p, d in getattr(loaded, name).items()} for name in _DIGESTS}
     partial.write_text(json.dumps({"topic": loaded.topic, **digests}))
     partial.replace(memo)

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
 
 from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.types import fields, spark_type
 
 _CONF: dict[str, Any] = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -56,10 +57,10 @@ def _land(spark: SparkSession, given: Assignment, out: Path) -> dict[str, Any]:
 
 def _typed(read: DataFrame, schema: dict[str, str]) -> DataFrame:
     """The fields of the value, and all other columns under `kafka_`."""
-    said = ", ".join(f"{name} {'int' if kind == 'int32' else kind}" for name, kind in schema.items())
-    fields = from_json(col("value").cast("string"), said).alias("value")
+    said = ", ".join(f"`{f.name}` {spark_type(f.type)}" for f in fields(schema))
+    value = from_json(col("value").cast("string"), said).alias("value")
     others = [c for c in read.columns if c != "value"]
-    return read.select(fields, *others).select("value.*", *(col(c).alias(f"kafka_{c}") for c in others))
+    return read.select(value, *others).select("value.*", *(col(c).alias(f"kafka_{c}") for c in others))
 
 
 if __name__ == "__main__":

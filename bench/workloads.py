@@ -59,7 +59,7 @@ class Workload:
     name: str
     about: str
     shape: Shape
-    records: int = 2_000_000
+    records: int = 3_000_000
     weights: tuple[int, ...] = (1, 1, 1, 1)
     codec: str = "lz4"
     batch_bytes: int = 40_000
@@ -144,6 +144,7 @@ ORDERS = Workload(
     about="JSON orders of about 190 bytes, keyed by customer, every tenth with a header",
     shape=Shape(_CUSTOMER, _order(), trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
 )
+FEW_ORDERS = replace(ORDERS, name="few-orders", records=200_000)
 TYPED_ORDERS = replace(
     ORDERS,
     name="typed-orders",
@@ -191,4 +192,132 @@ CHECKED_ORDERS = replace(
     about=f"{ORDERS.about}, 4 of 1,000 of which break the contract",
     shape=replace(ORDERS.shape, value=_order(**_SPOILED), bad=f"{_LUCK} < {len(_SPOILED)}"),
     contract=json.dumps({"name": "orders", "expectations": [{"type": t, "kwargs": k} for t, k in _CONTRACT]}),
+)
+
+OTHER_RECORDS = 1_000_000
+"""Of workloads that show one thing each, beside the main ones."""
+UNCOMPRESSED, GZIP, SNAPPY, ZSTD = (
+    replace(TYPED_ORDERS, name=f"typed-orders-{codec}", codec=codec, records=OTHER_RECORDS)
+    for codec in ("none", "gzip", "snappy", "zstd")
+)
+PARTITIONS = replace(
+    TYPED_ORDERS,
+    name="many-partitions",
+    about=f"{ORDERS.about}, in many partitions",
+    records=OTHER_RECORDS,
+    weights=(1,) * 200,
+)
+SKEWED = replace(
+    TYPED_ORDERS,
+    name="skewed-partitions",
+    about=f"{ORDERS.about}, 90 % of them in one partition",
+    records=OTHER_RECORDS,
+    weights=(27, 1, 1, 1),
+)
+BROKERS = replace(
+    TYPED_ORDERS,
+    name="three-brokers",
+    about=f"{ORDERS.about}, on three brokers",
+    records=OTHER_RECORDS,
+    weights=(1,) * 6,
+    brokers=3,
+)
+SMALL = Workload(
+    name="small-records",
+    about="JSON readings of 50 bytes",
+    shape=Shape(
+        _filled("s-<n>", n=_padded("r % 5000", 4)),
+        _filled(
+            '{"sensor":"s-<n>","seq":<i>,"celsius":<whole>.<cents>}',
+            n=_padded("r % 5000", 4),
+            i="1000000 + i",
+            whole=_padded("10 + (r >> 13) % 90", 2),
+            cents=_FIELDS["cents"],
+        ),
+    ),
+    records=OTHER_RECORDS,
+    schema=(("sensor", "string"), ("seq", "int64"), ("celsius", "decimal(6,2)")),
+)
+_WORDS = (
+    "parcel",
+    "weight",
+    "invoice",
+    "carrier",
+    "harbour",
+    "window",
+    "silver",
+    "return",
+    "credit",
+    "branch",
+    "letter",
+)
+_WORD = f"((((r >> (x % 43)) & 1048575) * (x * x + 7) // 32) % {len(_WORDS)})::INT + 1"
+_TEXT_WORDS = 1_350
+LARGE = Workload(
+    name="large-records",
+    about="JSON orders of about 10 KB, most of it one text",
+    shape=Shape(
+        _CUSTOMER,
+        _filled(
+            '{"order_id":"<order>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,"note":"<note>"}',
+            **_FIELDS | {"note": f"array_to_string([{list(_WORDS)}[{_WORD}] FOR x IN range({_TEXT_WORDS})], ' ')"},
+        ),
+    ),
+    records=100_000,
+    batch_bytes=100_000,
+    schema=(
+        ("order_id", "string"),
+        ("customer", "string"),
+        ("ts", "timestamp"),
+        ("amount", "decimal(12,2)"),
+        ("note", "string"),
+    ),
+)
+_LINE = _filled(
+    '{"sku":"p-<sku>","quantity":<quantity>,"price":<price>.<cents>}',
+    sku=_padded("(r >> (x * 7)) % 9000", 4),
+    quantity="1 + ((s >> (x * 3)) & 7)",
+    price="(s >> (x * 5)) % 300",
+    cents=_padded("(r >> (x * 9)) % 100", 2),
+)
+_TAG = _filled('"t-<tag>"', tag="(r >> (x * 11)) & 31")
+NESTED = Workload(
+    name="nested",
+    about="JSON orders of about 300 bytes with a struct, a list of structs and a list of strings",
+    shape=Shape(
+        _CUSTOMER,
+        _filled(
+            '{"order_id":"<order>","ts":"<time>","customer":{"id":"<customer>","country":"<country>"},'
+            '"lines":[<lines>],"tags":[<tags>],"status":"<status>"}',
+            **_FIELDS
+            | {
+                "lines": f"array_to_string([{_LINE} FOR x IN range(1 + (((s >> 40) & 3)::INT))], ',')",
+                "tags": f"array_to_string([{_TAG} FOR x IN range(((s >> 50) & 3)::INT)], ',')",
+            },
+        ),
+    ),
+    records=OTHER_RECORDS,
+    schema=(
+        ("order_id", "string"),
+        ("ts", "timestamp"),
+        ("customer", "struct<id:string, country:string>"),
+        ("lines", "list<struct<sku:string, quantity:int32, price:decimal(9,2)>>"),
+        ("tags", "list<string>"),
+        ("status", "string"),
+    ),
+)
+ESCAPES = replace(
+    TYPED_ORDERS,
+    name="escapes",
+    about="JSON orders of about 220 bytes, each with escapes and with its keys in another order than the schema's",
+    records=OTHER_RECORDS,
+    shape=replace(
+        ORDERS.shape,
+        value=_filled(
+            '{"status":"<status>","channel":"<channel>","items":<items>,"currency":"<currency>",'
+            '"amount":<whole>.<cents>,"country":"<country>","ts":"<time>",'
+            r'"order_id":"o\/<tag>\u002d<number>","customer":"\"<customer>\" M\u00fcller"}',
+            **_FIELDS | {"number": _padded("i", 10), "tag": "lower(substr(hex(s), 1, 6))"},
+        ),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.bench.check import Digest, check_landed, digest_of_sent
-from sluice.bench.workloads import ORDERS, TYPED_ORDERS
+from sluice.bench.check import RAW, Digest, check_landed, digest_of_sent
+from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 from sluice.pipelines.errors import ProofFailed, UsageError
 
 WORKLOAD = ORDERS.of(1_000)
@@ -21,9 +22,9 @@ EXPECTED = {p: digest_of_sent(p, chunk) for p in PARTITIONS for chunk in WORKLOA
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def landed(partition: int, unit: str = "ms") -> pa.Table:
+def landed(partition: int, unit: str = "ms", workload: Workload = WORKLOAD) -> pa.Table:
     """What a faultless peer makes of a partition."""
-    (rows,) = WORKLOAD.chunks(partition)
+    (rows,) = workload.chunks(partition)
     count = rows.num_rows
     traces = [[{"key": "trace", "value": t.encode()}] if t else None for t in rows.column("trace").to_pylist()]
     columns = {
@@ -145,3 +146,90 @@ def test_typed_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> N
     (tmp_path / "wrong").mkdir()
     with pytest.raises(ProofFailed, match="other rows than were sent"):
         check_landed("peer", put(tmp_path / "wrong", wrong, *good[1:]), "t", expected, schema)
+
+
+def test_a_peer_without_headers_is_held_to_all_else(tmp_path: Path) -> None:
+    bare = [landed(p).drop_columns("headers") for p in PARTITIONS]
+    without = replace(RAW, headers="", files="part=*/*.parquet")
+    check_landed("peer", put(tmp_path, *bare), "t", EXPECTED, layout=without)
+    (tmp_path / "wrong").mkdir()
+    wrong = put(tmp_path / "wrong", first("value", b"{}").drop_columns("headers"), *bare[1:])
+    with pytest.raises(ProofFailed, match="other rows than were sent"):
+        check_landed("peer", wrong, "t", EXPECTED, layout=without)
+
+
+LINES = pa.list_(pa.struct([("sku", pa.string()), ("quantity", pa.int32()), ("price", pa.decimal128(9, 2))]))
+
+
+def nested(change: str = "", to: object = None) -> pa.Table:
+    """What a faultless peer makes of nested orders, but for one field of the first."""
+    (rows,) = NESTED.of(400).chunks(0)
+    orders = [json.loads(v, parse_float=Decimal) for v in rows.column("value").to_pylist()]
+    if change:
+        orders[0][change] = to
+    raw = landed(0, workload=NESTED.of(400))
+    columns = {
+        "order_id": pa.array([o["order_id"] for o in orders]),
+        "ts": pa.array([o["ts"] for o in orders]).cast(pa.timestamp("us", "UTC")),
+        "customer": pa.array([o["customer"] for o in orders]),
+        "lines": pa.array([o["lines"] for o in orders], LINES),
+        "tags": pa.array([o["tags"] for o in orders], pa.list_(pa.string())),
+        "status": pa.array([o["status"] for o in orders]),
+    }
+    return pa.table(columns | {f"kafka_{n}": raw.column(n) for n in raw.column_names if n != "value"})
+
+
+def line(sku: str | None, quantity: int = 1) -> dict[str, object]:
+    return {"sku": sku, "quantity": quantity, "price": Decimal("1.10")}
+
+
+def test_nested_rows_are_held_against_another_reader_of_json(tmp_path: Path) -> None:
+    (rows,) = NESTED.of(400).chunks(0)
+    expected = {0: digest_of_sent(0, rows, NESTED.schema)}
+    check_landed("peer", put(tmp_path, nested()), "t", expected, NESTED.schema)
+
+
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [
+        ("customer", {"id": "c-000000", "country": "DE"}),
+        ("customer", None),
+        ("lines", [line("p-0000")]),
+        ("lines", None),
+        ("lines", [None]),
+        ("tags", ["t-99"]),
+        ("tags", [None]),
+        ("tags", None),
+    ],
+)
+def test_any_fault_inside_is_told(tmp_path: Path, change: str, to: object) -> None:
+    (rows,) = NESTED.of(400).chunks(0)
+    expected = {0: digest_of_sent(0, rows, NESTED.schema)}
+    with pytest.raises(ProofFailed, match="other rows than were sent"):
+        check_landed("peer", put(tmp_path, nested(change, to)), "t", expected, NESTED.schema)
+
+
+def test_no_list_an_empty_one_and_one_of_nothing_differ(tmp_path: Path) -> None:
+    schema = [("x", "list<int32>")]
+    values = ['{"x":[]}', '{"x":null}', '{"x":[null]}', '{"x":[null,null]}', '{"x":[1]}']
+    (rows,) = ORDERS.of(4).chunks(0)
+    sums = {
+        digest_of_sent(0, rows.set_column(rows.schema.get_field_index("value"), "value", pa.array([v])), schema).sum
+        for v in values
+    }
+    assert len(sums) == len(values)
+
+
+@pytest.mark.parametrize(("workload", "size"), [(SMALL, 50), (ORDERS, 190), (NESTED, 280), (ESCAPES, 205)])
+def test_values_are_json_of_the_size_that_is_said(workload: Workload, size: int) -> None:
+    (rows,) = workload.of(400).chunks(0)
+    values = rows.column("value").to_pylist()
+    assert sum(map(len, values)) / len(values) == pytest.approx(size, rel=0.1)
+    assert all({*json.loads(v)} >= {name for name, _ in workload.schema} for v in values)
+
+
+def test_every_row_with_escapes_differs_from_what_is_usual_in_both_ways() -> None:
+    (rows,) = ESCAPES.of(400).chunks(0)
+    for value in rows.column("value").to_pylist():
+        assert "\\" in value
+        assert [*json.loads(value)] != [name for name, _ in ESCAPES.schema]
