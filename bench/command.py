@@ -24,11 +24,11 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to measure: benchmarks by name (none: all), how often, and what deviates from each one's own choice."""
+    """What to measure: benchmarks by name (none: the main ones), how often, and what deviates from their own choice."""
 
     names: tuple[str, ...] = ()
     records: int | None = None
-    repeat: int = 3
+    repeat: int = 5
     warm_ups: int = 2
     cores: int | None = None
     peers: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
-    races = [suite.race(name) for name in asked.names or suite.SUITE]
+    races = suite.races(asked.names)
     chosen = tuple(peers.named(name) for name in asked.peers)
     terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, asked.records, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")

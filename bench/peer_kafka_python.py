@@ -9,44 +9,33 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from kafka import KafkaConsumer, TopicPartition
 
+from sluice.bench.loop import ROWS, Lot, write
 from sluice.bench.stand import Assignment, Ready, serve
 
-_ROWS = 100_000
 _POLL_RECORDS = 5_000
-_SCHEMA = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("ms", "UTC")),
-        ("timestampType", pa.int32()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
-)
 
 
 @contextmanager
 def stand(given: Assignment) -> Iterator[Ready]:
-    yield Ready(partial(_land, given), {name: version(name) for name in ("kafka-python", "lz4", "pyarrow")})
+    yield Ready(partial(_land, given), {name: version(name) for name in ("kafka-python", "lz4", "orjson", "pyarrow")})
 
 
 def _land(given: Assignment, out: Path) -> dict[str, Any]:
-    out.mkdir(parents=True)
-    gathered: list[Any] = []
-    with pq.ParquetWriter(out / "all.parquet", _SCHEMA, compression="zstd") as writer:
-        for records in _polled(given):
-            gathered += records
-            if len(gathered) >= _ROWS:
-                writer.write_table(_table(gathered))
-                gathered = []
-        writer.write_table(_table(gathered))
+    write(_lots(given), given, out)
     return {}
+
+
+def _lots(given: Assignment) -> Iterator[Lot]:
+    gathered: list[Any] = []
+    for records in _polled(given):
+        gathered += records
+        if len(gathered) >= ROWS:
+            yield _columns(gathered)
+            gathered = []
+    if gathered:
+        yield _columns(gathered)
 
 
 def _polled(given: Assignment) -> Iterator[list[Any]]:
@@ -58,8 +47,8 @@ def _polled(given: Assignment) -> Iterator[list[Any]]:
             yield from consumer.poll(timeout_ms=1000).values()
 
 
-def _table(records: list[Any]) -> pa.Table:
-    columns = {
+def _columns(records: list[Any]) -> Lot:
+    return {
         "key": [r.key for r in records],
         "value": [r.value for r in records],
         "topic": [r.topic for r in records],
@@ -69,7 +58,6 @@ def _table(records: list[Any]) -> pa.Table:
         "timestampType": [r.timestamp_type for r in records],
         "headers": [[{"key": k, "value": v} for k, v in r.headers] for r in records],
     }
-    return pa.table(columns, schema=_SCHEMA)
 
 
 if __name__ == "__main__":

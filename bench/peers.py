@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sluice.bench.check import Layout
 from sluice.bench.packages import packages
 from sluice.bench.stand import Assignment
 from sluice.pipelines.errors import Failed, UsageError
@@ -44,7 +45,8 @@ _IN_SPARK = (
 @dataclass(frozen=True, slots=True)
 class Peer:
     """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later; one that
-    `validates` holds rows against the workload's contract: it lands below `data` and `quarantine`.
+    `validates` holds rows against the workload's contract: it lands below `data` and `quarantine`. `layout` says how
+    its rows lie, unless they lie as Spark's connector would have them.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Peer:
     module: str
     warms_up: bool = True
     validates: bool = False
+    layout: Layout | None = None
     artifacts: tuple[java.Artifact, ...] = ()
     packages: tuple[str, ...] = ()
 
@@ -67,14 +70,55 @@ SPARK = Peer(
         java.Artifact(_SPARK, _TOKENS, "4.0.0", (*_IN_SPARK, "org.apache.kafka:kafka-clients")),
     ),
 )
+_CONFLUENT, _ORJSON = "confluent-kafka==2.16.1", "orjson==3.13.0"
+CONFLUENT_KAFKA = Peer(
+    "confluent-kafka",
+    "confluent-kafka loop",
+    "sluice.bench.peer_confluent_kafka",
+    warms_up=False,
+    packages=(_CONFLUENT, _ORJSON),
+)
 KAFKA_PYTHON = Peer(
     "kafka-python",
-    "kafka-python loop, one process",
+    "kafka-python loop",
     "sluice.bench.peer_kafka_python",
     warms_up=False,
-    packages=("lz4==4.4.5",),
+    packages=("lz4==4.4.5", _ORJSON),
 )
-PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, KAFKA_PYTHON)}
+DLT = Peer(
+    "dlt",
+    "dlt's Kafka source",
+    "sluice.bench.peer_dlt",
+    layout=Layout(
+        topic="_kafka__topic",
+        partition="_kafka__partition",
+        offset="_kafka__offset",
+        key="encode(_kafka__key)",
+        value="encode(_kafka__data)",
+        time="_kafka__ts__value",
+        time_type="_kafka__ts__type - 1",
+        headers="",
+        files="data/[!_]*/*.parquet",
+    ),
+    packages=(
+        "dlt==1.31.0",
+        _CONFLUENT,
+        # What dlt needs beside the packages that Sluice brings.
+        _ORJSON,
+        "croniter==7.0.0",
+        "giturlparse==0.16.0",
+        "humanize==4.17.0",
+        "pathvalidate==3.3.1",
+        "pendulum==3.3.0",
+        "requirements-parser==0.13.1",
+        "rich-argparse==1.8.0",
+        "semver==3.1.1",
+        "simplejson==4.3.0",
+        "sqlglot==30.30.0",
+        "tenacity==9.2.1",
+    ),
+)
+PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DLT)}
 
 
 def named(name: str) -> Peer:

@@ -43,7 +43,7 @@ class Terms:
     """
 
     cores: int
-    repeat: int = 3
+    repeat: int = 5
     warm_ups: int = 2
     records: int | None = None
     peers: tuple[Peer, ...] = ()
@@ -122,7 +122,7 @@ class _Track:
         """Parquet files and their bytes, all of whose rows are right, and where they belong. Raises ProofFailed."""
         loaded, schema = self.loaded, self.workload.schema
         if not (self.workload.contract and peer.validates):
-            return check_landed(peer.title, out, loaded.topic, loaded.digests, schema)
+            return check_landed(peer.title, out, loaded.topic, loaded.digests, schema, peer.layout)
         landed = check_landed(peer.title, out / "data", loaded.topic, loaded.sound, schema)
         quarantined = check_landed(peer.title, out / "quarantine", loaded.topic, loaded.bad)
         return landed[0] + quarantined[0], landed[1] + quarantined[1]

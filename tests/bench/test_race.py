@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from sluice.bench import suite
 from sluice.bench.command import Asked, run
 from sluice.bench.load import ensure
-from sluice.bench.peers import Peer, named, running
+from sluice.bench.peers import PEERS, Peer, named, running
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import ORDERS
+from sluice.cli.main import app
 from sluice.pipelines.errors import Failed, UsageError
 
 NOWHERE = Assignment("127.0.0.1:1", "t", {0: 10}, 1)
@@ -43,6 +46,18 @@ def test_every_benchmark_compares_with_sluice() -> None:
     assert all(race.peers[0] is named("sluice") and race.name == name for name, race in suite.SUITE.items())
 
 
+def test_the_main_ones_are_measured_unless_others_are_named() -> None:
+    assert [r.name for r in suite.races(())] == ["raw", "typed", "contract"]
+    assert [r.name for r in suite.races(["gzip", "raw"])] == ["gzip", "raw"]
+    assert suite.races(["all"]) == list(suite.SUITE.values())
+    assert len({r.workload.name for r in suite.SUITE.values()}) == len(suite.SUITE)
+
+
+def test_help_names_every_benchmark_and_peer() -> None:
+    said = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
+    assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.ALL, "lake"))
+
+
 @pytest.mark.kafka
 def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, tmp_path: Path) -> None:
     from kafka import KafkaProducer
@@ -64,11 +79,12 @@ def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, t
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.soak
-def test_sluice_and_spark_land_the_same_rows(tmp_path: Path) -> None:
-    asked = Asked(records=4_000, repeat=1, warm_ups=0, cores=2, peers=("sluice", "spark"), folder=tmp_path)
-    report = run(asked, ["bench"], print)
+@pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
+def test_every_peer_lands_what_was_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
+    report = run(Asked(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder), ["bench"], print)
     (race,) = report.races
-    assert [r.peer for r in race.results] == ["sluice", "spark"]
+    assert [r.peer for r in race.results] == [p.name for p in suite.SUITE[name].peers]
     assert race.records == 4_000
     assert all(len(r.landings) == 1 for r in race.results)
     assert race.results[0].landings[0].detail["stages"]

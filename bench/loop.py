@@ -1,0 +1,74 @@
+"""What plain Python loops have in common: lots of consumed records, as lists by column, into one Parquet file.
+
+With a schema, values are read by orjson and typed by Arrow: texts to timestamps, numbers to exact decimals, objects and
+arrays as what they are. What does not fit ends the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.bench.stand import Assignment
+from sluice.bench.types import fields
+from sluice.pipelines.formats import HEADERS
+from sluice.pipelines.typed.schema import arrow_type
+
+ROWS = 100_000
+"""Of a row group: what a loop gathers before it writes."""
+_KEY_AND_VALUE = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+_COORDINATES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS),
+    ]
+)
+Lot = Mapping[str, list[Any]]
+"""Records by column, as `_KEY_AND_VALUE` and `_COORDINATES` name them."""
+
+
+def write(lots: Iterable[Lot], given: Assignment, out: Path) -> None:
+    """Write the lots, a row group each, below the new folder `out`."""
+    out.mkdir(parents=True)
+    table, schema = _maker(given.schema)
+    with pq.ParquetWriter(out / "all.parquet", schema, compression="zstd", compression_level=1) as writer:
+        for lot in lots:
+            writer.write_table(table(lot))
+
+
+def _maker(schema: Mapping[str, str]) -> tuple[Callable[[Lot], pa.Table], pa.Schema]:
+    """What makes a table of a lot, and the table's schema."""
+    if not schema:
+        raw = pa.schema([*_KEY_AND_VALUE, *_COORDINATES])
+        return lambda lot: pa.table(dict(lot), schema=raw), raw
+    from orjson import loads
+
+    row = pa.struct([(f.name, arrow_type(f.type)) for f in fields(schema)])
+    read = _as_read(row)
+    kafka = [_KEY_AND_VALUE.field("key"), *_COORDINATES]
+    typed = pa.schema([*row, *(f.with_name(f"kafka_{f.name}") for f in kafka)])
+
+    def table(lot: Lot) -> pa.Table:
+        rows = pa.array([loads(value) for value in lot["value"]], read).cast(row)
+        return pa.table([*rows.flatten(), *(pa.array(lot[f.name], f.type) for f in kafka)], schema=typed)
+
+    return table, typed
+
+
+def _as_read(kind: pa.DataType) -> pa.DataType:
+    """What orjson makes of the type: texts of times, floats of decimals, which Arrow then rounds to their digits."""
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _as_read(f.type)) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _as_read(kind.value_type)))
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    return pa.float64() if pa.types.is_decimal(kind) else kind

@@ -1,0 +1,44 @@
+"""The fast loop in Python, as a peer: confluent-kafka in one process, values by orjson, Parquet by pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME
+
+from sluice.bench.consume import consumed
+from sluice.bench.loop import ROWS, Lot, write
+from sluice.bench.stand import Assignment, Ready, serve
+
+
+@contextmanager
+def stand(given: Assignment) -> Iterator[Ready]:
+    yield Ready(partial(_land, given), {name: version(name) for name in ("confluent-kafka", "orjson", "pyarrow")})
+
+
+def _land(given: Assignment, out: Path) -> dict[str, Any]:
+    write((_columns(given.topic, messages) for messages in consumed(given, ROWS)), given, out)
+    return {}
+
+
+def _columns(topic: str, messages: list[Any]) -> Lot:
+    stamps = [m.timestamp() for m in messages]
+    return {
+        "key": [m.key() for m in messages],
+        "value": [m.value() for m in messages],
+        "topic": [topic] * len(messages),
+        "partition": [m.partition() for m in messages],
+        "offset": [m.offset() for m in messages],
+        "timestamp": [ms for _, ms in stamps],
+        "timestampType": [kind - TIMESTAMP_CREATE_TIME for kind, _ in stamps],
+        "headers": [m.headers() for m in messages],
+    }
+
+
+if __name__ == "__main__":
+    serve(stand)

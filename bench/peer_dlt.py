@@ -1,0 +1,74 @@
+"""dlt as a peer. Its Kafka source is no package but a file that `dlt init` copies into a project: this resource does
+what that one does, in lots of the same size, with the same fields and the same table by topic. Headers are not among
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sluice.bench.consume import consumed
+from sluice.bench.stand import Assignment, Ready, serve
+
+_LOT = 3_000
+_OFFLINE = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}
+
+
+@contextmanager
+def stand(given: Assignment) -> Iterator[Ready]:
+    with TemporaryDirectory(prefix="sluice-bench-dlt-") as home:
+        # Read when dlt is imported; what it keeps of a user belongs to nobody here.
+        os.environ.update(_OFFLINE | {"DLT_DATA_DIR": home, "DLT_PROJECT_DIR": home})
+        import dlt  # noqa: F401 - seconds that are no part of a landing
+
+        yield Ready(partial(_land, given), {name: version(name) for name in ("dlt", "confluent-kafka", "pyarrow")})
+
+
+def _land(given: Assignment, out: Path) -> dict[str, Any]:
+    import dlt
+
+    pipeline = dlt.pipeline(
+        pipeline_name="bench",
+        pipelines_dir=str(out / "pipelines"),
+        destination=dlt.destinations.filesystem(bucket_url=out.as_uri()),
+        dataset_name="data",
+    )
+    messages = dlt.resource(
+        _messages(given), name="kafka_messages", table_name=lambda message: message["_kafka"]["topic"]
+    )
+    pipeline.run(messages, loader_file_format="parquet").raise_on_failed_jobs()
+    return {}
+
+
+def _messages(given: Assignment) -> Iterator[list[dict[str, Any]]]:
+    from dlt.common.time import ensure_pendulum_datetime
+    from dlt.common.utils import digest128
+
+    def item(message: Any) -> dict[str, Any]:
+        kind, ms = message.timestamp()
+        topic, partition, key = message.topic(), message.partition(), message.key().decode()
+        return {
+            "_kafka": {
+                "partition": partition,
+                "topic": topic,
+                "key": key,
+                "offset": message.offset(),
+                "ts": {"type": kind, "value": ensure_pendulum_datetime(ms / 1e3)},
+                "data": message.value().decode(),
+            },
+            "_kafka_msg_id": digest128(f"{topic}{partition}{key}"),
+        }
+
+    for lot in consumed(given, _LOT):
+        yield [item(message) for message in lot]
+
+
+if __name__ == "__main__":
+    serve(stand)

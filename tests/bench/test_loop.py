@@ -1,0 +1,49 @@
+"""What a plain loop makes of consumed records, held against what was sent as any peer's rows are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.bench import loop
+from sluice.bench.check import check_landed, digest_of_sent
+from sluice.bench.stand import Assignment
+from sluice.bench.types import fields, spark_type
+from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
+
+
+def _lot(workload: Workload, partition: int) -> loop.Lot:
+    (rows,) = workload.chunks(partition)
+    columns = rows.to_pydict()
+    return {
+        "key": [k.encode() for k in columns["key"]],
+        "value": [v.encode() for v in columns["value"]],
+        "topic": ["t"] * rows.num_rows,
+        "partition": [partition] * rows.num_rows,
+        "offset": columns["offset"],
+        "timestamp": columns["timestamp"],
+        "timestampType": [0] * rows.num_rows,
+        "headers": [[("trace", t.encode())] if t else None for t in columns["trace"]],
+    }
+
+
+@pytest.mark.parametrize("workload", [ORDERS, TYPED_ORDERS, NESTED, ESCAPES, SMALL], ids=lambda w: w.name)
+def test_a_loop_lands_what_was_sent(workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orjson", json)  # a package of the peers' own; this one reads the same
+    few = workload.of(400)
+    partitions = range(len(few.counts))
+    expected = {p: digest_of_sent(p, chunk, few.schema) for p in partitions for chunk in few.chunks(p)}
+    given = Assignment("", "t", dict(enumerate(few.counts)), 1, schema=dict(few.schema))
+    loop.write((_lot(few, p) for p in partitions), given, tmp_path / "out")
+    files, _ = check_landed("loop", tmp_path / "out", "t", expected, few.schema)
+    assert files == 1
+
+
+def test_types_as_spark_spells_them() -> None:
+    said = {f.name: spark_type(f.type) for f in fields(NESTED.schema + SMALL.schema)}
+    assert said["lines"] == "array<struct<`sku`:string, `quantity`:int, `price`:decimal(9,2)>>"
+    assert (said["customer"], said["tags"]) == ("struct<`id`:string, `country`:string>", "array<string>")
+    assert (said["seq"], said["ts"], said["celsius"]) == ("bigint", "timestamp", "decimal(6,2)")
