@@ -24,6 +24,7 @@ from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.timings import spent
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Counts, DriftKind, Key, Part, PartitionState, PartKind, Receipt
 from sluice.pipelines.watch import Watched
@@ -45,8 +46,8 @@ def columns_of(schema: pa.Schema) -> dg.TableSchema:
     )
 
 
-def table(rows: Sequence[Mapping[str, str | int]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
-    """A bounded table; `columns` maps name to Dagster's type (`string`, `int`)."""
+def table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str, str]) -> dg.TableMetadataValue:
+    """A bounded table; `columns` maps name to Dagster's type (`string`, `int`, `float`)."""
     shown = [dg.TableRecord(dict(r)) for r in rows[:MAX_ROWS]]
     if len(rows) > MAX_ROWS:
         rest = {c: f"… and {len(rows) - MAX_ROWS} more" if i == 0 else "" for i, c in enumerate(columns)}
@@ -65,6 +66,7 @@ def of_batch(books: Books, batch: Batch) -> Metadata:
         "ranges": _ranges(entry.receipts),
         **_amounts(entry.receipts),
         **_rates(books, (batch,)),
+        **task_time(entry.receipts),
         "slices_adopted": sum(r.adopted for r in entry.receipts),
         "slices_failed": len(entry.failures),
         **_provenance(books.state, batch),
@@ -83,6 +85,7 @@ def of_window(books: Books, window: int) -> Metadata:
         **_quality(books, window, receipts),
         **column_schema(books, receipts),
         **_rates(books, batches),
+        **task_time(receipts),
         **_provenances(books.state, batches),
     }
 
@@ -173,6 +176,29 @@ def _rates(books: Books, batches: Iterable[Batch]) -> Metadata:
         "seconds": seconds,
         "rows_per_second": round(sum(r.counts.landed for r in receipts) / seconds) if seconds else 0,
         "bytes_per_second": round(sum(p.bytes for r in receipts for p in r.parts) / seconds) if seconds else 0,
+    }
+
+
+def task_time(receipts: Iterable[Receipt]) -> Metadata:
+    """Where the time of tasks went, as `sluice run --profile` says it; nothing where no task read anything."""
+    all_ = spent(receipts)
+    rows: list[dict[str, str | int | float]] = [
+        {
+            "activity": activity,
+            "seconds": round(ns / 1e9, 6),
+            "share": round(ns / all_.total, 6),
+            "ns_per_record": round(all_.per_record(ns), 1),
+        }
+        for activity, ns in all_.ns.items()
+        if ns
+    ]
+    columns = {"activity": "string"} | dict.fromkeys(("seconds", "share", "ns_per_record"), "float")
+    if not rows:
+        return {}
+    return {
+        "task_seconds": round(all_.total / 1e9, 3),
+        "task_ns_per_record": round(all_.per_record(all_.total), 1),
+        "task_time": table(rows, columns),
     }
 
 

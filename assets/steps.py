@@ -30,7 +30,7 @@ from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.letters import Outlet
 from sluice.pipelines.outlook import Outlook, look_ahead
-from sluice.pipelines.ports import Engine
+from sluice.pipelines.ports import Engine, Progress
 from sluice.pipelines.positions import key_of
 from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import PartitionState, Request, RequestKind
@@ -127,13 +127,13 @@ def _land(
 ) -> Generator[Any, None, tuple[Books, Landed]]:
     """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
     session, run = _session(context), context.run.run_id
+    report = session.reporter(context.log)
     ledger = open_ledger(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
-        landed = land(
-            feed, informed(edges, context.instance), request, new_owner(run), session.reporter(context.log), skip
-        )
+        landed = land(feed, informed(edges, context.instance), request, new_owner(run), report, skip)
     session.witness.landed = landed
+    report(Progress("tell"))
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
     outlook = yield from _read_topics(context, feed, edges, landed, books.state)
@@ -262,7 +262,9 @@ def commit_frontier(context: dg.OpExecutionContext, name: str) -> Events:
 def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
     session = _session(context)
+    report = session.reporter(context.log)
     with session.step(context):
+        report(Progress("commit"))
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             ledger = open_ledger(feed, edges, context.run.run_id)
@@ -272,6 +274,7 @@ def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
             settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
             result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster)
         session.witness.committed = result
+    report(Progress("finish"))
     return books, result
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import windows
+from sluice.cli import profiles, windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, rate, seconds, size, table, warn
@@ -26,6 +26,7 @@ from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import many
 from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Receipt, Request, RequestKind
+from sluice.resources import process
 
 if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from sluice.pipelines.standing import WindowStanding
 
 
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Show where the time went: the run's stages, and what tasks did by activity.")
+]
 SkipTo = Annotated[
     str | None,
     typer.Option(
@@ -66,6 +70,7 @@ def run(
     per_run: PerRun = 1,
     skip_to: SkipTo = None,
     reason: Reason = None,
+    profile: Profile = False,
 ) -> int:
     """Land what is owed, publish it, commit its offsets.
 
@@ -81,24 +86,31 @@ def run(
     $ sluice run orders --window 2026-11-20T14 --replace
     $ sluice run orders --offsets orders:0:100-200 --offsets orders:1:0-50
     $ sluice run orders --skip-to 2026-11-20T00:00:00Z --reason "test data"
+    $ sluice run orders --profile
     """
     found, typed = session.feed(feed), Asked(offsets, only, window, start, end, replace, per_run)
     asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
     limited = found.limits.records or found.limits.bytes
     if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
-        return _each(session, found, asked)
+        return _each(session, found, asked, profile)
     ran = execute(session, feed, asked[0], skip)
     stands = stands_after(session, found, ran)
-    session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []))
+    session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []), *_profile(ran, profile))
     if ran.outcome.error:
         session.terminal.fail(ran.outcome.error)
-    session.terminal.document(document(ran, stands))
+    session.terminal.document(document(ran, stands) | _profiled(ran, profile))
     return ran.outcome.exit_code
 
 
-def _skip(asked: Asked, to: str | None, reason: str | None) -> Skip | None:
-    from sluice.assets.factory import skip_of
+def _profile(ran: Ran, wanted: bool) -> list[RenderableType]:
+    return profiles.view(ran.batches, ran.stages) if wanted else []
 
+
+def _profiled(ran: Ran, wanted: bool) -> dict[str, Any]:
+    return {"profile": profiles.document(ran.batches)} if wanted else {}
+
+
+def _skip(asked: Asked, to: str | None, reason: str | None) -> Skip | None:
     if to is None:
         if reason is not None:
             raise UsageError("--reason without --skip-to", remedy="a reason belongs to what is passed over")
@@ -107,10 +119,12 @@ def _skip(asked: Asked, to: str | None, reason: str | None) -> Skip | None:
         raise UsageError(
             "--skip-to together with windows or offsets", remedy="skip first (with --only, if need be), then land those"
         )
+    from sluice.assets.factory import skip_of
+
     return skip_of(to, reason or "")
 
 
-def _each(session: Session, feed: Feed, asked: Sequence[Request]) -> int:
+def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool) -> int:
     """Runs for each request, in order, as many as the feed's limits make of it; the worst exit code of their last ones.
 
     A request that is wrong ends it: so are the others.
@@ -125,13 +139,15 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request]) -> int:
             ran = execute(session, feed.name, each)
             stands = stands_after(session, feed, ran)
             done.append((ran, stands))
-            session.terminal.show(*_brief(ran, stands), *_rest(number, len(asked), time.monotonic() - began, ran))
+            rest = _rest(number, len(asked), time.monotonic() - began, ran)
+            session.terminal.show(*_brief(ran, stands), *_profile(ran, profile), *rest)
         last.append(ran.outcome.exit_code)
         if ran.outcome.error:
             session.terminal.fail(ran.outcome.error)
         if isinstance(ran.outcome.error, UsageError):
             break
-    session.terminal.document({"feed": feed.name, "runs": [document(ran, stands) for ran, stands in done]})
+    runs = [document(ran, stands) | _profiled(ran, profile) for ran, stands in done]
+    session.terminal.document({"feed": feed.name, "runs": runs})
     return max(last)
 
 
@@ -170,14 +186,13 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
 class Ran:
     """One run: what was asked, what came of it, and the seconds that each stage took, in order.
 
-    `cold` says that it had to load and start Spark first; `contract` is what its rows were held against.
+    `contract` is what its rows were held against.
     """
 
     feed: str
     asked: Request
     outcome: RunOutcome
     stages: Mapping[str, float]
-    cold: bool
     contract: Contract | None = None
 
     @property
@@ -187,21 +202,25 @@ class Ran:
 
 def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None) -> Ran:
     """One run of the feed's job, with a meter on a terminal."""
-    from sluice.assets.execution import run_feed
-
-    cold = "pyspark" not in sys.modules
+    began = process.age() if _EXECUTION not in sys.modules else None
     with session.terminal.progress() as meter:
-        watch = Stopwatch(meter)
+        watch = Stopwatch(meter, {} if began is None else {"start": began})
+        from sluice.assets.execution import run_feed
+
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
-    return Ran(feed, asked, outcome, watch.stopped(), cold, session.feed(feed).contract)
+    return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract)
+
+
+_EXECUTION = "sluice.assets.execution"
+"""Loaded by the first run of a process, which has waited for all that came before."""
 
 
 class Stopwatch:
-    """Passes progress on and keeps how long each stage took."""
+    """Passes progress on and keeps how long each stage took, from Dagster's start on, after what was `spent` before."""
 
-    def __init__(self, report: Reporter) -> None:
-        self._report, self._stage, self._since = report, "start", time.monotonic()
-        self._spent: dict[str, float] = {}
+    def __init__(self, report: Reporter, spent: Mapping[str, float]) -> None:
+        self._report, self._stage, self._since = report, "start Dagster", time.monotonic()
+        self._spent = dict(spent)
 
     def __call__(self, progress: Progress) -> None:
         if progress.stage != self._stage:
@@ -209,8 +228,8 @@ class Stopwatch:
         self._report(progress)
 
     def stopped(self) -> Mapping[str, float]:
-        """Seconds by stage; what came after the last one named is "finish"."""
-        self._close("finish")
+        """Seconds by stage."""
+        self._close("")
         return self._spent
 
     def _close(self, following: str) -> None:
@@ -354,7 +373,7 @@ def _after_all(feed: str, passed: KeyRange) -> str:
 
 def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     counts, files, volume = _totals(ran)
-    speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets") + (", with Spark's start" if ran.cold else "")
+    speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets")
     yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
     if saved := _saved(ran):
         yield "adopted", saved

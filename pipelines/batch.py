@@ -511,6 +511,8 @@ def _carry_out(
     feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
 ) -> BatchResult:
     plan = ledger.plan(batch.id)
+    report(Progress("start Spark"))
+    edges.engine.start()
     with _watched(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape)
         outcomes = edges.engine.run(job, [t.index for t in plan.tasks])

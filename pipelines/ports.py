@@ -249,6 +249,13 @@ class Job:
 class Engine(Protocol):
     """Carries out tasks, each perhaps more than once; receipts come back, data does not."""
 
+    def start(self) -> None:
+        """Get ready, and return once it is: what is slow about that is done once in a process. `run` needs no call.
+
+        Raises SetupError.
+        """
+        ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         """One outcome for each slice of the tasks (by index)."""
         ...

@@ -249,6 +249,7 @@ class _Landing:
         self._input_bytes = 0
         self._waited = 0
         self._typed = 0
+        self._validated = 0
 
     def take(self, got: Fetched) -> Receipt | None:
         """Land what was fetched; the receipt, after the last. Raises CorruptBatch, ProofFailed, LakeFull."""
@@ -280,6 +281,7 @@ class _Landing:
                 self._write(PartKind.QUARANTINED, quarantined(rows.quarantined, self._work.batch, contract))
             self._counts += Counts(dropped=rows.dropped)
             self._seen.add(rows)
+            self._validated += rows.validate_ns
 
     def _next(self, pieces: Iterator[Formatted]) -> Formatted | None:
         begun = time.perf_counter_ns()
@@ -329,7 +331,8 @@ class _Landing:
         return {
             "wait": self._waited,
             **self._decoder.timings,
-            "type": self._typed,
+            "type": self._typed - self._validated,
+            "validate": self._validated,
             "encode": sum(w.encode_ns for w in writers),
             "write": sum(w.write_ns for w in writers),
         }

@@ -108,11 +108,6 @@ def run(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
             yield _rows(_outcomes(work, work.tasks[number]))
 
 
-def nothing(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """No rows: what is left of a task is starting its worker."""
-    yield from (_rows([]) for _ in numbers)
-
-
 def _outcomes(work: Work, task: Task) -> list[Outcome]:
     # Imported late: the compiled loops belong to workers, not to whoever only wires a feed.
     from sluice.pipelines.task import Assignment, run_task, salvage

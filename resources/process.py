@@ -68,6 +68,15 @@ def spawn(command: Sequence[str | Path], folder: Path, output: Path) -> Process:
     return Process(pid, _born(pid) or "ended at once")
 
 
+def age() -> float | None:
+    """For how many seconds this process has lived; None where the system does not tell."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return None
+    started = int(stat.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+
+
 def _born(pid: int) -> str | None:
     """When the process was started, in the system's own words; None when it has ended, reaped or not."""
     stat = Path("/proc", str(pid), "stat")

@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed import SparkSettings
@@ -57,24 +57,19 @@ _HERE = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _session_lock = threading.Lock()
+T = TypeVar("T")
 
 
 class SparkEngine:
-    """`ports.Engine` over Spark. Session and workers start with the first `run`, or in the background by `prepare`."""
+    """`ports.Engine` over Spark. Its workers start with the first `run`."""
 
     def __init__(self, settings: SparkSettings) -> None:
         self._settings = settings
         self._cancelled = threading.Event()
 
-    def prepare(self) -> None:
-        """Begin to start session and workers, and return: what is slow about Spark then overlaps with planning."""
-        threading.Thread(target=self._prepare, name="sluice-spark", daemon=True).start()
-
-    def _prepare(self) -> None:
-        try:
-            session(self._settings).range(1).mapInArrow(executor.nothing, executor.SCHEMA).collect()
-        except Exception:  # noqa: BLE001 - `run` meets the same error again and raises it
-            return
+    def start(self) -> None:
+        """Start the session if there is none. Raises SetupError."""
+        self._waited(lambda: session(self._settings))
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         """One outcome for each slice of the tasks (places in the plan), in no particular order.
@@ -85,14 +80,17 @@ class SparkEngine:
         if not tasks:
             return []
         work = executor.Work.of(job, tasks, tries(self._settings))
-        job_done = _elsewhere(lambda: self._landed(work))
+        return self._waited(lambda: self._landed(work))
+
+    def _waited(self, call: Callable[[], T]) -> T:
+        done = _elsewhere(call)
         try:
-            wait([job_done])
+            wait([done])
         except BaseException:
             self.cancel()
-            wait([job_done], _CANCEL_SECONDS)
+            wait([done], _CANCEL_SECONDS)
             raise
-        return job_done.result()
+        return done.result()
 
     def _landed(self, work: executor.Work) -> list[Outcome]:
         # A session of our own: what is cancelled in it is ours, and tags reach no further than the thread they are of.
@@ -134,10 +132,10 @@ class SparkEngine:
             ) from None
 
 
-def _elsewhere(call: Callable[[], list[Outcome]]) -> Future[list[Outcome]]:
+def _elsewhere(call: Callable[[], T]) -> Future[T]:
     """Call it in a thread of its own, so that an interrupt ends a wait of Python's, always at once. Amid a call to the
     JVM it would break the connection, and then PySpark's clean-up raises something else in its place, or waits."""
-    future: Future[list[Outcome]] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:

@@ -23,6 +23,7 @@ from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import receipt_at
 from sluice.pipelines.shape import RAW, Shape
+from sluice.pipelines.timings import spent
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Plan, Receipt, SliceFailure
 
 PAST = 30
@@ -107,11 +108,8 @@ class Account:
     @cached_property
     def timings(self) -> dict[str, int]:
         """Nanoseconds of all tasks together by activity, the longest first; adopted slices took none of it."""
-        total: dict[str, int] = {}
-        for r in (r for r in self.receipts if not r.adopted):
-            for activity, spent in r.timings.items():
-                total[activity] = total.get(activity, 0) + spent
-        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+        ns = spent(self.receipts).ns
+        return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
 
 
 def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()) -> Account:

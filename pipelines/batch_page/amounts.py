@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sluice.pipelines.batch_page.account import Account, Behind, Past
 from sluice.pipelines.batch_page.markup import Html, cut, folded, joined, number, section, share, size, table, tag
 from sluice.pipelines.batch_page.plots import Bar, lying, upright
+from sluice.pipelines.timings import ACTIVITIES
 from sluice.pipelines.units import many, show_about, show_instant, show_window
 from sluice.pipelines.values import Counts, Receipt
 
@@ -119,17 +120,6 @@ def _age(ms: int | None) -> str:
 
 
 # -- time
-
-ACTIVITIES = {
-    "wait": "waiting for Kafka",
-    "crc": "checksums",
-    "decompress": "decompressing",
-    "decode": "decoding records",
-    "type": "typing JSON",
-    "validate": "the contract",
-    "encode": "encoding Parquet",
-    "write": "writing to the lake",
-}
 
 
 def timings(a: Account) -> Html:

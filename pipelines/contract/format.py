@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from time import perf_counter_ns
 
 import numpy as np
 import pyarrow as pa
@@ -33,10 +34,11 @@ class ContractFormat:
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         """What the format behind makes of the chunk, without the rows that break a critical expectation."""
         for piece in self._behind.convert(s, chunk):
+            began = perf_counter_ns()
             held = self._checks.hold(piece.landed)
             if len(held.broken.rows):
                 piece = self._without(s, chunk, piece, held.broken)
-            yield replace(piece, tallies=held.tallies)
+            yield replace(piece, tallies=held.tallies, validate_ns=perf_counter_ns() - began)
 
     def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
         keep = np.ones(piece.landed.num_rows, np.bool_)

@@ -47,6 +47,11 @@ def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInsta
     assert (said["batch"], said["plan"], said["publish_entry"]) == (batch.batch, batch.plan.hash, batch.number)
     assert said["bytes"] == batch.bytes
     assert said["rows_per_second"] == round(200 / said["seconds"])
+    assert said["task_ns_per_record"] == 40
+    assert [(r["activity"], r["ns_per_record"], r["share"]) for r in cells(said["task_time"])] == [
+        ("wait", 10, 0.25),
+        ("encode", 30, 0.75),
+    ]
     assert cells(said["ranges"]) == [
         {
             "partition": f"orders:{p}",

@@ -106,6 +106,8 @@ class MadeUpEngine:
     raising: BaseException | None = None
     canceled: int = 0
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         if self.raising is not None:
             raise self.raising
@@ -124,7 +126,8 @@ class MadeUpEngine:
             parts += self._written(job, s, PartKind.QUARANTINED, _refused(bad, self.why, job.batch))
         counts = Counts(landed=good.num_rows, quarantined=self.bad)
         tallies, drift = self.says(s)
-        made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, format=job.shape.name)
+        took = {"wait": 10 * s.span, "encode": 30 * s.span}
+        made = Receipt(s, s.end, counts, parts, job.attempt, s.span * 10, took, format=job.shape.name)
         return replace(made, tallies=tallies, drift=drift)
 
     def _written(self, job: Job, s: Slice, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:

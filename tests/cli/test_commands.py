@@ -87,6 +87,21 @@ def test_run_lands_commits_and_tells(world: World, tell: Tell) -> None:
     assert [p["ranges"] for p in again["batches"][0]["partitions"]] == [[[100, 130]]]
 
 
+def test_a_profile_says_where_the_time_went(world: World, tell: Tell, capfd: pytest.CaptureFixture[str]) -> None:
+    told = tell(run.run, "orders", only=["orders:0"], profile=True, text=False)
+    profile = told.document["profile"]
+    assert (profile["records"], profile["slices"], profile["ns"]["encode"]) == (100, 4, 3000)
+    assert (profile["ns_per_record"]["wait"], profile["ns_per_record"]["validate"]) == (10.0, 0.0)
+    assert sum(t["ns"]["wait"] for t in profile["tasks"]) == 1000
+    assert list(told.document["seconds"])[-2:] == ["commit", "finish"]
+    assert "start Spark" in told.document["seconds"]
+    world.grow(0, 130)
+    run.run(Over(Terminal(), world.project.root, False, world), "orders", only=["orders:0"], profile=True)
+    out = capfd.readouterr().out
+    assert "What was waited for" in out
+    assert "ns a record" in out
+
+
 def test_run_prints_what_landed_by_partition(tell: Tell) -> None:
     told = tell(run.run, "orders", only=["orders:0"])
     assert "nothing is owed" in told.text  # the second call

@@ -36,6 +36,8 @@ CATCH_UP = Request(RequestKind.CATCH_UP)
 class Inline:
     """Runs tasks in this process, one after the other, by the code that Spark's workers run."""
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work = executor.Work.of(job, tasks, tries=1)
         numbers = pa.RecordBatch.from_arrays([pa.array(range(len(work.tasks)))], names=["id"])

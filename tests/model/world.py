@@ -461,6 +461,8 @@ class Engine:
     def __init__(self, world: World, lake: Lake) -> None:
         self._world, self._lake = world, lake
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         tools = Tools(Logs(self._world), self._lake, Marked())
         plan, limits = job.plan, FetchLimits()

@@ -119,6 +119,8 @@ class Tasks:
     landing: LandingSettings
     drops: frozenset[int] = frozenset()
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         tools = Tools(self.topic.fetcher(), self.lake, RawFormat())  # type: ignore[arg-type]
         plan, limits = job.plan, FetchLimits()

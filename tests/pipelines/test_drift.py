@@ -46,6 +46,8 @@ class Tasks:
     lake: LocalLake
     feed: Feed
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         tools = Tools(self.topic.fetcher(), self.lake, job.shape.format())  # type: ignore[arg-type]
         plan, landing = job.plan, self.feed.landing

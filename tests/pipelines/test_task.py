@@ -28,6 +28,7 @@ from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted, RawFormat
 from sluice.pipelines.ports import FetchLimits
 from sluice.pipelines.task import Assignment, Tools, memory_shares, run_task, salvage
+from sluice.pipelines.timings import ACTIVITIES
 from sluice.pipelines.typed.landed import REFUSED
 from sluice.pipelines.values import (
     Counts,
@@ -297,6 +298,7 @@ class Picky(RawFormat):
     """Quarantines every third record, drops every fifth of the others, lands the rest."""
 
     lose = 0
+    validating = 1
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         rows = next(super().convert(s, chunk)).landed
@@ -305,7 +307,7 @@ class Picky(RawFormat):
         dropped = [not b and o % 5 == 0 for b, o in zip(bad, offsets, strict=True)]
         kept = [not b and not d for b, d in zip(bad, dropped, strict=True)]
         refused = _refused(rows.filter(pa.array(bad))) if any(bad) else None
-        yield Formatted(rows.filter(pa.array(kept)), refused, sum(dropped) - self.lose)
+        yield Formatted(rows.filter(pa.array(kept)), refused, sum(dropped) - self.lose, validate_ns=self.validating)
 
 
 def _refused(raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -324,6 +326,13 @@ def test_a_format_sorts_records_out(lake: LocalLake) -> None:
     assert landed.path.startswith("data/sales/")
     assert quarantined.path.startswith("quarantine/sales/")
     assert pq.read_table(lake.locate(quarantined.staged))["offset"].to_pylist() == bad
+
+
+def test_the_time_of_each_activity_is_told_and_the_contracts_is_not_the_typing(lake: LocalLake) -> None:
+    (receipt,) = receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
+    assert list(receipt.timings) == list(ACTIVITIES)
+    assert receipt.timings["validate"] == Picky.validating
+    assert min(receipt.timings.values()) >= 0
 
 
 def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:

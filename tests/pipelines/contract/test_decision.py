@@ -47,6 +47,8 @@ class Tasks:
 
     world: Shop
 
+    def start(self) -> None: ...
+
     def run(self, job: Job, tasks: Sequence[int]) -> list[Landed]:
         plan, world = job.plan, self.world
         fetcher: LogFetcher = world.topic.fetcher()
