@@ -33,7 +33,7 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="Where Kafka and loaded topics are kept; else the user's cache."),
 ]
-Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md and .json.")]
+Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md, its plot and .json.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +60,11 @@ def bench(
     The main ones are raw, typed and contract. What differs from typed in one thing: the codec in uncompressed, gzip,
     snappy and zstd (else lz4); the records in small (50 B), large (10 KB), nested (structs and lists) and escapes
     (escapes in every record, keys in another order); how they lie in partitions (200), skewed (90 % in one of four)
-    and brokers (three). dlt has its own, with fewer records. `all` is all of these.
+    and brokers (three). dlt has its own, with fewer records. `flat` is Sluice alone, over topics that grow to
+    10,000,000 records (or as many as --records says) and over 1 to 200 partitions. `all` is all of these.
+
+    With the peers' figures come Sluice's parts alone: the CPU time that checksums, codec, decoding, JSON, contract and
+    Parquet take by themselves on the same bytes, so that whatever a landing took beyond their sum can be seen.
 
     `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3.
 
@@ -81,6 +85,6 @@ def bench(
     report = run(asked, sys.argv[1:], session.terminal.note)
     session.terminal.show(*shown(report))
     if write:
-        page, document = written(report, session.project.root / "docs")
-        session.terminal.show(good(f"written to {page} and {document.name}"))
+        page, *beside = written(report, session.project.root / "docs")
+        session.terminal.show(good(f"written to {page}, {' and '.join(b.name for b in beside)}"))
     session.terminal.document(report.document())

@@ -11,12 +11,12 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice.bench import lake, machine, peers, race, suite
-from sluice.bench.results import Report
+from sluice.bench.results import Provenance, Report
 from sluice.pipelines.errors import UsageError
 
 Note = Callable[[str], None]
@@ -40,13 +40,13 @@ def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
-    races = suite.races(asked.names)
+    races = suite.races(asked.names, asked.records)
     chosen = tuple(peers.named(name) for name in asked.peers)
-    terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, asked.records, chosen)
+    terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
+    provenance = Provenance(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions())
     with _alone(asked.folder or default_folder()) as folder:
-        results = tuple(race.run(r, terms, folder, note) for r in races)
-    return Report(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions(), results)
+        return Report(tuple(replace(race.run(r, terms, folder, note), run=provenance) for r in races))
 
 
 def run_lake(asked: Asked, note: Note) -> lake.Report:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
+from typing import NamedTuple
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -25,18 +27,24 @@ _PID = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one block of work: wall seconds, CPU seconds of the tree (None: unknown), peak bytes by kind of process.
+    """Of one block of work: wall seconds, CPU seconds (None: unknown) and peak bytes of the tree by kind of process.
 
-    Kinds are `driver` (the root), `jvm`, `worker` (a Python process that is not the root) and `other`; a kind's peak
-    is that of its largest process since that began. `machine_cpu` is CPU seconds of everything on the machine,
-    `beside_cpu` those of the processes named as standing beside, such as the broker.
+    Kinds are `driver` (the root), `jvm`, `worker` (a Python process that is not the root) and `other`. What ended
+    counts to the kind of its parent; a kind's peak is that of its largest process since that began. `machine_cpu` is
+    CPU seconds of everything on the machine, `beside_cpu` those of the processes named as standing beside, such as the
+    broker.
     """
 
     seconds: float
-    cpu: float | None
+    cpus: Mapping[str, float] | None
     machine_cpu: float | None
     beside_cpu: float | None
     peaks: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def cpu(self) -> float | None:
+        """CPU seconds of the whole tree."""
+        return None if self.cpus is None else sum(self.cpus.values())
 
 
 class Meter:
@@ -54,21 +62,32 @@ class Meter:
     def end(self) -> None:
         seconds = time.perf_counter() - self._started
         self.look()
-        cpu, machine, beside = (_less(now, then) for now, then in zip(self._clocks(), self._before, strict=True))
-        self.cost = Cost(seconds, cpu, machine, beside, self._peaks)
+        self.cost = Cost(seconds, *_between(self._before, self._clocks()), self._peaks)
 
     def look(self) -> None:
         """Take note of every process of the tree and its highest size until now."""
         for pid in _tree(self._root):
-            kind = "driver" if pid == self._root else _kind(pid)
+            kind = self._kind(pid)
             self._peaks[kind] = max(self._peaks.get(kind, 0), _peak(pid))
 
-    def _clocks(self) -> tuple[float | None, float | None, float | None]:
+    def _clocks(self) -> _Clocks | None:
         if not _measurable():
-            return None, None, None
-        stats = _stats()
-        beside = sum(stats[pid].cpu for pid in self._beside if pid in stats)
-        return sum(stats[pid].cpu for pid in _tree(self._root, stats)), _machine_cpu(), beside
+            return None
+        stats, cpus = _stats(), Counter[str]()
+        for pid in _tree(self._root, stats):
+            cpus[self._kind(pid)] += stats[pid].cpu  # type: ignore[assignment]
+        return _Clocks(cpus, _machine_cpu(), sum(stats[pid].cpu for pid in self._beside if pid in stats))
+
+    def _kind(self, pid: int) -> str:
+        return "driver" if pid == self._root else _kind(pid)
+
+
+class _Clocks(NamedTuple):
+    """CPU seconds since each began."""
+
+    cpus: Mapping[str, float]
+    machine: float
+    beside: float
 
 
 @contextmanager
@@ -91,8 +110,14 @@ def metered(root: int, beside: tuple[int, ...] = ()) -> Iterator[Meter]:
         meter.end()
 
 
-def _less(now: float | None, then: float | None) -> float | None:
-    return None if now is None or then is None else now - then
+def _between(
+    then: _Clocks | None, now: _Clocks | None
+) -> tuple[Mapping[str, float] | None, float | None, float | None]:
+    """What passed, by kind, on the machine, and beside."""
+    if then is None or now is None:
+        return None, None, None
+    cpus = {kind: now.cpus.get(kind, 0.0) - then.cpus.get(kind, 0.0) for kind in {**then.cpus, **now.cpus}}
+    return cpus, now.machine - then.machine, now.beside - then.beside
 
 
 def _measurable() -> bool:

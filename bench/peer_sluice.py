@@ -32,7 +32,7 @@ def stand(given: Assignment) -> Iterator[Ready]:
 
 
 def _land(given: Assignment, out: Path) -> dict[str, Any]:
-    feed = _feed(given, out)
+    feed = feed_of(given, out)
     stages = _Stages()
     with open_edges(feed) as edges:
         # In a lake that nobody else knows, the catch-up of a group that never committed is the whole topic.
@@ -41,7 +41,7 @@ def _land(given: Assignment, out: Path) -> dict[str, Any]:
     return {"stages": stages.seconds(), "tasks": _activities(result.batches)}
 
 
-def _feed(given: Assignment, out: Path) -> Feed:
+def feed_of(given: Assignment, out: Path) -> Feed:
     settings = {
         "feed": "bench",
         "kafka": {"bootstrap": given.bootstrap},

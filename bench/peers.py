@@ -118,6 +118,8 @@ DLT = Peer(
         "tenacity==9.2.1",
     ),
 )
+BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget")
+"""No way to land a topic: it says what the parts of Sluice's way take."""
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DLT)}
 
 

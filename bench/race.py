@@ -16,8 +16,8 @@ from pathlib import Path
 from sluice.bench.check import check_landed
 from sluice.bench.load import Loaded, ensure
 from sluice.bench.measure import metered
-from sluice.bench.peers import Peer, Running, connector_jars, running
-from sluice.bench.results import Landing, PeerResult, RaceResult
+from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
+from sluice.bench.results import Budget, Landing, PeerResult, RaceResult
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import Workload
 from sluice.resources.local_kafka import LocalKafka
@@ -37,7 +37,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a race is run. `records` None: as many as its workload has; `peers` empty: all of the race's.
+    """How a race is run. `peers` empty: all of the race's.
 
     `warm_ups` are landings before the first turn; unless it is 0, each turn begins with one more.
     """
@@ -45,7 +45,6 @@ class Terms:
     cores: int
     repeat: int = 5
     warm_ups: int = 2
-    records: int | None = None
     peers: tuple[Peer, ...] = ()
 
 
@@ -54,14 +53,15 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
 
     Raises SetupError, Failed (a peer ended) or ProofFailed (a peer landed something else than was sent).
     """
-    workload = race.workload.of(terms.records)
+    workload = race.workload
     peers = [p for p in race.peers if not terms.peers or p in terms.peers]
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
         track = _Track(kafka, loaded, workload, folder, terms, note)
         results = track.run(peers)
+        budget = track.budget() if SLUICE in peers else None
     shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
-    return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results))
+    return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results), budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,11 @@ class _Track:
             return [
                 PeerResult(p.peer.name, p.peer.title, p.versions, records, tuple(landings[p.peer.name])) for p in ready
             ]
+
+    def budget(self) -> Budget:
+        """What the parts of Sluice's work take by themselves, when nobody else is at work."""
+        with self._standing_by(BUDGET) as ready:
+            return Budget(**ready.land(self.folder / "out" / BUDGET.name))
 
     @contextmanager
     def _standing_by(self, peer: Peer) -> Iterator[Running]:

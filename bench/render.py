@@ -1,10 +1,10 @@
-"""How results are shown: a table on the terminal, Markdown and JSON in `docs/`."""
+"""How results are shown: tables on the terminal; a page, a plot and JSON in `docs/`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -12,23 +12,32 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from sluice.bench import lake
-from sluice.bench.results import PeerResult, RaceResult, Report
+from sluice.bench.peers import SPARK
+from sluice.bench.plot import plot
+from sluice.bench.results import PeerResult, Provenance, RaceResult, Report
+from sluice.bench.suite import FLAT, SUITE
 from sluice.cli.terminal import facts, heading, size, table
 from sluice.pipelines.errors import UsageError
 
-PAGE = "performance.md"
-DATA = "performance.json"
-_KINDS = {"worker": "Python worker", "jvm": "JVM", "driver": "Python driver"}
+PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"
+_KINDS = {"driver": "Python driver", "jvm": "JVM", "worker": "Python workers"}
+_PARTS = {
+    "crc": "checksums",
+    "decompress": "codec",
+    "decode": "decoding",
+    "type": "JSON",
+    "validate": "contract",
+    "encode": "Parquet",
+}
 _Cell = Callable[[RaceResult, PeerResult], str]
 
 
 def _ratio(race: RaceResult, result: PeerResult) -> str:
-    return "" if result is race.results[0] else f"{race.ratio(result):.1f}×"
+    return "" if result is race.results[0] else _times(race.ratio(result))
 
 
 def _cpu_ratio(race: RaceResult, result: PeerResult) -> str:
-    times = race.cpu_ratio(result)
-    return "" if result is race.results[0] or times is None else f"{times:.1f}×"
+    return "" if result is race.results[0] else _times(race.cpu_ratio(result), "")
 
 
 def _spread(race: RaceResult, result: PeerResult) -> str:
@@ -36,36 +45,85 @@ def _spread(race: RaceResult, result: PeerResult) -> str:
     return f"{slow:,.0f} – {fast:,.0f}"
 
 
-def _peaks(race: RaceResult, result: PeerResult) -> str:
-    found = ((name, result.peak(kind)) for kind, name in _KINDS.items())
-    return ", ".join(f"{name} {size(peak)}" for name, peak in found if peak)
+def _number(value: float | None, text: str = "{:,.0f}", unknown: str = "–") -> str:
+    return unknown if value is None else text.format(value)
 
 
-def _number(value: float | None, text: str) -> str:
-    return "–" if value is None else text.format(value)
+def _times(value: float | None, unknown: str = "–") -> str:
+    return _number(value, "{:.1f}×", unknown)
 
 
-_COLUMNS: dict[str, _Cell] = {
+def _process(kind: str) -> _Cell:
+    """CPU time a record of a kind of process, and the size of its largest."""
+
+    def cell(race: RaceResult, result: PeerResult) -> str:
+        peak, cpu = result.peak(kind), result.cpu_ns_of(kind)
+        return "" if not peak else f"{_number(cpu)} ns, {size(peak)}"
+
+    return cell
+
+
+_SPEED: Mapping[str, _Cell] = {
     "peer": lambda race, r: r.title,
     "records/s": lambda race, r: f"{r.rate:,.0f}",
     "slowest – fastest": _spread,
     "speed ratio": _ratio,
-    "CPU ns/record": lambda race, r: _number(r.cpu_ns, "{:,.0f}"),
+    "CPU ns/record": lambda race, r: _number(r.cpu_ns),
     "CPU ratio": _cpu_ratio,
     "Parquet": lambda race, r: size(r.output_bytes),
-    "largest processes": _peaks,
-    "CPU elsewhere": lambda race, r: _number(r.beside, "{:.0%}"),
 }
-_TEXT = ("peer", "largest processes")
+_PROCESSES: Mapping[str, _Cell] = {name: _process(kind) for kind, name in _KINDS.items()}
+_ELSEWHERE: Mapping[str, _Cell] = {"CPU elsewhere": lambda race, r: _number(r.beside, "{:.0%}")}
+_FLAT: Mapping[str, _Cell] = {
+    "records": lambda race, r: f"{race.records:,}",
+    "partitions": lambda race, r: str(race.partitions),
+    **{name: _SPEED[name] for name in ("records/s", "slowest – fastest", "CPU ns/record")},
+    **_PROCESSES,
+}
+Rows = list[list[str]]
+
+
+def _cells(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> Rows:
+    return [[cell(race, result) for cell in columns.values()] for race in races for result in race.results]
+
+
+def _parts(race: RaceResult) -> list[tuple[str, str]]:
+    """What the parts of Sluice's work take by themselves, and what it took in all; nothing where that is unknown."""
+    if not race.budget or not (over := race.over_budget):
+        return []
+    parts = " + ".join(f"{_PARTS[name]} {ns:,.0f}" for name, ns in race.budget.parts.items())
+    took = f"{_number(race.results[0].cpu_ns)} ns of CPU ({_times(over[0])} the sum)"
+    cores = f"{race.cores * 1e9 / race.results[0].rate:,.0f} ns of {race.cores} cores' time ({_times(over[1])})"
+    return [("parts alone", f"{parts} = {race.budget.sum:,.0f} ns a record"), ("took in all", f"{took}, {cores}")]
+
+
+def _split(report: Report) -> tuple[list[RaceResult], list[RaceResult]]:
+    """Races of peers, and those that show how flat the cost is."""
+    flat = [race for race in report.races if race.name.startswith(FLAT)]
+    return [race for race in report.races if race not in flat], flat
 
 
 def shown(report: Report) -> Iterator[RenderableType]:
     """For the terminal."""
-    for race in report.races:
+    races, flat = _split(report)
+    for race in races:
         yield heading(race.name, _subtitle(race))
-        yield table(list(_COLUMNS), _rows(race), right=" ".join(n.split()[0] for n in _COLUMNS if n not in _TEXT))
-    yield heading("measured on")
-    yield facts(*_provenance(report))
+        yield _aligned(_SPEED, [race])
+        yield ""
+        yield _aligned({"peer": _SPEED["peer"], **_PROCESSES, **_ELSEWHERE}, [race])
+        if parts := _parts(race):
+            yield ""
+            yield facts(*parts)
+    if flat:
+        yield heading(FLAT, _about_flat(flat))
+        yield _aligned(_FLAT, flat)
+    for names, said in _provenances(report):
+        yield heading("measured on", "" if len(names) == len(report.races) else ", ".join(names))
+        yield facts(*said)
+
+
+def _aligned(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> RenderableType:
+    return table(list(columns), _cells(columns, races), right=" ".join(n.split()[0] for n in columns if n != "peer"))
 
 
 def shown_lake(report: lake.Report) -> Iterator[RenderableType]:
@@ -97,41 +155,94 @@ def _subtitle(race: RaceResult) -> str:
     )
 
 
-def _rows(race: RaceResult) -> list[list[str]]:
-    return [[cell(race, result) for cell in _COLUMNS.values()] for result in race.results]
+def _about_flat(flat: Sequence[RaceResult]) -> str:
+    return f"{flat[0].about}; {flat[0].codec}, {flat[0].cores} cores, medians of {len(flat[0].results[0].landings)}"
 
 
-def _provenance(report: Report) -> list[tuple[str, str]]:
-    machine, memory = report.machine, size(report.machine["memory_bytes"])
-    of_peers = (result.versions for race in report.races for result in race.results)
-    versions = reduce(or_, map(dict, of_peers), dict(report.versions))
+def _provenances(report: Report) -> list[tuple[list[str], list[tuple[str, str]]]]:
+    """Calls of the benchmark, each with the names of what it measured."""
+    calls: list[tuple[Provenance, list[RaceResult]]] = []
+    for race in report.races:
+        if race.run:
+            of = next((races for run, races in calls if run == race.run), None)
+            if of is None:
+                calls.append((race.run, of := []))
+            of.append(race)
+    return [([race.name for race in races], _provenance(run, races)) for run, races in calls]
+
+
+def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str, str]]:
+    machine, memory = run.machine, size(run.machine["memory_bytes"])
+    of_peers = (result.versions for race in races for result in race.results)
+    versions = reduce(or_, map(dict, of_peers), dict(run.versions))
     return [
         ("machine", f"{machine['cores']} cores of {machine['cpu']}, {memory}, {machine['system']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
-        ("when", report.when),
-        ("command", report.command),
+        ("when", run.when),
+        ("command", run.command),
     ]
 
 
+# -- the page
+
+
 def markdown(report: Report) -> str:
-    """The same as Markdown."""
-    parts = []
-    for race in report.races:
-        aligned = ["---" if name in _TEXT else "--:" for name in _COLUMNS]
-        lines = (f"| {' | '.join(cells)} |" for cells in [list(_COLUMNS), aligned, *_rows(race)])
-        parts += [f"### {race.name}", f"{_subtitle(race).capitalize()}.", "\n".join(lines)]
-    parts.append("\n".join(f"- {name}: {text}" for name, text in _provenance(report)))
+    """All of it as Markdown, an overview and the plot first."""
+    races, flat = _split(report)
+    parts = [] if not races else [_overview(races), f"![Speed beside Spark's Kafka connector]({PLOT})"]
+    for race in races:
+        parts += [
+            f"### {race.name}",
+            _sentence(_subtitle(race)),
+            _table({**_SPEED, **_PROCESSES, **_ELSEWHERE}, [race]),
+        ]
+        parts += ["\n".join(f"- {name}: {text}" for name, text in _parts(race))] if _parts(race) else []
+    if flat:
+        parts += [f"### {FLAT}", _sentence(_about_flat(flat)), _table(_FLAT, flat)]
+    for names, said in _provenances(report):
+        parts += [f"### Measured: {', '.join(names)}", "\n".join(f"- {name}: {text}" for name, text in said)]
     return "\n\n".join(parts)
 
 
-def write(report: Report, docs: Path) -> tuple[Path, Path]:
-    """Put the results into the page, between its two marks, and beside it as JSON. Raises UsageError without those."""
-    page, data = docs / PAGE, docs / DATA
+def _overview(races: Sequence[RaceResult]) -> str:
+    """A line for each race: Sluice beside Spark's connector."""
+    names = ("", "records", "Sluice, records/s", "Spark, records/s", "speed ratio", "CPU ns/record", "CPU ratio")
+    rows = []
+    for race in races:
+        ours, spark, over = race.results[0], race.of(SPARK.name), race.over_budget
+        row = [f"[{race.name}](#{race.name})", f"{race.records:,}", f"{ours.rate:,.0f}"]
+        row += [f"{spark.rate:,.0f}", _ratio(race, spark)] if spark else ["", ""]
+        row += [_number(ours.cpu_ns), _cpu_ratio(race, spark) if spark else ""]
+        row += [f"{race.budget.sum:,.0f}", _times(over[1])] if race.budget and over else ["", ""]
+        rows.append(row)
+    return _lines([*names, "parts alone, ns", "time over parts"], ["---"] + ["--:"] * 8, rows)
+
+
+def _table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> str:
+    return _lines(list(columns), ["---" if name == "peer" else "--:" for name in columns], _cells(columns, races))
+
+
+def _lines(names: Sequence[str], aligned: Sequence[str], rows: Rows) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [names, aligned, *rows])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def write(report: Report, docs: Path) -> Sequence[Path]:
+    """Put the results beside those of other benchmarks: as JSON, and from there into the page, between its two marks,
+    and the plot. Returns these files. Raises UsageError without the marks."""
+    page, data, picture = docs / PAGE, docs / DATA, docs / PLOT
     text = page.read_text() if page.exists() else ""
     begin, end = "<!-- results -->", "<!-- /results -->"
     if begin not in text or end not in text:
         raise UsageError(f"{page} has no place for results", remedy=f"put the lines {begin} and {end} into it")
-    made = f"{begin}\n{markdown(report)}\n{end}"
+    older = Report.from_document(json.loads(data.read_text())) if data.exists() else Report(())
+    every = report.over(older, list(SUITE))
+    data.write_text(json.dumps(every.document(), indent=1) + "\n")
+    made = f"{begin}\n{markdown(every)}\n{end}"
     page.write_text(re.sub(f"{begin}.*{end}", lambda _: made, text, flags=re.DOTALL))
-    data.write_text(json.dumps(report.document(), indent=1) + "\n")
-    return page, data
+    picture.parent.mkdir(exist_ok=True)
+    picture.write_text(plot(every.races))
+    return page, data, picture

@@ -5,14 +5,14 @@ Rates are records a second of wall time, CPU is nanoseconds a record over all pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from sluice.bench.measure import Cost
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,17 @@ class PeerResult:
         """Median CPU time of a record."""
         return _median([x.cost.cpu for x in self.landings], 1e9 / self.records)
 
+    def cpu_ns_of(self, kind: str) -> float | None:
+        """The same of one kind of process."""
+        return _median(
+            [None if x.cost.cpus is None else x.cost.cpus.get(kind) for x in self.landings], 1e9 / self.records
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of processes that were seen."""
+        return sorted({kind for x in self.landings for kind in x.cost.peaks})
+
     @property
     def broker_cpu_ns(self) -> float | None:
         return _median([x.cost.beside_cpu for x in self.landings], 1e9 / self.records)
@@ -86,15 +97,45 @@ class PeerResult:
             "peer": self.peer,
             "title": self.title,
             "versions": dict(self.versions),
+            "records": self.records,
             "seconds": round(self.seconds, 3),
             "records_per_second": round(self.rate),
             "slowest_and_fastest": [round(slow), round(fast)],
             "cpu_ns_per_record": _rounded(self.cpu_ns),
+            "cpu_ns_per_record_by_process": {kind: _rounded(self.cpu_ns_of(kind)) for kind in self.kinds},
             "broker_cpu_ns_per_record": _rounded(self.broker_cpu_ns),
             "share_of_cpu_spent_elsewhere": _rounded(self.beside, 3),
             "output_bytes": self.output_bytes,
             "landings": [asdict(x) for x in self.landings],
         }
+
+    @classmethod
+    def from_document(cls, kept: Mapping[str, Any]) -> PeerResult:
+        """What `document` said, from its raw figures."""
+        landings = tuple(Landing(**x | {"cost": Cost(**x["cost"])}) for x in kept["landings"])
+        return cls(kept["peer"], kept["title"], kept["versions"], kept["records"], landings)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """CPU nanoseconds a record that the parts of Sluice's work take by themselves, over so many of its records."""
+
+    records: int
+    parts: Mapping[str, float]
+
+    @property
+    def sum(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Which call of the benchmark something comes from."""
+
+    command: str
+    when: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +149,20 @@ class RaceResult:
     codec: str
     cores: int
     results: tuple[PeerResult, ...]
+    budget: Budget | None = None
+    run: Provenance | None = None
+
+    @property
+    def over_budget(self) -> tuple[float | None, float] | None:
+        """How many times the sum of its parts the first peer took: in CPU time, and of all cores' wall time."""
+        if not self.budget or not self.budget.sum:
+            return None
+        ours, cpu = self.results[0], self.results[0].cpu_ns
+        return cpu and cpu / self.budget.sum, self.cores * 1e9 / ours.rate / self.budget.sum
+
+    def of(self, peer: str) -> PeerResult | None:
+        """What that peer did, if it took part."""
+        return next((r for r in self.results if r.peer == peer), None)
 
     def ratio(self, other: PeerResult) -> float:
         """How many times the rate of `other` the first peer reaches, by medians."""
@@ -119,7 +174,7 @@ class RaceResult:
         return theirs / ours if ours and theirs else None
 
     def document(self) -> dict[str, Any]:
-        return {
+        said: dict[str, Any] = {
             "name": self.name,
             "about": self.about,
             "records": self.records,
@@ -130,27 +185,55 @@ class RaceResult:
             "ratios": {r.peer: round(self.ratio(r), 2) for r in self.results[1:]},
             "cpu_ratios": {r.peer: _rounded(self.cpu_ratio(r), 2) for r in self.results[1:]},
         }
+        if self.budget and (over := self.over_budget):
+            said["budget"] = {
+                "records": self.budget.records,
+                "cpu_ns_per_record": {part: round(ns, 1) for part, ns in self.budget.parts.items()},
+                "sum": round(self.budget.sum, 1),
+                "cpu_over_sum": _rounded(over[0], 2),
+                "wall_times_cores_over_sum": round(over[1], 2),
+            }
+        return said | ({"run": asdict(self.run)} if self.run else {})
+
+    @classmethod
+    def from_document(cls, kept: Mapping[str, Any]) -> RaceResult:
+        """What `document` said, from its raw figures."""
+        budget, run = kept.get("budget"), kept.get("run")
+        return cls(
+            name=kept["name"],
+            about=kept["about"],
+            records=kept["records"],
+            partitions=kept["partitions"],
+            codec=kept["codec"],
+            cores=kept["cores"],
+            results=tuple(map(PeerResult.from_document, kept["peers"])),
+            budget=Budget(budget["records"], budget["cpu_ns_per_record"]) if budget else None,
+            run=Provenance(**run) if run else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One call of the benchmark."""
+    """Benchmarks, each with the call that it comes from."""
 
-    command: str
-    when: str
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str]
     races: tuple[RaceResult, ...]
 
     def document(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "command": self.command,
-            "when": self.when,
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "benchmarks": [r.document() for r in self.races],
-        }
+        return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]}
+
+    @classmethod
+    def from_document(cls, kept: Mapping[str, Any]) -> Report:
+        """What `document` said; nothing of a document of another format."""
+        races = kept["benchmarks"] if kept.get("format") == FORMAT else []
+        return cls(tuple(map(RaceResult.from_document, races)))
+
+    def over(self, older: Report, order: Sequence[str]) -> Report:
+        """These benchmarks, and those of an older report that are none of these by name. In the order of names given;
+        behind them the others, by partitions and records."""
+        mine = {r.name for r in self.races}
+        both = [*self.races, *(r for r in older.races if r.name not in mine)]
+        place = {name: i for i, name in enumerate(order)}
+        return Report(tuple(sorted(both, key=lambda r: (place.get(r.name, len(place)), r.partitions, r.records))))
 
 
 def _median(values: list[float | None], scale: float = 1.0) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sluice.bench import workloads
 from sluice.bench.peers import CONFLUENT_KAFKA, DLT, KAFKA_PYTHON, SLUICE, SPARK
@@ -10,7 +12,7 @@ from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
 from sluice.pipelines.errors import UsageError
 
-ALL = "all"
+ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)
 _MAIN = (
     Race("raw", "all of Kafka's columns into Parquet (zstd 1)", workloads.ORDERS, (SLUICE, SPARK, *_LOOPS)),
@@ -48,13 +50,32 @@ _OTHERS = (
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
 )
 SUITE: Mapping[str, Race] = {race.name: race for race in (*_MAIN, *_OTHERS)}
+FLAT_RECORDS = 10_000_000
+_LEAST, _PARTITIONS, _MANY = 1_000_000, 4, (1, 32, 200)
 
 
-def races(names: Sequence[str]) -> list[Race]:
-    """The benchmarks of these names, `all` of them, or, when there are no names, the main ones. Raises UsageError."""
-    if ALL in names:
-        return list(SUITE.values())
-    for name in names:
-        if name not in SUITE:
-            raise UsageError(f"no benchmark {name!r}", remedy=f"benchmarks: {', '.join(SUITE)}, {ALL}")
-    return [SUITE[name] for name in names] or list(_MAIN)
+def flat(most: int | None = None) -> list[Race]:
+    """Sluice alone over topics that grow to so many records, and over more and more partitions of the smallest."""
+    top = most or FLAT_RECORDS
+    least = min(_LEAST, -(-top // 10))
+    middle = float(f"{math.sqrt(least * top):.0e}")
+    sizes = [(records, _PARTITIONS) for records in sorted({least, int(middle), top})]
+    return [_flat(*size) for size in (*sizes, *((least, partitions) for partitions in _MANY))]
+
+
+def _flat(records: int, partitions: int) -> Race:
+    workload = replace(workloads.TYPED_ORDERS, weights=(1,) * partitions).of(records)
+    return Race(f"{FLAT} {records:,} x {partitions}", "9 fields of JSON typed", workload, (SLUICE,))
+
+
+def races(names: Sequence[str], records: int | None = None) -> list[Race]:
+    """The benchmarks of these names, `all` of them, or, when there are no names, the main ones.
+
+    Over as many records as their workloads have, or so many; of `flat`, in its largest topic. Raises UsageError.
+    """
+    found: list[Race] = []
+    for name in (*SUITE, FLAT) if ALL in names else names or [r.name for r in _MAIN]:
+        if name != FLAT and name not in SUITE:
+            raise UsageError(f"no benchmark {name!r}", remedy=f"benchmarks: {', '.join(SUITE)}, {FLAT}, {ALL}")
+        found += flat(records) if name == FLAT else [replace(SUITE[name], workload=SUITE[name].workload.of(records))]
+    return found

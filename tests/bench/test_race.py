@@ -49,13 +49,22 @@ def test_every_benchmark_compares_with_sluice() -> None:
 def test_the_main_ones_are_measured_unless_others_are_named() -> None:
     assert [r.name for r in suite.races(())] == ["raw", "typed", "contract"]
     assert [r.name for r in suite.races(["gzip", "raw"])] == ["gzip", "raw"]
-    assert suite.races(["all"]) == list(suite.SUITE.values())
+    assert suite.races(["all"]) == [*suite.SUITE.values(), *suite.flat()]
+    assert [r.workload.records for r in suite.races(["typed"], 1_000)] == [1_000]
     assert len({r.workload.name for r in suite.SUITE.values()}) == len(suite.SUITE)
+
+
+@pytest.mark.parametrize(
+    ("most", "records"), [(None, [1_000_000, 3_000_000, 10_000_000]), (50_000_000, [1_000_000, 7_000_000, 50_000_000])]
+)
+def test_flat_grows_in_records_then_in_partitions(most: int | None, records: list[int]) -> None:
+    sizes = [(r.workload.records, len(r.workload.weights)) for r in suite.flat(most)]
+    assert sizes == [*((n, 4) for n in records), (1_000_000, 1), (1_000_000, 32), (1_000_000, 200)]
 
 
 def test_help_names_every_benchmark_and_peer() -> None:
     said = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200"}).stdout
-    assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.ALL, "lake"))
+    assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
 @pytest.mark.kafka

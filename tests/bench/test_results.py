@@ -3,64 +3,129 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
+from sluice.bench.budget import shared
 from sluice.bench.measure import Cost
-from sluice.bench.render import markdown, shown, write
-from sluice.bench.results import Landing, PeerResult, RaceResult, Report
+from sluice.bench.plot import plot
+from sluice.bench.render import PLOT, markdown, shown, write
+from sluice.bench.results import Budget, Landing, PeerResult, Provenance, RaceResult, Report
 from sluice.pipelines.errors import UsageError
 
 
 def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:
-    costs = (Cost(s, cpu, s * 2 if cpu else None, 0.1 if cpu else None, {"worker": 300_000_000}) for s in seconds)
+    costs = (Cost(s, *clocks(s, cpu), {"driver": 100_000_000, "worker": 300_000_000}) for s in seconds)
     return PeerResult(
         name, f"{name}'s title", {name: "1.0"}, 1_000_000, tuple(Landing(c, 4, 30_000_000) for c in costs)
     )
 
 
-def report(cpu: float | None = 1.0) -> Report:
-    ours, theirs = result("ours", [1.0, 4.0, 2.0], cpu), result("theirs", [10.0, 7.0, 8.0], cpu and cpu * 9)
-    race = RaceResult("raw", "everything: orders", 1_000_000, 4, "lz4", 2, (ours, theirs))
+def clocks(seconds: float, cpu: float | None) -> tuple[dict[str, float] | None, float | None, float | None]:
+    return ({"driver": cpu / 4, "worker": cpu * 3 / 4}, seconds * 2, 0.1) if cpu else (None, None, None)
+
+
+def race(name: str = "raw", cpu: float | None = 1.0, when: str = "2026-01-01T00:00:00+00:00") -> RaceResult:
+    ours, theirs = result("sluice", [1.0, 4.0, 2.0], cpu), result("spark", [10.0, 7.0, 8.0], cpu and cpu * 9)
     machine = {"cpu": "A | CPU", "cores": 2, "memory_bytes": 8_000_000_000, "system": "Linux"}
-    return Report("sluice bench", "2026-01-01T00:00:00+00:00", machine, {"python": "3.11"}, (race,))
+    run = Provenance("sluice bench", when, machine, {"python": "3.11"})
+    budget = Budget(600_000, {"crc": 20.0, "decompress": 80.0, "decode": 100.0, "encode": 300.0})
+    return RaceResult(name, "everything: orders", 1_000_000, 4, "lz4", 2, (ours, theirs), budget, run)
+
+
+def report(cpu: float | None = 1.0) -> Report:
+    return Report((race(cpu=cpu),))
 
 
 def test_medians_spread_and_ratios() -> None:
-    race = report().races[0]
-    ours, theirs = race.results
+    ours, theirs = race().results
     assert (ours.seconds, ours.rate, ours.spread) == (2.0, 500_000, (250_000, 1_000_000))
     assert ours.cpu_ns == pytest.approx(1000)
-    assert race.ratio(theirs) == pytest.approx(4)
-    assert race.cpu_ratio(theirs) == pytest.approx(9)
+    assert (ours.cpu_ns_of("driver"), ours.cpu_ns_of("worker")) == (pytest.approx(250), pytest.approx(750))
+    assert ours.cpu_ns_of("jvm") is None
+    assert race().ratio(theirs) == pytest.approx(4)
+    assert race().cpu_ratio(theirs) == pytest.approx(9)
     assert ours.beside == pytest.approx(1 - 1.1 / 4)
     assert ours.peak("worker") == 300_000_000
     assert ours.peak("jvm") is None
 
 
+def test_what_was_taken_beside_the_sum_of_the_parts() -> None:
+    assert race().budget == Budget(600_000, {"crc": 20.0, "decompress": 80.0, "decode": 100.0, "encode": 300.0})
+    # 1,000 ns of CPU; 2 s of two cores for a million records are 4,000 ns; the parts are 500.
+    assert race().over_budget == (pytest.approx(2.0), pytest.approx(8.0))
+    assert race(cpu=None).over_budget == (None, pytest.approx(8.0))
+    assert replace(race(), budget=None).over_budget is None
+
+
+def test_cpu_time_is_shared_as_wall_time_was() -> None:
+    assert shared(900, {"crc": 1, "decode": 2}) == {"crc": 300, "decode": 600}
+    assert shared(900, {"crc": 0}) == {"crc": 0}
+
+
 def test_the_document_is_json_and_has_raw_figures_beside_derived_ones() -> None:
     document = json.loads(json.dumps(report().document()))
-    race = document["benchmarks"][0]
-    assert race["ratios"] == {"theirs": 4.0}
-    assert race["cpu_ratios"] == {"theirs": 9.0}
-    assert [x["cost"]["seconds"] for x in race["peers"][0]["landings"]] == [1.0, 4.0, 2.0]
+    said = document["benchmarks"][0]
+    assert said["ratios"] == {"spark": 4.0}
+    assert said["cpu_ratios"] == {"spark": 9.0}
+    assert said["budget"]["sum"] == 500.0
+    assert said["peers"][0]["cpu_ns_per_record_by_process"] == {"driver": 250, "worker": 750}
+    assert [x["cost"]["seconds"] for x in said["peers"][0]["landings"]] == [1.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("cpu", [1.0, None])
+def test_a_report_comes_back_from_its_document(cpu: float | None) -> None:
+    document = json.loads(json.dumps(report(cpu).document()))
+    assert Report.from_document(document) == report(cpu)
+    assert Report.from_document(document | {"format": 1}) == Report(())
 
 
 def test_a_machine_that_tells_no_cpu_time_still_gives_rates() -> None:
-    race = report(cpu=None).races[0]
-    assert race.results[0].cpu_ns is None
-    assert race.cpu_ratio(race.results[1]) is None
+    assert race(cpu=None).results[0].cpu_ns is None
+    assert race(cpu=None).cpu_ratio(race(cpu=None).results[1]) is None
     assert "500,000" in markdown(report(cpu=None))
 
 
-def test_terminal_and_markdown_say_the_same() -> None:
-    console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in shown(report()):
+def on_terminal(report: Report, width: int) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for part in shown(report):
         console.print(part)
-    for text in (console.export_text(), markdown(report())):
-        assert all(part in text for part in ("ours's title", "500,000", "4.0×", "9.0×", "Python worker 300 MB"))
+    return console.export_text()
+
+
+def test_terminal_and_markdown_say_the_same() -> None:
+    said = ("sluice's title", "500,000", "4.0×", "9.0×", "750 ns, 300 MB", "checksums 20 + codec 80", "(8.0×)")
+    for text in (on_terminal(report(), 250), markdown(report())):
+        assert all(part in text for part in said)
+
+
+@pytest.mark.parametrize("width", [110, 120])
+def test_no_cell_is_folded_on_a_usual_terminal(width: int) -> None:
+    ours, theirs = race().results
+    titled = (ours, replace(theirs, title="Spark's Kafka connector"))
+    text = on_terminal(Report((replace(race(), results=titled), flat(10_000_000, 4))), width)
+    assert sum("Spark's Kafka connector" in line for line in text.splitlines()) == 2
+    assert all(any({*heads} <= {*line.split()} for line in text.splitlines()) for heads in HEADS)
+
+
+HEADS = (("peer", "records/s", "Parquet"), ("peer", "JVM", "elsewhere"), ("records", "partitions", "workers"))
+
+
+def flat(records: int, partitions: int) -> RaceResult:
+    (ours, _), name = race().results, f"flat {records:,} x {partitions}"
+    return replace(race(name), records=records, partitions=partitions, results=(replace(ours, records=records),))
+
+
+def test_sizes_beside_one_another_are_one_table() -> None:
+    both = Report((race(), flat(1_000_000, 4), flat(10_000_000, 4)))
+    for text in (on_terminal(both, 120), markdown(both)):
+        assert text.count("partitions", text.index("flat")) <= 2
+        assert "10,000,000" in text
 
 
 def test_results_go_between_the_marks_of_the_page(tmp_path: Path) -> None:
@@ -69,10 +134,37 @@ def test_results_go_between_the_marks_of_the_page(tmp_path: Path) -> None:
     for _ in range(2):
         write(report(), tmp_path)
     text = page.read_text()
-    assert text.startswith("before\n<!-- results -->\n### raw")
+    assert text.startswith("before\n<!-- results -->\n|")
     assert text.endswith("<!-- /results -->\nafter\n")
     assert "old" not in text
     assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(report().document()))
+    assert f"({PLOT})" in text
+    ElementTree.fromstring((tmp_path / PLOT).read_text())
+
+
+def test_what_was_measured_before_stays_unless_it_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
+    write(Report((flat(1_000_000, 4), race("typed"))), tmp_path)
+    write(Report((race("raw", when="2026-02-02T00:00:00+00:00"), race("gzip"))), tmp_path)
+    write(Report((race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
+    kept = Report.from_document(json.loads((tmp_path / "performance.json").read_text()))
+    assert [r.name for r in kept.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
+    assert [r.run.when[:10] for r in kept.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
+    text = (tmp_path / "performance.md").read_text()
+    assert all(f"### {name}\n" in text for name in ("raw", "typed", "gzip", "flat"))
+    assert "Measured: gzip, flat 1,000,000 x 4\n" in text
+
+
+def test_the_plot_has_a_bar_for_each_peer_and_nothing_from_elsewhere() -> None:
+    drawn = plot((race("raw"), race("a < b")))
+    root = ElementTree.fromstring(drawn)
+    bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("class") in ("ours", "others")]
+    assert [round(float(b.get("width", "0"))) for b in bars] == [420, 105] * 2
+    assert [e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text and "×" in e.text] == [
+        "4.0× sluice's title, 500,000/s",
+        "1.0× spark's title, 125,000/s",
+    ] * 2
+    assert not re.search(r"<script|href|url\(", drawn)
 
 
 def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:

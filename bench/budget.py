@@ -1,0 +1,177 @@
+"""What landing cannot do without, each part by itself: the CPU time that Sluice's own pieces take over a topic's bytes.
+
+A process of its own, which does nothing else, has the bytes in memory and takes part after part: record batches
+(checksums, codec, decoding), JSON, the contract, Parquet. There is no Kafka in it, no Spark, no lake and no proof, so
+that what a landing took beyond the sum is what all these cost. Pieces that one call does together share its CPU time
+as they share its wall time.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+
+from sluice.bench.peer_sluice import feed_of
+from sluice.bench.stand import Assignment, Ready, serve
+from sluice.pipelines.batch import preview
+from sluice.pipelines.decode import BatchDecoder
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.formats import Formatted
+from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.ports import Fetched, FetchFailed, Lake
+from sluice.pipelines.task import Assignment as Work
+from sluice.pipelines.task import memory_shares
+from sluice.pipelines.typed.landed import quarantined
+from sluice.pipelines.values import PartKind, Request, RequestKind, Slice
+from sluice.resources.edges import open_edges
+from sluice.resources.executor import Wiring
+from sluice.resources.kafka.fetch import KafkaFetcher
+
+MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20
+"""Of a topic, as it lies in Kafka: what is held in memory."""
+_PASSES = 5
+Spent = Mapping[str, float]
+"""CPU nanoseconds by part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A slice of the topic in memory, and what a task would let it hold of rows."""
+
+    slice: Slice
+    answers: tuple[Fetched, ...]
+    chunk_bytes: int
+
+
+@contextmanager
+def stand(given: Assignment) -> Iterator[Ready]:
+    yield Ready(partial(_parts, given), {})
+
+
+def _parts(given: Assignment, out: Path) -> dict[str, Any]:
+    feed = feed_of(given, out)
+    held = _fetched(feed)
+    records, _ = passed(feed, held)  # the first call of anything takes longer
+    passes = [passed(feed, held)[1] for _ in range(_PASSES)]
+    return {"records": records, "parts": {part: median(p[part] for p in passes) / records for part in passes[0]}}
+
+
+def _fetched(feed: Feed) -> list[Held]:
+    with open_edges(feed) as edges:
+        plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
+    if plan is None:
+        raise Failed("nothing is owed of the topic whose parts are to be measured", remedy="repeat; this is a bug")
+    wiring = Wiring.of(feed)
+    work = Work(feed.name, 0, plan.hash, plan.isolation, "", wiring.landing, wiring.limits, wiring.memory)
+    slices = first([s for task in plan.tasks for s in task.slices])
+    answers: dict[int, list[Fetched]] = {i: [] for i in range(len(slices))}
+    with closing(KafkaFetcher(feed.kafka, plan.isolation)) as fetcher:
+        for got in fetcher.stream(slices, wiring.limits):
+            if isinstance(got, FetchFailed):
+                raise got.error
+            answers[got.index].append(got)
+    chunks, _ = memory_shares(slices, work)
+    return [Held(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(slices)]
+
+
+def first(slices: Sequence[Slice]) -> list[Slice]:
+    """Slices of a plan in their order, up to what is held; cut where they are too large."""
+    chosen: list[Slice] = []
+    records, size = MOST_RECORDS, MOST_BYTES
+    for s in slices:
+        fit = min(s.span, records, size * s.span // max(s.estimated_bytes, 1))
+        if fit > 0:
+            chosen.append(replace(s, end=s.start + fit))
+            records, size = records - fit, size - s.estimated_bytes * fit // s.span
+    return chosen
+
+
+def passed(feed: Feed, held: Sequence[Held]) -> tuple[int, Spent]:
+    """Records, and what each part took for all of them together."""
+    chunks, spent = _decoded(feed, held)
+    records = sum(chunk.num_rows for _, chunk in chunks)
+    rows, typed = _typed(feed, chunks)
+    del chunks
+    return records, {**spent, **typed, **_encoded(feed, rows)}
+
+
+def _decoded(feed: Feed, held: Sequence[Held]) -> tuple[list[tuple[Held, pa.RecordBatch]], dict[str, float]]:
+    chunks: list[tuple[Held, pa.RecordBatch]] = []
+    wall: Counter[str] = Counter()
+    begun = time.process_time_ns()
+    for h in held:
+        s, rows = h.slice, feed.landing.row_group_rows
+        decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, chunk_rows=rows, chunk_bytes=h.chunk_bytes)
+        for got in h.answers:
+            chunks += ((h, chunk) for chunk in decoder.feed(got.records, got.aborted))
+        chunks += ((h, chunk) for chunk in decoder.finish())
+        wall.update(decoder.timings)
+    return chunks, shared(time.process_time_ns() - begun, wall)
+
+
+def _typed(feed: Feed, chunks: Sequence[tuple[Held, pa.RecordBatch]]) -> tuple[list[tuple[Held, Formatted]], Spent]:
+    form, begun, started = feed.shape.format(), time.process_time_ns(), time.perf_counter_ns()
+    rows = [(h, piece) for h, chunk in chunks for piece in form.convert(h.slice, chunk)]
+    took, cpu = time.perf_counter_ns() - started, time.process_time_ns() - begun
+    validated = sum(piece.validate_ns for _, piece in rows)
+    spent = shared(cpu, {"type": took - validated, "validate": validated})
+    wanted = {"type": feed.columns is not None, "validate": feed.contract is not None}
+    return rows, {part: ns for part, ns in spent.items() if wanted[part]}
+
+
+def _encoded(feed: Feed, rows: Sequence[tuple[Held, Formatted]]) -> Spent:
+    """Without what hashing and writing the encoded bytes takes."""
+    writers: dict[tuple[Slice, PartKind], PartWriter] = {}
+    contract, begun = feed.shape.format().contract, time.process_time_ns()
+    for h, piece in rows:
+        _write(writers, feed, h, PartKind.LANDED, piece.landed)
+        if piece.quarantined is not None:
+            _write(writers, feed, h, PartKind.QUARANTINED, quarantined(piece.quarantined, 0, contract))
+    for writer in writers.values():
+        writer.close()
+    wall = {"encode": sum(w.encode_ns for w in writers.values()), "write": sum(w.write_ns for w in writers.values())}
+    return {"encode": shared(time.process_time_ns() - begun, wall)["encode"]}
+
+
+def _write(
+    writers: dict[tuple[Slice, PartKind], PartWriter], feed: Feed, h: Held, kind: PartKind, rows: pa.RecordBatch
+) -> None:
+    key = h.slice, kind
+    if key not in writers:
+        target = Target(feed.name, 0, "", "", h.slice, kind)
+        writers[key] = PartWriter(cast(Lake, _Nowhere()), target, rows.schema, feed.landing, h.chunk_bytes)
+    writers[key].write(rows)
+
+
+class _Nowhere:
+    """A lake that keeps nothing."""
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        yield cast(BinaryIO, _Sink())
+
+
+class _Sink(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def shared(cpu: float, wall: Mapping[str, int]) -> dict[str, float]:
+    """CPU time by part, of parts that took so much wall time."""
+    whole = sum(wall.values()) or 1
+    return {part: cpu * ns / whole for part, ns in wall.items()}
+
+
+if __name__ == "__main__":
+    serve(stand)

@@ -1,0 +1,65 @@
+"""The plot of the results: an SVG by itself, without script or anything from elsewhere, on a ground of its own that is
+dark where the reader's is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sluice.bench.peers import SLUICE, SPARK
+from sluice.bench.results import PeerResult, RaceResult
+from sluice.pipelines.batch_page.markup import Html, tag
+
+_WIDTH, _LEFT, _RIGHT, _TOP = 760, 120, 220, 56
+_BAR, _STEP, _BETWEEN = 12, 17, 12
+_STYLE = """
+.ground { fill: #ffffff; stroke: #d8dee4 } text { font: 12px system-ui, sans-serif; fill: #24292f }
+.title { font-weight: 600; font-size: 14px } .note { fill: #57606a } .line { stroke: #8c959f; stroke-dasharray: 3 3 }
+.others { fill: #afb8c1 } .ours { fill: #0969da }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #0d1117; stroke: #30363d } text { fill: #e6edf3 } .note { fill: #9198a1 }
+.line { stroke: #6e7681 } .others { fill: #57606a } .ours { fill: #4493f8 } }
+"""
+
+
+def plot(races: Sequence[RaceResult]) -> Html:
+    """Each peer's rate beside that of Spark's connector, race by race; those without it are left out."""
+    beside = [(race, spark) for race in races if (spark := race.of(SPARK.name))]
+    most = max((r.rate / spark.rate for race, spark in beside for r in race.results), default=1.0)
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(most, 1.0)
+    drawn, y = [], _TOP
+    for race, spark in beside:
+        drawn.append(_text(race.name, _LEFT - 10, y + _BAR - 2, text_anchor="end"))
+        for result in race.results:
+            drawn += _bar(result, spark, y, scale)
+            y += _STEP
+        y += _BETWEEN
+    at = f"{_LEFT + scale:.1f}"
+    line = tag("line", x1=at, x2=at, y1=str(_TOP - 6), y2=str(y - _BETWEEN), class_="line")
+    title = "Records a second, as multiples of Spark's Kafka connector"
+    return tag(
+        "svg",
+        tag("title", title),
+        tag("style", Html(_STYLE)),
+        tag("rect", x="0.5", y="0.5", width=str(_WIDTH - 1), height=str(y - 1), rx="8", class_="ground"),
+        _text(title, 16, 26, class_="title"),
+        *drawn,
+        line,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {_WIDTH} {y}",
+        width=str(_WIDTH),
+        height=str(y),
+        role="img",
+    )
+
+
+def _bar(result: PeerResult, spark: PeerResult, y: int, scale: float) -> Iterator[Html]:
+    times = result.rate / spark.rate
+    kind, width = "ours" if result.peer == SLUICE.name else "others", max(times * scale, 1.0)
+    yield tag("rect", x=str(_LEFT), y=str(y), width=f"{width:.1f}", height=str(_BAR), class_=kind)
+    said = f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
+    yield _text(f"{said} {result.title}, {result.rate:,.0f}/s", _LEFT + width + 6, y + _BAR - 2, class_="note")
+
+
+def _text(text: str, x: float, y: float, **attributes: str) -> Html:
+    return tag("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)

@@ -1,0 +1,45 @@
+"""The parts of Sluice's work by themselves, over batches that never were in Kafka."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from sluice.bench.batches import batches
+from sluice.bench.budget import MOST_RECORDS, Held, first, passed
+from sluice.bench.peer_sluice import feed_of
+from sluice.bench.stand import Assignment
+from sluice.bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
+from sluice.pipelines.ports import Fetched
+from sluice.pipelines.values import Slice
+
+
+def held(workload: Workload) -> Held:
+    """The first partition, in one answer, as a broker would have stored it."""
+    (rows,) = workload.chunks(0)
+    stored = b"".join(
+        struct.pack(">q", b.base) + b.data[8:] for b in batches(rows, workload.codec, workload.batch_bytes)
+    )
+    s = Slice("t", 0, "t-id", 0, rows.num_rows)
+    return Held(s, (Fetched(0, stored, (), rows.num_rows, True),), 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("workload", "more"), [(ORDERS, []), (NESTED, ["type"]), (CHECKED_ORDERS, ["type", "validate"])]
+)
+def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: list[str], tmp_path: Path) -> None:
+    few = workload.of(8_000)
+    given = Assignment("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
+    records, spent = passed(feed_of(given, tmp_path / "out"), [held(few)])
+    assert records == 2_000
+    assert [*spent] == ["crc", "decompress", "decode", *more, "encode"]
+    assert all(ns > 0 for ns in spent.values())
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_held_of_a_topic_is_bounded_by_records_and_by_bytes() -> None:
+    many, large = Slice("t", 0, "", 0, 400_000, estimated_bytes=1), Slice("t", 1, "", 5, 105, estimated_bytes=1 << 30)
+    assert [(s.partition, s.span) for s in first([many, many, many])] == [(0, 400_000), (0, MOST_RECORDS - 400_000)]
+    assert [(s.start, s.end) for s in first([large, many])] == [(5, 9), (0, 400_000)]
