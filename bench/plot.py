@@ -13,7 +13,7 @@ from sluice.pipelines.batch_page.markup import Html, tag
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 120, 220, 56
 _BAR, _STEP, _BETWEEN = 12, 17, 12
 _STYLE = """
-.ground { fill: #ffffff; stroke: #d8dee4 } text { font: 12px system-ui, sans-serif; fill: #24292f }
+.ground { fill: #ffffff; stroke: #d8dee4 } text { font-family: system-ui, sans-serif; font-size: 12px; fill: #24292f }
 .title { font-weight: 600; font-size: 14px } .note { fill: #57606a } .line { stroke: #8c959f; stroke-dasharray: 3 3 }
 .others { fill: #afb8c1 } .ours { fill: #0969da }
 @media (prefers-color-scheme: dark) {
@@ -57,8 +57,10 @@ def _bar(result: PeerResult, spark: PeerResult, y: int, scale: float) -> Iterato
     times = result.rate / spark.rate
     kind, width = "ours" if result.peer == SLUICE.name else "others", max(times * scale, 1.0)
     yield tag("rect", x=str(_LEFT), y=str(y), width=f"{width:.1f}", height=str(_BAR), class_=kind)
-    said = f"{times:.1f}×" if times < 9.95 else f"{times:.0f}×"
-    yield _text(f"{said} {result.title}, {result.rate:,.0f}/s", _LEFT + width + 6, y + _BAR - 2, class_="note")
+    said = "" if result is spark else f"{times:.1f}× " if times < 9.95 else f"{times:.0f}× "
+    yield _text(
+        f"{said}{result.title}, {result.rate:,.0f}/s", _LEFT + max(width, scale) + 6, y + _BAR - 2, class_="note"
+    )
 
 
 def _text(text: str, x: float, y: float, **attributes: str) -> Html:
