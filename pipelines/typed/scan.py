@@ -8,11 +8,15 @@ read or written outside of the arrays, nothing recurses, and no Python object is
 A span is one int64: 31 bits of start, 31 of length, 2 of what it is (MISSING, NULL, PLAIN, ODD). A node that is not
 inside of a list or map has a slot for each row; the children of a list or map have one for each of its elements, all
 rows' elements one after another: that is a *level*.
+
+Records of one producer are alike but for their values. What stands around the values of one record is kept as a
+*template*, and records that fit it byte by byte are read by that: `_fitted`. Any other one goes the general way,
+`_record`, which alone decides what is wrong; both give the same spans.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +71,20 @@ NODE_FIELDS = CELLS
 TEXT, NUMBER, TRUTH, ANYTHING, STRUCT, LIST, MAP = 0, 1, 2, 3, 4, 5, 6
 
 MISSING, NULL, PLAIN, ODD = 0, 1, 2, 3  # ODD: a text with escapes, a number with point or exponent
+# --- a template: a row of `steps` for each value, and one for what comes after the last --------------------------
+
+STEP_NODE = 0
+STEP_SHAPE = 1
+STEP_REQUIRED = 2
+STEP_SIZE = 3  # bytes before the value, which begin so far into `words`; which bytes of their last word count
+STEP_WORD = 4
+STEP_MASK = 5
+STEP_DEPTH = 6  # objects that it is in
+TEMPLATE_WORDS = 512
+DOUBT, MOST_DOUBT = 8, 128
+"""What a record that does not fit adds to the doubt, from which each that fits takes one; beyond, a block does without
+a template."""
+
 SIZE_BITS = 31
 START_MASK = (1 << SIZE_BITS) - 1
 
@@ -84,7 +102,11 @@ BITMAP_AT = 8  # bit and offset of record 0 of the chunk
 NOTE = 9  # the first thing found wrong with the record at hand: code, node, byte
 NOTE_NODE = 10
 NOTE_AT = 11
-SLOTS = 12
+STEPS = 12  # values of the template; −1: there is none
+UNFIT = 13  # whether the record before did not fit
+DOUBTS = 14
+TRAIL = 15  # values of the record at hand, in their order; −1: it makes no template
+SLOTS = 16
 
 # --- how a call ended, and why a record is refused ---------------------------------------------------------------
 
@@ -97,7 +119,10 @@ _CROWDED = 99  # a level is full: no fault of the record
 
 
 class Tables(NamedTuple):
-    """A schema as arrays, and the room that scanning needs. `follow`, `counts` and what comes after are written."""
+    """A schema as arrays, and the room that scanning needs. `follow`, `counts` and what comes after are written.
+
+    `trail` has node and place of each value of the record at hand, `steps` and `words` are the template.
+    """
 
     nodes: Array
     names: Array
@@ -110,6 +135,9 @@ class Tables(NamedTuple):
     stack: Array
     nest: Array
     scratch: Array
+    trail: Array
+    steps: Array
+    words: Array
     state: Array
 
 
@@ -125,7 +153,7 @@ class Found(NamedTuple):
     bad_at: Array
 
 
-TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64], Tables)
+TABLES = types.NamedTuple([TABLE, U8, I32, I32, I64, I64, I64, I64, I64, U8, U8, I64, TABLE, I64, I64], Tables)
 _FOUND = types.NamedTuple([I32, U8, I32, I32, I32, I32, I32], Found)
 
 _HEX = np.full(256, -1, np.int64)
@@ -548,6 +576,8 @@ def _extra(t: Tables, found: Found, buf: Array, name: int, name_end: int, at: in
 def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int, int]:
     """One value: (code of what is wrong with its JSON, byte), (OK, −) otherwise; what its types lack is in NOTE."""
     nodes, spans, counts, stack, state = t.nodes, t.spans, t.counts, t.stack, t.state
+    state[TRAIL] = -1
+    trail = int64(0)
     begin = at
     if end - at >= 3 and byte(buf, at) == 0xEF and byte(buf, at + 1) == 0xBB and byte(buf, at + 2) == 0xBF:
         at += 3
@@ -629,6 +659,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 return CUT, end - begin
             b = byte(buf, at)
             if child < 0:
+                trail = int64(-1)
                 stop, code = skip(buf, at, end, depth, t.nest)
                 if stop < 0:
                     return code, -1 - stop - begin
@@ -638,6 +669,12 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 at = stop
             else:
                 want = cell(nodes, child, SHAPE)
+                if want > STRUCT or 2 * trail + 2 > t.trail.size:
+                    trail = int64(-1)
+                elif trail >= 0:
+                    put(t.trail, 2 * trail, child)
+                    put(t.trail, 2 * trail + 1, at)
+                    trail += 1
                 if want == TEXT and b == 0x22:
                     stop, kind = string(buf, at + 1, end)
                     if stop < 0:
@@ -720,9 +757,130 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                 at = _blank(buf, at, end)
                 if at < end:
                     return MORE, at - begin
+                state[TRAIL] = trail
                 return OK, int64(0)
             node = stack[2 * depth]
             before = stack[2 * depth + 1]
+
+
+@inlined
+def _learn(buf: Array, at: int, end: int, t: Tables) -> None:
+    """Make a template of the record that was read the general way, if it can be one."""
+    values, used, depth = t.state[TRAIL], int64(0), int64(1)
+    t.state[STEPS] = -1
+    if values < 0:
+        return
+    for k in range(values + 1):
+        node = int64(0)
+        stop = end
+        if k < values:
+            node, stop = item(t.trail, 2 * k), item(t.trail, 2 * k + 1)
+        size = stop - at
+        words = (size + 7) >> 3
+        if words > TEMPLATE_WORDS - used:
+            return
+        bits = uint64(0)
+        for i in range(size):
+            bits |= uint64(byte(buf, at + i)) << uint64(8 * (i & 7))
+            if i & 7 == 7 or i == size - 1:
+                put(t.words, used + (i >> 3), int64(bits))
+                bits = uint64(0)
+        step = t.steps[k]
+        step[STEP_NODE] = node
+        step[STEP_SHAPE] = cell(t.nodes, node, SHAPE)
+        step[STEP_REQUIRED] = cell(t.nodes, node, REQUIRED)
+        step[STEP_SIZE], step[STEP_WORD] = size, used
+        step[STEP_MASK] = int64(~uint64(0) >> uint64(8 * (8 * words - size)))
+        step[STEP_DEPTH] = depth
+        used += words
+        at = stop
+        if k < values:
+            span = t.spans[cell(t.nodes, node, BASE) + t.counts[0]]
+            if step[STEP_SHAPE] == STRUCT:
+                if (span >> (2 * SIZE_BITS)) & 3 == NULL:
+                    return
+                depth += 1
+                at += 1
+            else:
+                at = (span & START_MASK) + ((span >> SIZE_BITS) & START_MASK)
+                if step[STEP_SHAPE] == TEXT and byte(buf, stop) == 0x22:
+                    at += 1
+    t.state[STEPS] = values
+
+
+@inlined
+def _as_before(buf: Array, at: int, end: int, t: Tables, k: int) -> int:
+    """The byte after what the template has before its value `k`; −1 when something else stands at `at`."""
+    size = cell(t.steps, k, STEP_SIZE)
+    if size == 0:
+        return at
+    words = (size + 7) >> 3
+    if size > end - at or 8 * words > buf.size - at:
+        return int64(-1)
+    first = cell(t.steps, k, STEP_WORD)
+    for i in range(words - 1):
+        if word(buf, at + 8 * i) != uint64(item(t.words, first + i)):
+            return int64(-1)
+    last = words - 1
+    different = word(buf, at + 8 * last) ^ uint64(item(t.words, first + last))
+    if different & uint64(cell(t.steps, k, STEP_MASK)) != uint64(0):
+        return int64(-1)
+    return at + size
+
+
+_string: Any = inlined(string.py_func)
+_number: Any = inlined(number.py_func)
+
+
+@inlined
+def _value_like_before(buf: Array, at: int, end: int, t: Tables, k: int) -> tuple[int, int]:
+    """A value where the template has its value `k`: (the byte after it, its span), or −1 when it is unusual."""
+    want = cell(t.steps, k, STEP_SHAPE)
+    b = byte(buf, at)
+    if want == TEXT and b == 0x22:
+        stop, kind = _string(buf, at + 1, end)
+        if stop < 0 or kind == SURROGATE:
+            return int64(-1), int64(0)
+        return stop + 1, pack(at + 1, stop, kind & ODD)
+    if want == NUMBER and (uint64(b - 0x30) < uint64(10) or b == 0x2D):
+        stop, kind = _number(buf, at, end)
+        if stop < 0:
+            return int64(-1), int64(0)
+        return stop, pack(at, stop, kind)
+    if want == STRUCT:
+        return (at + 1 if b == 0x7B else int64(-1)), pack(0, 0, PLAIN)
+    if b == 0x6E and not cell(t.steps, k, STEP_REQUIRED):
+        return _literal(buf, at, end), pack(at, at + 4, NULL)
+    if want == TRUTH and (b == 0x74 or b == 0x66):
+        stop = _literal(buf, at, end)
+        return stop, pack(at, stop, PLAIN)
+    if want == ANYTHING and b != 0x6E:
+        stop, _ = skip(buf, at, end, cell(t.steps, k, STEP_DEPTH), t.nest)
+        if stop < 0:
+            return int64(-1), int64(0)
+        return stop, pack(at, stop, PLAIN)
+    return int64(-1), int64(0)
+
+
+@inlined
+def _fitted(buf: Array, at: int, end: int, t: Tables) -> bool:
+    """Whether the record is as the template says; its spans are noted then, and none otherwise."""
+    values, out = t.state[STEPS], t.counts[0]
+    k = int64(0)
+    while True:
+        at = _as_before(buf, at, end, t, k)
+        if k == values and at == end:
+            return True
+        if at < 0 or at >= end or k == values:
+            break
+        at, span = _value_like_before(buf, at, end, t, k)
+        if at < 0:
+            break
+        put(t.spans, cell(t.nodes, cell(t.steps, k, STEP_NODE), BASE) + out, span)
+        k += 1
+    for done in range(k):
+        put(t.spans, cell(t.nodes, cell(t.steps, done, STEP_NODE), BASE) + out, 0)
+    return False
 
 
 @inner
@@ -755,7 +913,7 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
         used = state[OUT] if cell(t.nodes, node, LEVEL) == 0 else item(t.counts, cell(t.nodes, node, LEVEL))
         for slot in range(base, base + used):
             t.spans[slot] = 0
-    state[OUT] = state[BAD] = state[EXTRAS] = 0
+    state[OUT] = state[BAD] = state[EXTRAS] = state[DOUBTS] = 0
     for level in range(t.counts.size):
         t.counts[level] = 0
     while state[ROW] < state[LAST]:
@@ -777,7 +935,15 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
                 t.kept[level] = t.counts[level]
             t.counts[0] = state[OUT]
             state[NOTE] = OK
-            code, where = _record(values, at, end, t, found)
+            trying = state[DOUBTS] <= MOST_DOUBT
+            fits = False
+            if trying and state[STEPS] >= 0:
+                fits = _fitted(values, at, end, t)
+            if fits:
+                state[UNFIT] = 0
+                state[DOUBTS] = max(state[DOUBTS] - 1, 0)
+            else:
+                code, where = _record(values, at, end, t, found)
             if code == _CROWDED:
                 _wipe(t)
                 state[EXTRA] = extra
@@ -798,6 +964,12 @@ def scan(values: Array, ends: Array, valid: Array, t: Tables, found: Found) -> i
                 found.bad_node[bad] = node
                 found.bad_at[bad] = where
                 state[BAD] = bad + 1
+            elif trying and not fits:
+                # One that is unlike the others does not take the template's place; two in a row do.
+                if state[UNFIT] or state[STEPS] < 0:
+                    _learn(values, at, end, t)
+                state[UNFIT] = 1
+                state[DOUBTS] += DOUBT
         if code == OK:
             out = state[OUT]
             found.source[out] = row

@@ -105,7 +105,7 @@ def tables_of(nodes: tuple[Node, ...]) -> Tables:
     room = np.full(levels, 2 * rows, np.int64)
     room[0] = rows
     state = np.zeros(scan.SLOTS, np.int64)
-    state[scan.MOST_OUT] = rows
+    state[scan.MOST_OUT], state[scan.STEPS] = rows, -1
     found = Tables(
         nodes=table,
         names=np.frombuffer(bytes(names) + bytes(8), np.uint8).copy(),
@@ -118,6 +118,9 @@ def tables_of(nodes: tuple[Node, ...]) -> Tables:
         stack=np.zeros(2 * (scan.MOST_DEPTH + 1), np.int64),
         nest=np.zeros(scan.MOST_DEPTH, np.uint8),
         scratch=np.zeros(scan.LONGEST_KEY, np.uint8),
+        trail=np.zeros(2 * len(nodes), np.int64),
+        steps=np.zeros((len(nodes) + 1, scan.NODE_FIELDS), np.int64),
+        words=np.zeros(scan.TEMPLATE_WORDS, np.int64),
         state=state,
     )
     return with_room(found, room)

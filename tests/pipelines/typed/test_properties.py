@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -214,6 +215,32 @@ def cases(draw: st.DrawFn) -> tuple[Schema, list[bytes | None]]:
     return schema, draw(st.lists(records(schema), min_size=1, max_size=12))
 
 
+@st.composite
+def layouts(draw: st.DrawFn, fields: tuple[Field, ...]) -> list[str | Type]:
+    """An object whose names and white space are settled, and whose values are not."""
+    chosen = draw(st.permutations([f for f in fields if draw(st.integers(0, 9))]))
+    pieces: list[str | Type] = ["{"]
+    for place, f in enumerate(chosen):
+        pieces.append(f"{',' if place else ''}{draw(SPACE)}{draw(written(f.name))}{draw(SPACE)}:{draw(SPACE)}")
+        nested = f.type.kind is Kind.STRUCT and draw(st.booleans())
+        pieces += draw(layouts(f.type.fields)) if nested else [f.type]
+        pieces.append(draw(SPACE))
+    return [*pieces, "}"]
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> tuple[Schema, list[bytes | None]]:
+    """Records of one or two producers, each of which writes all of its records in the same way."""
+    schema = draw(SCHEMAS)
+    producers = draw(st.lists(layouts(schema.fields), min_size=1, max_size=2))
+    values: list[bytes | None] = []
+    for producer in draw(st.lists(st.sampled_from(producers), min_size=4, max_size=16)):
+        text = "".join(piece if isinstance(piece, str) else draw(fitting(piece)) for piece in producer)
+        value = text.encode("utf-8", "surrogatepass")
+        values.append(draw(mutated(value)) if draw(st.integers(0, 9)) == 0 else value)
+    return schema, values
+
+
 def same(t: Type, ours: Any, theirs: Any) -> bool:
     """Equal as the type has it: floats by their bits, JSON by what it says."""
     if ours is None or theirs is None:
@@ -234,10 +261,8 @@ def same(t: Type, ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs and type(ours) is type(theirs))
 
 
-@settings(max_examples=150, deadline=None)
-@given(cases())
-def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
-    schema, values = case
+def check(schema: Schema, values: list[bytes | None]) -> None:
+    """What lands of these records, and what does not, is what the independent reader says."""
     landed, quarantined = convert(schema, values)
     rows, held = by_offset(landed, "kafka_offset"), by_offset(quarantined, "offset")
     for offset, value in enumerate(values, FIRST):
@@ -254,6 +279,55 @@ def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[
         assert parsed(row["_extra"]) == said.row["_extra"]
         assert row["kafka_tombstone"] is (value is None)
         assert row["kafka_key"] == b"k%d" % (offset - FIRST)
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases() | alike())
+def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
+    check(*case)
+
+
+USUAL = b'{"n":1,"s":{"t":"a","j":[1]},"b":true}'
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        USUAL.replace(b"[1]", b"null"),
+        USUAL.replace(b"[1]", b"nul"),
+        USUAL.replace(b"[1]", b"[[[{}]]]"),
+        USUAL.replace(b"[1]", b"[" * 99 + b"]" * 99),
+        USUAL.replace(b"[1]", b"[" * 97 + b"]" * 97),
+        USUAL.replace(b"[1]", b"]"),
+        USUAL.replace(b"1,", b"null,"),
+        USUAL.replace(b"1,", b'"1",'),
+        USUAL.replace(b"1,", b"-,"),
+        USUAL.replace(b"1,", b"01,"),
+        USUAL.replace(b"1,", b"1.5,"),
+        USUAL.replace(b'"a"', b"null"),
+        USUAL.replace(b'"a"', b'"\\u00e4"'),
+        USUAL.replace(b'"a"', b'"\\ud800"'),
+        USUAL.replace(b'"a"', b'"a'),
+        USUAL.replace(b'"a"', b'"\xff"'),
+        USUAL.replace(b"true", b"null"),
+        USUAL.replace(b"true", b"truth"),
+        USUAL.replace(b"true", b"false"),
+        USUAL.replace(b'{"t":"a","j":[1]}', b"null"),
+        USUAL.replace(b'"n":', b'"m":'),
+        USUAL.replace(b'"n":', b'"n" :'),
+        USUAL.replace(b'"b":', b'"n":'),
+        *(USUAL[:i] for i in range(len(USUAL))),
+        USUAL + b" ",
+        USUAL + b"}",
+        USUAL + USUAL,
+        b" " + USUAL,
+        b"\xef\xbb\xbf" + USUAL,
+        b"",
+    ],
+)
+def test_one_that_is_unlike_the_others(unlike: bytes) -> None:
+    schema = parse_schema({"n": "int32 not null", "s": "struct<t:string, j:json not null>", "b": "bool"})
+    check(schema, [USUAL, USUAL, USUAL, unlike, USUAL, unlike, unlike, USUAL, unlike])
 
 
 @settings(max_examples=100, deadline=None)
