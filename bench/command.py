@@ -40,8 +40,10 @@ def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
-    races = suite.races(asked.names, asked.records)
     chosen = tuple(peers.named(name) for name in asked.peers)
+    races = [r for r in suite.races(asked.names, asked.records) if not chosen or {*chosen} & {*r.peers}]
+    if not races:
+        raise UsageError(f"{', '.join(asked.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody")
     terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     provenance = Provenance(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions())

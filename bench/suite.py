@@ -76,6 +76,8 @@ def races(names: Sequence[str], records: int | None = None) -> list[Race]:
     found: list[Race] = []
     for name in (*SUITE, FLAT) if ALL in names else names or [r.name for r in _MAIN]:
         if name != FLAT and name not in SUITE:
-            raise UsageError(f"no benchmark {name!r}", remedy=f"benchmarks: {', '.join(SUITE)}, {FLAT}, {ALL}")
+            raise UsageError(
+                f"no benchmark {name!r}", remedy=f"benchmarks: {', '.join(SUITE)}, {FLAT}, {ALL}; lake alone"
+            )
         found += flat(records) if name == FLAT else [replace(SUITE[name], workload=SUITE[name].workload.of(records))]
     return found

@@ -38,6 +38,11 @@ def test_unknown_names_are_refused_before_anything_starts(asked: Asked, tmp_path
     assert not (tmp_path / "data").exists()
 
 
+def test_a_peer_that_takes_no_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="dlt takes no part"):
+        run(Asked(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print)
+
+
 def test_an_assignment_survives_the_pipe() -> None:
     assert Assignment.from_json(NOWHERE.to_json()) == NOWHERE
 
