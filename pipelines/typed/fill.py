@@ -535,62 +535,60 @@ def _offset(buf: Array, at: int, end: int) -> int:
 
 
 @inner
-def _instant(buf: Array, at: int, end: int, digits: int) -> tuple[int, int, int]:
-    """A time: (seconds since the epoch, the fraction in units of 10^−digits, OK or a code)."""
-    if end - at < 10:
-        return int64(0), int64(0), int64(NO_TIME)
+def _minute(buf: Array, at: int) -> int:
+    """Seconds since the epoch of the sixteen bytes `YYYY-MM-DDThh:mm`; _FAR when they say none."""
     day = _day(buf, at)
-    if day < FIRST_DAY:
-        return int64(0), int64(0), int64(NO_TIME)
-    at += 10
-    seconds = day * _DAY_SECONDS
-    fraction = int64(0)
-    if at < end:
-        if (byte(buf, at) | 0x20 != 0x74 and byte(buf, at) != 0x20) or end - at < 6 or byte(buf, at + 3) != 0x3A:
-            return int64(0), int64(0), int64(NO_TIME)
-        hour, minute, second = _two(buf, at + 1), _two(buf, at + 4), int64(0)
-        at += 6
-        if at < end and byte(buf, at) == 0x3A:
-            if end - at < 3:
-                return int64(0), int64(0), int64(NO_TIME)
-            second = _two(buf, at + 1)
-            at += 3
-            if at < end and byte(buf, at) == 0x2E:
+    hour, minute = _two(buf, at + 11), _two(buf, at + 14)
+    if day < FIRST_DAY or hour > 23 or minute > 59 or byte(buf, at + 13) != 0x3A:
+        return int64(_FAR)
+    if byte(buf, at + 10) | 0x20 != 0x74 and byte(buf, at + 10) != 0x20:
+        return int64(_FAR)
+    return day * _DAY_SECONDS + 3600 * hour + 60 * minute
+
+
+@inner
+def _instant(minute: int, buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
+    """A time from what comes after its minute: (units of 10^−digits seconds since the epoch, OK or a code)."""
+    second = fraction = int64(0)
+    if end - at >= 3 and byte(buf, at) == 0x3A:
+        second = _two(buf, at + 1)
+        at += 3
+        if at < end and byte(buf, at) == 0x2E:
+            at += 1
+            seen = int64(0)
+            while at < end and uint64(byte(buf, at) - 0x30) < uint64(10):
+                if seen < digits:
+                    fraction = fraction * 10 + byte(buf, at) - 0x30
+                seen += 1
                 at += 1
-                seen = int64(0)
-                while at < end and uint64(byte(buf, at) - 0x30) < uint64(10):
-                    if seen < digits:
-                        fraction = fraction * 10 + byte(buf, at) - 0x30
-                    seen += 1
-                    at += 1
-                if seen == 0:
-                    return int64(0), int64(0), int64(NO_TIME)
-                while seen < digits:
-                    fraction *= 10
-                    seen += 1
-        east = _offset(buf, at, end)
-        if hour > 23 or minute > 59 or second > 59 or east == _FAR:
-            return int64(0), int64(0), int64(NO_TIME)
-        seconds += 3600 * hour + 60 * minute + second - east
+            if seen == 0:
+                return int64(0), int64(NO_TIME)
+            while seen < digits:
+                fraction *= 10
+                seen += 1
+    east = _offset(buf, at, end)
+    if minute == _FAR or second > 59 or east == _FAR:
+        return int64(0), int64(NO_TIME)
+    seconds = minute + second - east
     if seconds < FIRST_DAY * _DAY_SECONDS or seconds >= (LAST_DAY + 1) * _DAY_SECONDS:
-        return int64(0), int64(0), int64(OUT_OF_RANGE)
-    return seconds, fraction, int64(0)
+        return int64(0), int64(OUT_OF_RANGE)
+    if digits == 9 and (seconds < -9223372036 or seconds > 9223372035):  # the whole seconds that 64 bits hold
+        return int64(0), int64(OUT_OF_RANGE)
+    return seconds * int64(_POWERS[digits]) + fraction, int64(0)
 
 
 @inner
 def _time(buf: Array, at: int, end: int, digits: int) -> tuple[int, int]:
-    if end - at > MOST_TIME_TEXT:
+    if end - at == 10:
+        day = _day(buf, at)
+        if day < FIRST_DAY:
+            return int64(0), int64(NO_TIME)
+        if digits < 0:
+            return day, int64(0)
+        return _instant(day * _DAY_SECONDS, buf, end, end, digits)
+    if digits < 0 or end - at < 16 or end - at > MOST_TIME_TEXT:
         return int64(0), int64(NO_TIME)
-    if digits < 0:
-        day = _day(buf, at) if end - at == 10 else int64(FIRST_DAY - 1)
-        return day, int64(NO_TIME) if day < FIRST_DAY else int64(0)
-    seconds, fraction, code = _instant(buf, at, end, digits)
-    if code != 0:
-        return int64(0), code
-    unit = int64(_POWERS[digits])
-    if digits == 9 and (seconds < -9223372036 or seconds > 9223372035):  # the whole seconds that 64 bits hold
-        return int64(0), int64(OUT_OF_RANGE)
-    return seconds * unit + fraction, int64(0)
+    return _instant(_minute(buf, at), buf, at + 16, end, digits)
 
 
 @compiled(types.void(BYTES, I64, types.int64, I64, U8, I64, I32, I8, U8, types.int64))
@@ -608,8 +606,11 @@ def times(
 ) -> None:
     """ISO 8601 texts → units of 10^−digits seconds since the epoch; digits −1: days. `scratch`: TIME_SCRATCH bytes.
 
-    Digits of the fraction beyond the unit are cut off.
+    Digits of the fraction beyond the unit are cut off. Times often share their minute with the one before, which is
+    not worked out again then.
     """
+    first = second = uint64(0)
+    minute = int64(_FAR)
     for i in range(spans.size):
         span = spans[i]
         kind = _kind(span)
@@ -626,6 +627,11 @@ def times(
             else:
                 end = unescape(scratch, 0, values, start, end)
                 found, code = _time(scratch, int64(0), end, digits)
+        elif 16 <= end - start <= MOST_TIME_TEXT and digits >= 0:
+            if word(values, start) != first or word(values, start + 8) != second:
+                first, second = word(values, start), word(values, start + 8)
+                minute = _minute(values, start)
+            found, code = _instant(minute, values, start + 16, end, digits)
         else:
             found, code = _time(values, start, end, digits)
         if code != 0:
