@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Thread
+from time import monotonic
 
 from sluice.pipelines import evolution, layout, windows
 from sluice.pipelines import plan as planning
@@ -510,7 +511,7 @@ def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
 def _carry_out(
     feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
 ) -> BatchResult:
-    plan = ledger.plan(batch.id)
+    plan = batch.plan or ledger.plan(batch.id)
     report(Progress("start Spark"))
     edges.engine.start()
     with _watched(edges.lake, feed.name, batch.id, plan, report):
@@ -546,14 +547,18 @@ def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 @contextmanager
 def _watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
-    """Report progress from the receipts that tasks leave in staging, about once a second."""
+    """Report progress from the receipts that tasks leave in staging: about once a second, less often where there are so
+    many that looking takes its time."""
     spans = {layout.slice_name(s): s.span for s in plan.slices}
     total, stop = sum(spans.values()), Event()
 
     def look() -> None:
         report(Progress("land", 0, total))
-        while not stop.wait(1.0):
+        pause = 1.0
+        while not stop.wait(pause):
+            began = monotonic()
             report(Progress("land", _finished(lake, feed, batch, spans), total))
+            pause = max(1.0, 10 * (monotonic() - began))
 
     thread = Thread(target=look, name="sluice-progress", daemon=True)
     thread.start()

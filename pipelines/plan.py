@@ -14,6 +14,7 @@ from sluice.pipelines import layout, windows
 from sluice.pipelines.errors import OffsetsLost, PlanBusy, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.positions import Refusal, out_of_range
 from sluice.pipelines.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.units import show_window
@@ -121,11 +122,9 @@ def _widened(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) ->
     if not replaced:
         yield from named
         return
-    by_key: dict[Key, list[Range]] = {}
-    for key, r in named:
-        met = (receipt.slice.range for receipt in replaced if receipt.slice.key == key)
-        by_key.setdefault(key, []).extend([r, *(m for m in met if m.meets(r))])
-    yield from ((key, r) for key, ranges in by_key.items() for r in union(ranges))
+    slices = by_key((r.slice.key, r.slice.range) for r in replaced)
+    wide = by_key((key, each) for key, r in named for each in (r, *(m for m in slices.get(key, ()) if m.meets(r))))
+    yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
 
 
 def _unreadable(
@@ -292,7 +291,8 @@ def build(
 
 
 def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
-    mine = (r for r in replaced if any(o.key == r.slice.key and o.asked.meets(r.slice.range) for o in due))
+    asked = by_key((o.key, o.asked) for o in due)
+    mine = (r for r in replaced if any(a.meets(r.slice.range) for a in asked.get(r.slice.key, ())))
     return tuple(sorted(p.path for r in mine for p in r.parts))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -243,8 +243,7 @@ class Plan:
     @property
     def hash(self) -> str:
         """SHA-256 (hex) over the canonical JSON of the plan: equal plans, equal hash."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(to_json(self).encode()).hexdigest()
 
 
 class PartKind(StrEnum):
@@ -403,4 +402,8 @@ class Verdict:
 
 def to_json(value: Any) -> str:
     """Canonical JSON of a value (sorted keys, no spaces)."""
-    return json.dumps(asdict(value), sort_keys=True, separators=(",", ":"))
+    return json.dumps(value, default=_fields, sort_keys=True, separators=(",", ":"))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}

@@ -172,8 +172,10 @@ class _Lookup:
         self._bisect(times, -1, len(times) - 1)
         above = times[-1]
         for time in reversed(times[-LISTED:]):
-            above = time if time in self._found else above
-            self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
+            if time in self._found:
+                above = time
+            else:
+                self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
 
     def among(self, times: Sequence[int]) -> None:
         for time in {times[0], times[min(1, len(times) - 1)], times[-1]}:
@@ -239,7 +241,8 @@ def clamp(state: State, item: BoundaryItem, pinned: Pins) -> BoundaryItem:
     origin = state.origins[item.key]
     begins = origin.offset if item.time > (origin.opens or 0) else 0
     offset = max(item.offset, begins, pinned[at - 1][1] if at else 0, landed)
-    return item.model_copy(update={"offset": offset if at == len(pinned) else min(offset, pinned[at][1])})
+    offset = offset if at == len(pinned) else min(offset, pinned[at][1])
+    return item if offset == item.offset else item.model_copy(update={"offset": offset})
 
 
 def boundary_of(state: State, key: Key, time: int) -> int | None:

@@ -132,6 +132,8 @@ class State:
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     void: tuple[int, ...] = ()
     """Numbers of publish entries that count for nothing."""
+    _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
+    """What live plans hold, once somebody has asked."""
 
     # -- questions
 
@@ -172,7 +174,10 @@ class State:
 
     def reserved(self, key: Key) -> tuple[Range, ...]:
         """Ranges of the key that live plans hold."""
-        return union(s.range for _, s in self.live_slices() if s.key == key)
+        if self._reserved is None:
+            held = by_key((s.key, s.range) for _, s in self.live_slices())
+            self._reserved = {k: union(ranges) for k, ranges in held.items()}
+        return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
         """Whether, just here, the entry counts: plan live, token current, everything that it replaces still live."""
@@ -201,6 +206,7 @@ class State:
     def extended(self, entries: Iterable[Entry]) -> State:
         """This state with further entries, numbered from `self.number` on."""
         out = copy(self)
+        out._reserved = None
         for f in fields(out):
             value = getattr(self, f.name)
             if isinstance(value, dict):
