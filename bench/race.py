@@ -59,7 +59,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
         track = _Track(kafka, loaded, workload, folder, terms, note)
         results = track.run(peers)
-        budget = track.budget() if SLUICE in peers else None
+        budget = track.budget() if SLUICE in peers and len(race.peers) > 1 else None
     shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
     return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results), budget)
 

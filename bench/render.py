@@ -78,7 +78,7 @@ _FLAT: Mapping[str, _Cell] = {
     "records": lambda race, r: f"{race.records:,}",
     "partitions": lambda race, r: str(race.partitions),
     **{name: _SPEED[name] for name in ("records/s", "slowest – fastest", "CPU ns/record")},
-    **_PROCESSES,
+    _KINDS["worker"]: _process("worker"),
 }
 Rows = list[list[str]]
 
@@ -117,8 +117,9 @@ def shown(report: Report) -> Iterator[RenderableType]:
     if flat:
         yield heading(FLAT, _about_flat(flat))
         yield _aligned(_FLAT, flat)
-    for names, said in _provenances(report):
-        yield heading("measured on", "" if len(names) == len(report.races) else ", ".join(names))
+    calls = _provenances(report)
+    for names, said in calls:
+        yield heading("measured on", ", ".join(names) if len(calls) > 1 else "")
         yield facts(*said)
 
 
@@ -168,7 +169,12 @@ def _provenances(report: Report) -> list[tuple[list[str], list[tuple[str, str]]]
             if of is None:
                 calls.append((race.run, of := []))
             of.append(race)
-    return [([race.name for race in races], _provenance(run, races)) for run, races in calls]
+    return [(_names(races), _provenance(run, races)) for run, races in calls]
+
+
+def _names(races: Sequence[RaceResult]) -> list[str]:
+    """What people call these; all sizes have one name."""
+    return list(dict.fromkeys(FLAT if race.name.startswith(FLAT) else race.name for race in races))
 
 
 def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str, str]]:
