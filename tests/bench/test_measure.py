@@ -65,6 +65,19 @@ def test_what_stands_beside_is_told_apart() -> None:
     assert meter.cost.cpu < 0.25
 
 
+def test_cpu_time_by_kind_of_process() -> None:
+    burn = _BURN.format(seconds=0.3) + "print('ready', flush=True); input()"
+    child = (
+        f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=-1, stdout=-1)\n"
+        "c.stdout.readline(); print('done', flush=True); input()"
+    )
+    with process(child) as running, metered(running.pid) as meter:
+        go(running)
+    assert meter.cost.cpus is not None
+    assert meter.cost.cpus["worker"] >= 0.25
+    assert meter.cost.cpus["driver"] < 0.25
+
+
 def test_peak_memory_by_kind_of_process() -> None:
     hungry = "x = b'x' * 120_000_000; del x; print('ready', flush=True); input()"
     child = (
