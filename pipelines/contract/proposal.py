@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -74,11 +75,14 @@ def propose(rows: pa.Table, columns: Schema | None) -> tuple[Proposal, ...]:
 
 
 def _of_column(f: Field, column: pa.ChunkedArray) -> Iterator[Proposal]:
-    rows, nulls = len(column), column.null_count
+    floats = f.type.kind in (Kind.FLOAT32, Kind.FLOAT64)
+    rows, nulls = len(column), pc.sum(column.is_null(nan_is_null=floats)).as_py()
     if not nulls and not f.required:  # where it is required, the schema sees to it
         yield Proposal(f.name, "expect_column_values_to_not_be_null", {}, "never null", {"rows": rows, "nulls": 0})
     values = column.drop_null().combine_chunks()
-    if f.type.kind in (Kind.FLOAT32, Kind.FLOAT64):
+    if floats:
+        if pc.any(pc.is_inf(values)).as_py():
+            return  # where all is allowed, no bound means anything
         values = values.filter(pc.is_finite(values))
     if len(values) < ENOUGH:
         return
@@ -106,22 +110,24 @@ def _of_numbers(f: Field, values: pa.Array) -> Iterator[Proposal]:
     if counts and (len(counts) == 1 or high - low >= 2 * len(counts)):
         yield _in_set(f.name, counts, len(values))
     elif low < high:
-        yield _between(f.name, low, high, len(values), whole)
+        yield from _between(f.name, low, high, len(values), whole)
 
 
 def _decimal(value: int | float | Decimal) -> Decimal:
     return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
 
 
-def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Proposal:
+def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Iterator[Proposal]:
     """Half as much room again on both sides, rounded outwards; what never was negative stays so."""
     margin = (high - low) / 2
     least, most = _rounded(low - margin, ROUND_FLOOR, whole), _rounded(high + margin, ROUND_CEILING, whole)
     least = max(least, Decimal(0)) if low >= 0 else least
     most = min(most, Decimal(0)) if high <= 0 else most
     why = f"seen {_told(low)} to {_told(high)}"
-    bounds = {"min_value": _number(least), "max_value": _number(most)}
-    return Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
+    # With room around it, a bound may be beyond all floats, which is none.
+    bounds = {k: v for k, v in (("min_value", _number(least)), ("max_value", _number(most))) if isfinite(v)}
+    if bounds:
+        yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
 
 
 def _rounded(value: Decimal, how: str, whole: bool = True) -> Decimal:
