@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ import pyarrow as pa
 from sluice.pipelines.ranges import Range, intersect
 from sluice.pipelines.values import Drift, Slice, Tally
 
+LEAST_RUN = 200
+"""Rows that follow each other, on average, for which copying them together takes less time than one by one."""
 _OFFSETS = Range(0, (1 << 63) - 1)
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -110,6 +113,17 @@ def fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
 def int64s(column: pa.Array) -> np.ndarray:
     """A column of 64-bit numbers without nulls, as they lie in memory."""
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
+
+
+def chosen(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
+    """The rows at these places, which go up. Where few rows are left out, what is between them is copied as a whole:
+    of one in 1,000 in a third of the time."""
+    cuts = np.flatnonzero(np.diff(places) != 1) + 1
+    if len(cuts) > len(places) // LEAST_RUN:
+        return rows.take(fixed(pa.int64(), places.astype(np.int64)))
+    edges = [0, *cuts.tolist(), len(places)]
+    runs = [rows.slice(int(places[a]), b - a) for a, b in pairwise(edges) if b > a]
+    return pa.concat_batches(runs) if runs else rows.slice(0, 0)
 
 
 def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:

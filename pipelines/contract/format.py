@@ -17,7 +17,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.contract.rows import Broken, RowChecks
 from sluice.pipelines.contract.suite import Contract
-from sluice.pipelines.formats import Format, Formatted, RawFormat, fixed, int64s
+from sluice.pipelines.formats import Format, Formatted, RawFormat, chosen, fixed, int64s
 from sluice.pipelines.typed.landed import REFUSED
 from sluice.pipelines.values import Slice
 
@@ -41,9 +41,7 @@ class ContractFormat:
             yield replace(piece, tallies=held.tallies, validate_ns=perf_counter_ns() - began)
 
     def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
-        keep = np.ones(piece.landed.num_rows, np.bool_)
-        keep[broken.rows] = False
-        landed = piece.landed.take(fixed(pa.int32(), np.flatnonzero(keep).astype(np.int32)))
+        landed = chosen(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
         offsets = int64s(piece.landed.column(self._offsets))[broken.rows]

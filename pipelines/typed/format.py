@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.compiled import Array
-from sluice.pipelines.formats import Formatted, RawFormat, int64s, text_array
+from sluice.pipelines.formats import Formatted, RawFormat, chosen, int64s, text_array
 from sluice.pipelines.typed.landed import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.typed.reasons import UNKNOWN, detail_of, reason_of, stage_of
 from sluice.pipelines.typed.schema import Schema
@@ -107,7 +107,7 @@ def _without_unknown(piece: Piece, unknown: Unknown, nodes: int) -> Piece:
 def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     """The coordinates of a piece's rows; copies nothing unless rows were refused."""
     if len(piece.refused.rows):
-        return kafka.take(indices(piece.rows))
+        return chosen(kafka, piece.rows)
     return kafka.slice(piece.start, piece.stop - piece.start)
 
 

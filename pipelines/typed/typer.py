@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.compiled import Array
-from sluice.pipelines.formats import fixed
+from sluice.pipelines.formats import chosen, fixed
 from sluice.pipelines.typed import scan
 from sluice.pipelines.typed.columns import Faults, Lists, Texts, buffer, column_of, grown
 from sluice.pipelines.typed.scan import Found
@@ -172,8 +172,8 @@ class _Piece:
         if self._faults:
             faulty = self._faulty(rows, ends)
             self._refused.append(faulty)
-            kept = np.flatnonzero(~np.isin(rows, faulty[0])).astype(np.int32)
-            arrays = [a.take(indices(kept)) for a in arrays]
+            kept = np.flatnonzero(~np.isin(rows, faulty[0]))
+            arrays = chosen(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
             rows = rows[kept]
         return Piece(start, stop, tuple(arrays), rows, self._all_refused())
 
