@@ -206,11 +206,11 @@ class State:
     def extended(self, entries: Iterable[Entry]) -> State:
         """This state with further entries, numbered from `self.number` on."""
         out = copy(self)
-        out._reserved = None
         for f in fields(out):
             value = getattr(self, f.name)
             if isinstance(value, dict):
                 setattr(out, f.name, dict(value))
+        out._reserved = None
         for entry in entries:
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster

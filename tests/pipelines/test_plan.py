@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +25,7 @@ from sluice.pipelines.values import (
     Request,
     RequestKind,
     TopicPartition,
+    to_json,
 )
 from tests.fakes import partition
 
@@ -154,6 +159,14 @@ def test_a_position_beyond_the_log_is_refused() -> None:
     found, refused = owed(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
     assert not found
     assert "beyond the end of the log" in refused[0].error.message
+
+
+def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
+    plan = planned(state({0: 0}), {key(): partition()})
+    assert plan
+    text = json.dumps(asdict(plan), sort_keys=True, separators=(",", ":"))
+    assert to_json(plan) == text
+    assert plan.hash == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_the_hash_depends_on_the_content() -> None:
