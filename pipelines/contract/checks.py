@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.contract.arguments import digits_of_sum
 from sluice.pipelines.contract.arrays import array_of, as_bools, int32s, is_ascii, numbers, scalar, type_of, without_nan
 from sluice.pipelines.contract.catalogue import argument
+from sluice.pipelines.contract.forms import fixed_form
 from sluice.pipelines.contract.literals import PER_UNIT, bound, member, whole_range
 from sluice.pipelines.contract.suite import Expectation
 from sluice.pipelines.typed.schema import Kind, Type
@@ -192,9 +193,10 @@ def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
     """Anywhere in the value, as Great Expectations looks for them."""
     patterns = [e.kwargs["regex"]] if "regex" in e.kwargs else e.kwargs["regex_list"]
     every = wanted and "regex_list" in e.kwargs and argument(e, "match_on") == "all"
+    matching = [fixed_form(p) or partial(pc.match_substring_regex, pattern=p) for p in patterns]
 
     def breaks(column: pa.Array) -> pa.BooleanArray | None:
-        found = (pc.match_substring_regex(column, p) for p in patterns)
+        found = (matches(column) for matches in matching)
         if not wanted:
             return reduce(pc.or_, found)
         matched = reduce(pc.and_ if every else pc.or_, found)
