@@ -66,14 +66,17 @@ def bench(
     With the peers' figures come Sluice's parts alone: the CPU time that checksums, codec, decoding, JSON, contract and
     Parquet take by themselves on the same bytes, so that whatever a landing took beyond their sum can be seen.
 
-    `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3.
+    `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3. `start` tells what
+    a run in a new process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `scale` runs
+    the planner over up to 100,000 partitions on 1,000 brokers, in memory.
 
     $ sluice bench
     $ sluice bench gzip nested --repeat 3
     $ sluice bench all --write
     $ sluice bench raw --records 500000 --peer sluice --peer spark
     """
-    from sluice.bench.command import Asked, run, run_lake
+    from sluice.bench import scale, start
+    from sluice.bench.command import Asked, run, run_lake, run_scale, run_start
     from sluice.bench.render import shown, shown_lake
     from sluice.bench.render import write as written
 
@@ -82,6 +85,14 @@ def bench(
         on_lakes = run_lake(asked, session.terminal.note)
         session.terminal.show(*shown_lake(on_lakes))
         return session.terminal.document(on_lakes.document())
+    if asked.names == ("start",):
+        started = run_start(asked, session.terminal.note)
+        session.terminal.show(*start.shown(started))
+        return session.terminal.document(started.document())
+    if asked.names == ("scale",):
+        scaled = run_scale(asked, session.terminal.note)
+        session.terminal.show(*scale.shown(scaled))
+        return session.terminal.document(scaled.document())
     report = run(asked, sys.argv[1:], session.terminal.note)
     session.terminal.show(*shown(report))
     if write:

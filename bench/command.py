@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import lake, machine, peers, race, suite
+from sluice.bench import lake, machine, peers, race, scale, start, suite
 from sluice.bench.results import Provenance, Report
 from sluice.pipelines.errors import UsageError
 
@@ -55,6 +55,18 @@ def run_lake(asked: Asked, note: Note) -> lake.Report:
     """The lake on S3 beside a local one. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return lake.run(asked.records or lake.RECORDS, folder, note)
+
+
+def run_start(asked: Asked, note: Note) -> start.Report:
+    """What starting costs. Raises as `run`."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return start.run(asked.repeat, folder, note)
+
+
+def run_scale(asked: Asked, note: Note) -> scale.Report:
+    """What a feed's size costs its driver. Raises UsageError for another benchmark under way."""
+    with _alone(asked.folder or default_folder()):
+        return scale.run(note)
 
 
 def default_folder() -> Path:

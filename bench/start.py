@@ -1,0 +1,276 @@
+"""What starting costs: a whole run in a new process, stage by stage; a small catch-up on a warm session; planning.
+
+Each is the product's own path on a real Kafka of this machine. Beside the catch-up stands a Spark job of as many tasks
+that does nothing: Spark's own scheduling. Of planning, the time in calls to Kafka is told apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from rich.console import RenderableType
+
+from sluice.bench.load import ensure
+from sluice.bench.measure import metered
+from sluice.bench.workloads import TYPED_ORDERS
+from sluice.cli.terminal import facts, heading, table
+from sluice.pipelines.batch import Edges, Landed, land, preview
+from sluice.pipelines.errors import Failed
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.units import HOUR, show_window
+from sluice.pipelines.values import Request, RequestKind
+from sluice.resources import events
+from sluice.resources.edges import open_edges
+from sluice.resources.liveness import new_owner
+from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.spark import session
+
+Note = Callable[[str], None]
+
+RECORDS = 10_000
+PARTITIONS = 1000
+"""Of the topic that is planned."""
+_CATCH_UP = Request(RequestKind.CATCH_UP)
+_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """One `sluice run` in a new process: seconds from its start to its end, CPU of all its processes, and the stages;
+    "leave" is what came after the last of them."""
+
+    seconds: float
+    cpu: float | None
+    stages: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """A catch-up of `RECORDS` on a session that stood: seconds, and those of a Spark job of as many empty tasks."""
+
+    seconds: float
+    bare: float
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan over `PARTITIONS`: seconds in calls to Kafka, and the others; CPU of this process."""
+
+    kafka: float
+    ours: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    cold: tuple[Cold, ...]
+    warm: tuple[Warm, ...]
+    planned: tuple[Planned, ...]
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(repeat: int, folder: Path, note: Note) -> Report:
+    """Each of the three so many times, in `folder`. Raises SetupError, Failed."""
+    with LocalKafka(folder / "kafka-1") as kafka, _removed(folder / f"start-{secrets.token_hex(4)}") as place:
+        topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
+        window = _project(place, kafka.bootstrap, repeat + 1)
+        _adopting_orphans()
+        cold = tuple(_cold(place, number, window, note) for number in range(repeat + 1))
+        warm = tuple(_warm(place, kafka.bootstrap, topic, repeat, note))
+        return Report(cold, warm, tuple(_planned(place, kafka.bootstrap, repeat, note)))
+
+
+@contextmanager
+def _removed(place: Path) -> Iterator[Path]:
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _said(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
+    return {
+        "kafka": {"bootstrap": bootstrap},
+        "topics": topic,
+        "start": "earliest",
+        "commit": "transactional",
+        "lake": str(lake),
+        "format": "json",
+        "schema": dict(TYPED_ORDERS.schema),
+    }
+
+
+# -- cold
+
+
+def _project(place: Path, bootstrap: str, feeds: int) -> str:
+    """A project in which each run has a feed, and so a lake, of its own; the window of some `RECORDS` that all owe."""
+    (place / "feeds").mkdir(parents=True)
+    topic, now = f"start-{secrets.token_hex(4)}", time.time_ns() // 1_000_000
+    for number in range(feeds):
+        said = _said(bootstrap, topic, f"lake-{number}") | {"group": f"{topic}-{number}"}
+        (place / "feeds" / f"cold{number}.yaml").write_text(json.dumps(said))
+    kafka = _feed(place, said).kafka
+    events.create(kafka, (topic,), 4)
+    mix = events.Mix(1)
+    events.send(
+        kafka, events.orders(mix, 3 * RECORDS, now - 3 * HOUR, now), mix, events.Sending((topic,)), lambda n: None
+    )
+    return show_window(now - now % HOUR - 2 * HOUR)
+
+
+def _cold(place: Path, number: int, window: str, note: Note) -> Cold:
+    note(f"a run in a new process ({'the first of a project' if number == 0 else number})")
+    sluice = Path(sys.executable).with_name("sluice")
+    command = [str(sluice), "run", f"cold{number}", "--window", window, "--json"]
+    with metered(os.getpid()) as meter:
+        began = time.perf_counter()
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=_environment(), check=False)
+        seconds = time.perf_counter() - began
+        _reap()
+    if done.returncode:
+        raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
+    stages = json.loads(done.stdout)["seconds"]
+    return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
+
+
+def _environment() -> dict[str, str]:
+    """Ours, but modules are compiled once a machine and not in each process."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _adopting_orphans() -> None:
+    """Whatever a run leaves behind when it ends, Spark's JVM above all, becomes our child, and its CPU time ours."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap() -> None:
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+# -- warm
+
+
+def _warm(place: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> Iterator[Warm]:
+    note(f"catch-ups of {RECORDS:,} records on a warm session")
+    for number in range(-2, repeat):
+        feed = _feed(place, _said(bootstrap, topic, place / f"warm{number}") | {"commit": "none"})
+        with open_edges(feed) as edges:
+            began = time.perf_counter()
+            landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
+            seconds = time.perf_counter() - began
+        landed.check()
+        if number >= 0:
+            yield Warm(seconds, _bare(feed, _tasks(landed)))
+    session(feed.spark).stop()
+
+
+def _tasks(landed: Landed) -> int:
+    return sum(len(b.plan.tasks) for b in landed.batches)
+
+
+def _bare(feed: Feed, tasks: int) -> float:
+    began = time.perf_counter()
+    session(feed.spark).range(0, tasks, 1, tasks).mapInArrow(lambda rows: rows, "id long").collect()
+    return time.perf_counter() - began
+
+
+def _feed(place: Path, said: Mapping[str, Any]) -> Feed:
+    return Feed.model_validate({"feed": "bench", **said}, context={"root": place})
+
+
+# -- planning
+
+
+def _planned(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[Planned]:
+    note(f"planning {PARTITIONS:,} partitions")
+    topic = f"start-{secrets.token_hex(4)}"
+    with KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=120_000) as admin:
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
+        try:
+            feed = _feed(place, _said(bootstrap, topic, place / "planned"))
+            for _ in range(repeat):
+                with open_edges(feed) as edges:
+                    yield _plan(feed, edges)
+        finally:
+            admin.delete_topics([topic])
+
+
+def _plan(feed: Feed, edges: Edges) -> Planned:
+    cluster, group = Timed(edges.cluster), Timed(edges.group)
+    began, cpu = time.perf_counter(), time.process_time()
+    preview(feed, replace(edges, cluster=cluster, group=group), _CATCH_UP)
+    whole, kafka = time.perf_counter() - began, cluster.seconds + group.seconds
+    return Planned(kafka, whole - kafka, time.process_time() - cpu)
+
+
+@dataclass
+class Timed:
+    """A port, and how long calls to it took."""
+
+    port: Any
+    seconds: float = field(default=0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.port, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return call(*given, **named)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return timed
+
+
+# -- for people
+
+
+def shown(report: Report) -> Iterator[RenderableType]:
+    """Medians, for the terminal."""
+    first, *others = report.cold
+    yield heading(
+        "start", f"a run of {RECORDS:,} records in a new process: medians of {len(others)}, and a project's first"
+    )
+    stages = [
+        (name, f"{_median(c.stages.get(name, 0.0) for c in others):.2f}", f"{took:.2f}")
+        for name, took in first.stages.items()
+    ]
+    whole = [("all", f"{_median(c.seconds for c in others):.2f}", f"{first.seconds:.2f}")]
+    cpu = [("CPU, all processes", f"{_median(c.cpu or 0.0 for c in others):.2f}", f"{first.cpu or 0.0:.2f}")]
+    yield table(("stage", "seconds", "first"), [*stages, *whole, *cpu], right="seconds first")
+    yield heading(f"a catch-up of {RECORDS:,} records, warm")
+    warm, bare = _median(w.seconds for w in report.warm), _median(w.bare for w in report.warm)
+    yield facts(("catch-up", f"{warm:.2f} s"), ("Spark's own", f"{bare:.2f} s"), ("besides", f"{warm - bare:.2f} s"))
+    yield heading(f"a plan over {PARTITIONS:,} partitions")
+    kafka, ours, cpu_ = (_median(getattr(p, name) for p in report.planned) for name in ("kafka", "ours", "cpu"))
+    yield facts(("in Kafka", f"{kafka:.2f} s"), ("besides", f"{ours:.2f} s"), ("CPU", f"{cpu_:.2f} s"))
+
+
+def _median(values: Iterable[float]) -> float:
+    """0 of none."""
+    found = list(values)
+    return statistics.median(found) if found else 0.0

@@ -1,0 +1,55 @@
+"""The planner over a cluster in memory: what is counted, and that the measured run is a whole one."""
+
+from __future__ import annotations
+
+from sluice.bench.memory import DAY, MemoryCluster, MemoryLake
+from sluice.bench.scale import BEGINS, Balance, Topology, run
+from sluice.pipelines.values import Isolation, Plan, Request, RequestKind, Slice, Task
+
+SMALL = Topology(partitions=12, brokers=3)
+
+
+def test_a_small_topology_is_measured_from_the_first_plan_to_the_proof_of_files() -> None:
+    (found,) = run(lambda text: None, [SMALL]).scaled
+    assert {"plan at first", "plan an hour", "first: publish", "hour: prove", "proof of a file"} <= set(found.cpu)
+    assert found.requests["plan an hour"]["DescribeLogDirs"] == 3
+    assert found.first.slices >= 12 * 6, "a slice for each partition and hour"
+    assert {"plan", "publish", "boundary", "checkpoint"} <= set(found.bytes)
+    assert found.peak_bytes > 0
+
+
+def test_the_balance_of_a_plan() -> None:
+    slices = [Slice("t", p, "id", 0, 10, estimated_bytes=size) for p, size in enumerate((300, 100, 200))]
+    tasks = (Task(0, 1, (slices[0],)), Task(1, 2, (slices[1], slices[2])), Task(2, 3, ()))
+    plan = Plan("f", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, tasks)
+    found = Balance.of(plan)
+    assert (found.tasks, found.slices, found.heaviest, found.most_slices) == (3, 3, 1.5, 2)
+
+
+def test_requests_go_to_each_leader_once_for_each_question() -> None:
+    cluster = MemoryCluster(partitions=100, brokers=4, topics=2, begins=BEGINS, day_bytes=1 << 30)
+    cluster.now += DAY
+    states = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)
+    assert len(states) == 100
+    assert sum(s.high_watermark for s in states) * 200 <= 1 << 30
+    assert cluster.requests == {"Metadata": 2, "ListOffsets": 12, "DescribeLogDirs": 4}
+
+
+def test_offsets_by_time_lie_within_the_log() -> None:
+    cluster = MemoryCluster(partitions=1, brokers=1, topics=1, begins=BEGINS, day_bytes=200 * 24)
+    cluster.now += DAY
+    (state,) = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)
+    hits = [cluster.offsets_at({state.tp: BEGINS + hour * DAY // 24})[state.tp] for hour in (0, 12, 24)]
+    assert [h and h.offset for h in hits] == [0, 12, None]
+
+
+def test_the_lake_lists_by_folder_in_order_and_counts() -> None:
+    lake = MemoryLake()
+    for path in ("a/2", "a/1", "ab/1", "a/1/x"):
+        assert lake.put_if_absent(path, b"")
+    assert not lake.put_if_absent("a/1", b"other")
+    assert list(lake.list("a")) == ["a/1", "a/1/x", "a/2"]
+    assert list(lake.list("a", "a/1")) == ["a/1/x", "a/2"]
+    lake.remove("a/1")
+    assert list(lake.list("a/")) == ["a/1/x", "a/2"]
+    assert (lake.requests["put"], lake.requests["list"]) == (4, 3)

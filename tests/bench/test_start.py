@@ -1,0 +1,38 @@
+"""What is pure of measuring a start: time in a port, medians, and how it is shown."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from sluice.bench.start import Cold, Planned, Report, Timed, Warm, shown
+
+
+class Port:
+    def answer(self, question: int) -> int:
+        return question + 1
+
+    def refuse(self) -> None:
+        raise ValueError("no")
+
+
+def test_a_timed_port_answers_as_before_and_adds_up() -> None:
+    timed = Timed(Port())
+    assert timed.answer(question=1) == 2
+    once = timed.seconds
+    with pytest.raises(ValueError, match="no"):
+        timed.refuse()
+    assert 0 < once < timed.seconds
+
+
+def test_medians_are_shown_beside_a_projects_first_run() -> None:
+    cold = tuple(Cold(s, s / 2, {"start": 1.0, "leave": s - 1}) for s in (30.0, 10.0, 12.0))
+    report = Report(cold, (Warm(1.2, 0.4), Warm(1.0, 0.4)), (Planned(2.0, 0.5, 0.4),))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(*shown(report), sep="\n")
+    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "all 11.00 30.00" in said
+    assert "besides 0.70 s" in said
+    assert report.document()["cold"][0]["stages"]["start"] == 1.0
