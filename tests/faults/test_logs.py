@@ -253,7 +253,7 @@ def _stuck(field: Field, *, unknown: bool) -> None:
     now = time.time_ns() // 1_000_000
     hour = now - now % HOUR - 3 * HOUR
     logs.stamped(field, hour, 20)
-    with logs.left_open(field, 1, hour + HOUR, unknown=unknown) as name:
+    with logs.left_open(field, 1, hour + HOUR, unknown=unknown) as (name, _):
         logs.stamped(field, hour + HOUR, 20)
         logs.stamped(field, hour + 2 * HOUR, 20)
         field.normal(1)
@@ -274,10 +274,9 @@ def test_a_feed_that_reads_uncommitted_goes_through_aborts(field: Field) -> None
     field.settings["isolation"] = "read_uncommitted"
     with field.producing():
         field.normal(1)
-        with logs.left_open(field, 0, time.time_ns() // 1_000_000):
-            before = logs.log_ends(field)
+        with logs.left_open(field, 0, time.time_ns() // 1_000_000) as (_, first):
             assert field.run().clean
-            assert logs.landed_up_to(field)[0] >= before[0], "what is open landed, too"
-        logs.aborted_by_the_tool(field, f"abort --topic {field.topic} --partition 0 --start-offset {before[0] - 5}")
+            assert logs.landed_up_to(field)[0] >= first + 5, "what is open landed, too"
+        logs.aborted_by_the_tool(field, f"abort --topic {field.topic} --partition 0 --start-offset {first}")
         field.recovered()
     field.proven()

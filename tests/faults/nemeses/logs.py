@@ -223,8 +223,8 @@ def partitions_added(field: Field, count: int) -> None:
 
 
 @contextmanager
-def left_open(field: Field, partition: int, time: int, *, unknown: bool = False) -> Iterator[str]:
-    """A transaction of which nobody ends anything, with ten minutes to live; its transactional id.
+def left_open(field: Field, partition: int, time: int, *, unknown: bool = False) -> Iterator[tuple[str, int]]:
+    """A transaction of which nobody ends anything, with ten minutes to live; its transactional id and first offset.
 
     Its records are stamped then (ms). `unknown`: its coordinator knows nothing of it, so that nobody ever will.
     """
@@ -236,12 +236,13 @@ def left_open(field: Field, partition: int, time: int, *, unknown: bool = False)
     producer.begin_transaction()
     if unknown:
         producer._transaction_manager._partitions_in_transaction.add(Plain(field.topic, partition))
-    for n in range(5):
-        producer.send(field.topic, b"stuck %d" % n, partition=partition, timestamp_ms=time + n)
+    sent = [
+        producer.send(field.topic, b"stuck %d" % n, partition=partition, timestamp_ms=time + n) for n in range(5)
+    ]
     producer.flush()
     field.account.did(f"transaction {name} has records in partition {partition}, and its producer is silent")
     try:
-        yield name
+        yield name, sent[0].get(0).offset
     finally:
         producer.close(0)
 
