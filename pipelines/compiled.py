@@ -61,8 +61,9 @@ def inner(f: F) -> F:
 
 
 def inlined(f: F) -> F:
-    """The same for functions that take many arrays: passing these would take longer than what is done with them."""
-    return cast(F, _njit(forceinline=True, **_OPTIONS)(f))
+    """The same for functions that take many arrays: passing these would take longer than what is done with them. Of an
+    `inner` function it makes another one that is inlined."""
+    return cast(F, _njit(forceinline=True, **_OPTIONS)(getattr(f, "py_func", f)))
 
 
 @intrinsic

@@ -66,7 +66,7 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     if len(seen) < SAMPLE_ROWS // 4 or seen.nbytes > SAMPLE_BYTES:
         return False
     different = pc.count_distinct(seen).as_py()
-    return different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen)
+    return bool(different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen))
 
 
 def _goes_on(column: pa.ChunkedArray) -> bool:

@@ -16,7 +16,7 @@ Records of one producer are alike but for their values. What stands around the v
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -811,7 +811,7 @@ def _learn(buf: Array, at: int, end: int, t: Tables) -> None:
 @inlined
 def _as_before(buf: Array, at: int, end: int, t: Tables, k: int) -> int:
     """The byte after what the template has before its value `k`; −1 when something else stands at `at`."""
-    size = cell(t.steps, k, STEP_SIZE)
+    size: int = cell(t.steps, k, STEP_SIZE)
     if size == 0:
         return at
     words = (size + 7) >> 3
@@ -828,8 +828,9 @@ def _as_before(buf: Array, at: int, end: int, t: Tables, k: int) -> int:
     return at + size
 
 
-_string: Any = inlined(string.py_func)
-_number: Any = inlined(number.py_func)
+# Where most values are read, a call takes as long as they do.
+_string = inlined(string)
+_number = inlined(number)
 
 
 @inlined
