@@ -3,6 +3,8 @@
 .PHONY: help demo test check pytest bench faults soak fuzz lakes lock clean setup
 
 READY := .venv/.ready
+# Where somebody set it, every process would compile all that it imports: seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 MINUTES ?= 30
 
