@@ -320,11 +320,12 @@ def batch_view(batch: BatchResult) -> list[RenderableType]:
         del columns["quarantined"]
     rows = shortened(list(zip(*columns.values(), strict=True)), len(columns))
     out: list[RenderableType] = [table(list(columns), rows, right="landed invisible quarantined files size")]
-    return out + [bad(f"{f.slice} stays owed: {f.message}") for f in batch.failures]
+    return out
 
 
 def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
     return [
+        *(bad(f"{f.slice} stays owed: {f.message}") for f in landed.failures),
         *(warn(f"{loss.key} {loss.range} is lost and accepted as such") for loss in landed.losses),
         *(warn(f"{s.key} {s.range} is skipped; {_after_all(ran.feed, s)}") for s in landed.skipped),
         *(bad(refusal.error.message) for refusal in landed.refusals),

@@ -176,7 +176,7 @@ class Landed:
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
-            raise _refused(self.refusals)
+            raise _refused(self)
 
 
 def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
@@ -614,9 +614,11 @@ def _remedy(feed: str, f: SliceFailure) -> str:
     return f"{f.remedy}: {accept}" if accept else f.remedy
 
 
-def _refused(refusals: Sequence[Refusal]) -> Refused:
+def _refused(landed: Landed) -> Refused:
+    refusals = landed.refusals
     lines = "\n    ".join(r.error.message for r in refusals[:10])
+    others = "the others are landed" if landed.batches else "of others nothing is owed"
     return Refused(
-        f"{len(refusals)} partitions were refused, the others are landed:\n    {lines}",
+        f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
         remedy=refusals[0].error.remedy,
     )

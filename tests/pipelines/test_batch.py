@@ -24,6 +24,7 @@ from sluice.pipelines.formats import RawFormat
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.ports import FetchLimits, Job
+from sluice.pipelines.positions import Refusal
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.task import Assignment, Tools, run_task
 from sluice.pipelines.units import show_window
@@ -584,3 +585,9 @@ def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: O
         world.land(Request(RequestKind.CATCH_UP)).check()
     after = [e for n, e in world.ledger.entries() if n > state.number]
     assert [e.kind for e in after] == [], "the accept is the last entry"
+
+
+def test_refused_partitions_are_named_and_others_only_where_there_are_any() -> None:
+    refusals = tuple(Refusal(TopicPartition("t", p), Refused(f"t:{p} went back", remedy="accept it")) for p in (0, 1))
+    with pytest.raises(Refused, match=r"(?s)2 partitions were refused, of others nothing is owed.*t:0.*t:1"):
+        Landed((), refusals, ()).check()
