@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sluice.pipelines import letters
-from sluice.pipelines.errors import CommitFenced, GroupMoved, LedgerCorrupt, Unknown
+from sluice.pipelines.errors import CommitFenced, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
@@ -147,8 +147,13 @@ def _commit_as(
     if going or post:
         # With letters all partitions get the mark, which says what was sent: moving one does not take it away.
         offsets = {k.tp: _marked(state, k, o, mark) for k, o in (targets if post else going).items()}
-        _send(member, settings, offsets, post)
-        _read_back(member, offsets)
+        answered = _send(member, settings, offsets, post)
+        try:
+            _read_back(member, offsets)
+        except KafkaUnavailable as e:
+            if answered:
+                raise
+            raise _unknown(e) from e
     _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
@@ -268,8 +273,8 @@ def _send(
     settings: CommitSettings,
     offsets: Mapping[TopicPartition, CommittedOffset],
     post: letters.Letters | None,
-) -> None:
-    """Step 4. An unknown outcome is no failure yet: reading back decides."""
+) -> bool:
+    """Step 4, and whether Kafka said that it is done. An unknown outcome is no failure yet: reading back decides."""
     try:
         if post:
             member.commit_transaction(offsets, post.topic, post)
@@ -278,7 +283,15 @@ def _send(
         else:
             member.commit_plain(offsets)
     except Unknown:
-        return
+        return False
+    return True
+
+
+def _unknown(silent: KafkaUnavailable) -> Unknown:
+    return Unknown(
+        f"the answer to the commit was lost, and nobody says what the group's offsets are now: {silent.message}",
+        remedy="nothing is lost: the next run reads them and goes on from there, whether the commit took or not",
+    )
 
 
 def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:

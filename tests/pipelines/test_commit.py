@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, commit
-from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, LedgerCorrupt
+from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
@@ -193,6 +193,28 @@ def test_a_lost_answer_without_effect_is_not_taken_for_done() -> None:
     assert world.ledger.read().commits == {}
     world.commit()
     assert world.held == 50
+
+
+@pytest.mark.parametrize(("lose", "error"), [("after", Unknown), ("before", Unknown), (None, KafkaUnavailable)])
+def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
+    lose: str | None, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = lose
+    answers = iter([world.group.committed([TP])] * 2)
+
+    def committed(_: object) -> object:
+        if (found := next(answers, None)) is None:
+            raise KafkaUnavailable("broker 1 does not answer")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.group, "committed", committed)
+        with pytest.raises(error, match="broker 1 does not answer"):
+            world.commit()
+    world.commit()
+    assert (world.held, world.ledger.read().commits) == (50, {KEY: 50})
 
 
 def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
