@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
-SECONDS = 30
+SECONDS = 20
 CLOSING_SECONDS = 5
 """All answers were waited for before: what is left is the client's own."""
 
@@ -44,11 +44,16 @@ class Noting:
             self._producer.init_transactions()
 
     def send(self, topic: str, partition: int, count: int, fields: Iterable[dict[str, Any]] = ()) -> None:
-        """So many values to a partition; waits for all answers. `fields` are added to the values, in turn."""
+        """So many values to a partition; waits for all answers. `fields` are added to the values, in turn.
+
+        Raises TimeoutError in a transaction in which a value stays without an answer: it can only be given up.
+        """
         more = list(fields) or [{}]
         sent = [self._one(topic, partition, more[n % len(more)]) for n in range(count)]
-        for sequence, future in sent:
-            self._note(topic, partition, sequence, future)
+        end = time.monotonic() + SECONDS
+        answered = [self._note(topic, partition, *one, max(end - time.monotonic(), 0)) for one in sent]
+        if self._transaction and not all(answered):
+            raise TimeoutError(f"no answer to values of a transaction for {SECONDS} s")
 
     def _one(self, topic: str, partition: int, fields: dict[str, Any]) -> tuple[int, Any]:
         sequence, self._sequence = self._sequence, self._sequence + 1
@@ -63,14 +68,16 @@ class Noting:
             future = None  # it may have gone into a batch or not: unknown
         return sequence, future
 
-    def _note(self, topic: str, partition: int, sequence: int, future: Any) -> None:
+    def _note(self, topic: str, partition: int, sequence: int, future: Any, seconds: float) -> bool:
+        """Whether it was acknowledged in time."""
         offset, outcome = None, "unknown"
         if future is not None:
             with suppress(KafkaError):  # a timeout, or an answer that says nothing about the log
-                offset, outcome = future.get(SECONDS).offset, "acknowledged"
+                offset, outcome = future.get(seconds).offset, "acknowledged"
         said = {"producer": self.name, "sequence": sequence, "topic": topic, "partition": partition}
         said |= {"offset": offset, "outcome": outcome, "transaction": self._transaction or None}
         self._file.write(json.dumps(said) + "\n")
+        return offset is not None
 
     @contextmanager
     def transaction(self, *, commits: bool = True) -> Iterator[None]:
