@@ -129,6 +129,13 @@ def _seeds() -> list[bytes]:
     values += [b'{"t":"2024-01-01T00:00:00' + t + b'"}' for t in _ZONES]
     values += [RECORD[:n] for n in (1, 4, 5, 9, 40, 41, 42, 43, 150, 190)]
     joined = [BETWEEN.join(values[i : i + 8]) for i in range(0, len(values), 8)]
+    # Alike but for their values, and some that are not: the first are read by a template.
+    alike = [f'{{"b": "x{i}", "a": {i}, "ab": {i}.5}}' for i in range(12)]
+    nested_alike = [f'{{"e":{i},"s":{{"a":{{"b":"x{i}","c":[{i}]}},"d":"aGVs"}}}}' for i in range(12)]
+    for some in (alike, nested_alike):
+        unlike = [text[: 3 * i] + text[3 * i + 1 :] for i, text in enumerate(some)]
+        mixed = [text for pair in zip(some, some, unlike, strict=True) for text in pair]
+        joined += [BETWEEN.join(text.encode() for text in texts) for texts in (some, mixed)]
     joined += [RECORD, BETWEEN.join([b'{"id":1,"a":"x"}'] * 3000)]
     return [bytes([kind]) + some for some in joined for kind in (0, 1, 2)]
 
