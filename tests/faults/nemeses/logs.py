@@ -236,9 +236,7 @@ def left_open(field: Field, partition: int, time: int, *, unknown: bool = False)
     producer.begin_transaction()
     if unknown:
         producer._transaction_manager._partitions_in_transaction.add(Plain(field.topic, partition))
-    sent = [
-        producer.send(field.topic, b"stuck %d" % n, partition=partition, timestamp_ms=time + n) for n in range(5)
-    ]
+    sent = [producer.send(field.topic, b"stuck %d" % n, partition=partition, timestamp_ms=time + n) for n in range(5)]
     producer.flush()
     field.account.did(f"transaction {name} has records in partition {partition}, and its producer is silent")
     try:
