@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,18 +82,16 @@ def bench(
     from sluice.bench.render import write as written
 
     asked = Asked(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
-    if asked.names == ("lake",):
-        on_lakes = run_lake(asked, session.terminal.note)
-        session.terminal.show(*shown_lake(on_lakes))
-        return session.terminal.document(on_lakes.document())
-    if asked.names == ("start",):
-        started = run_start(asked, session.terminal.note)
-        session.terminal.show(*start.shown(started))
-        return session.terminal.document(started.document())
-    if asked.names == ("scale",):
-        scaled = run_scale(asked, session.terminal.note)
-        session.terminal.show(*scale.shown(scaled))
-        return session.terminal.document(scaled.document())
+    alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
+        ("lake",): (run_lake, shown_lake),
+        ("start",): (run_start, start.shown),
+        ("scale",): (run_scale, scale.shown),
+    }
+    if asked.names in alone:
+        measure, show = alone[asked.names]
+        measured = measure(asked, session.terminal.note)
+        session.terminal.show(*show(measured))
+        return session.terminal.document(measured.document())
     report = run(asked, sys.argv[1:], session.terminal.note)
     session.terminal.show(*shown(report))
     if write:

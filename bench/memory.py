@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from sluice.pipelines.configs import Configs
 from sluice.pipelines.ports import Job, Member, Membership
+from sluice.pipelines.units import DAY
 from sluice.pipelines.values import (
     CommittedOffset,
     Counts,
@@ -31,8 +32,6 @@ from sluice.pipelines.values import (
     TopicPartition,
     Verdict,
 )
-
-DAY = 86_400_000
 
 
 class MemoryLake:

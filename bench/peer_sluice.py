@@ -22,6 +22,7 @@ from sluice.pipelines.batch import BatchResult, land
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ports import Progress
+from sluice.pipelines.timings import spent
 from sluice.pipelines.values import Owner, Request, RequestKind
 from sluice.resources.edges import now, open_edges
 
@@ -73,20 +74,17 @@ class _Stages:
             self._marks.append((progress.stage, time.perf_counter()))
 
     def seconds(self) -> dict[str, float]:
-        spent: Counter[str] = Counter()
+        took: Counter[str] = Counter()
         ends = [*(mark for _, mark in self._marks[1:]), time.perf_counter()]
         for (stage, begin), end in zip(self._marks, ends, strict=True):
-            spent[stage] += end - begin  # type: ignore[assignment]
-        return {stage: round(seconds, 3) for stage, seconds in spent.items()}
+            took[stage] += end - begin  # type: ignore[assignment]
+        return {stage: round(seconds, 3) for stage, seconds in took.items()}
 
 
 def _activities(batches: tuple[BatchResult, ...]) -> dict[str, float]:
     """Seconds by activity, over all tasks (which ran side by side)."""
-    spent: Counter[str] = Counter()
-    for batch in batches:
-        for receipt in batch.receipts:
-            spent.update(receipt.timings)
-    return {activity: round(ns / 1e9, 3) for activity, ns in spent.items()}
+    ns = spent(receipt for batch in batches for receipt in batch.receipts).ns
+    return {activity: round(took / 1e9, 3) for activity, took in ns.items()}
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.ports import Progress
 from sluice.pipelines.proof import prove
 from sluice.pipelines.task import Assignment, Tools, adopt
+from sluice.pipelines.units import HOUR
 from sluice.pipelines.values import (
     Counts,
     Isolation,
@@ -49,7 +50,6 @@ from sluice.pipelines.values import (
 Note = Callable[[str], None]
 T = TypeVar("T")
 
-HOUR = 3_600_000
 BEGINS = 1_795_132_800_000
 """2026-11-20, in UTC."""
 FIRST_HOURS = 6

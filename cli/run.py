@@ -267,7 +267,7 @@ def view(ran: Ran) -> list[RenderableType]:
     landed = ran.outcome.landed
     out: list[RenderableType] = [heading(f"Run of {ran.feed}", str(ran.asked))]
     for batch in ran.batches:
-        out += batch_view(batch)
+        out.append(batch_view(batch))
     if landed is not None:
         out += _beside(ran, landed)
         if ran.batches:
@@ -305,7 +305,7 @@ def _totals(ran: Ran) -> tuple[Counts, int, str]:
     return counts, files, size(sum(b.bytes for b in ran.batches))
 
 
-def batch_view(batch: BatchResult) -> list[RenderableType]:
+def batch_view(batch: BatchResult) -> RenderableType:
     found = list(by_partition(batch))
     columns = {
         "partition": [str(p.key) for p in found],
@@ -319,8 +319,7 @@ def batch_view(batch: BatchResult) -> list[RenderableType]:
     if not batch.counts.quarantined:
         del columns["quarantined"]
     rows = shortened(list(zip(*columns.values(), strict=True)), len(columns))
-    out: list[RenderableType] = [table(list(columns), rows, right="landed invisible quarantined files size")]
-    return out
+    return table(list(columns), rows, right="landed invisible quarantined files size")
 
 
 def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
