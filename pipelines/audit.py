@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,10 +21,8 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import sha256
 from sluice.pipelines.ranges import Range, union
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
-
-READERS = 4
-"""Files checked at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +94,7 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
         *_commits(state),
         *_strangers(state, lake, feed, {p.path for _, p in parts}),
     ]
-    with ThreadPoolExecutor(READERS) as pool:
-        problems += [x for found in pool.map(lambda rp: _file(lake, *rp, hashes=hashes), parts) for x in found]
+    problems += [x for found in each(lambda rp: _file(lake, *rp, hashes=hashes), parts) for x in found]
     return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
 
 

@@ -19,6 +19,7 @@ from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.units import show_instant, show_window
 from sluice.pipelines.values import Key, Part, PartKind, Receipt, Slice
 
@@ -49,8 +50,7 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     fresh = (t for t, path in paths.items() if path not in standing and not is_retired(state, t, settings.length))
     done = tuple(t for t in fresh if windows.complete(state, t, settings))
     receipts = receipts_by_window(ledger, state, done, settings)
-    for window in done:
-        lake.put_if_absent(paths[window], _dump(state, receipts[window], feed, window, settings))
+    each(lambda w: lake.put_if_absent(paths[w], _dump(state, receipts[w], feed, w, settings)), done)
     return done
 
 

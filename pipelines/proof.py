@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -22,10 +21,9 @@ from sluice.pipelines.errors import ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.landing import file_metadata
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.values import Counts, Outcome, Part, PartKind, Plan, Receipt, Slice, SliceFailure
 
-READERS = 8
-"""Slices proven at once."""
 _RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
@@ -38,8 +36,7 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
     for outcome in outcomes:
         by_slice.setdefault(outcome.slice, []).append(outcome)
     claim = Claim(plan.feed, batch, plan.hash)
-    with ThreadPoolExecutor(READERS, "sluice-proof") as pool:
-        judged = list(pool.map(lambda s: _judge(claim, s, by_slice.get(s, ()), lake), plan.slices))
+    judged = each(lambda s: _judge(claim, s, by_slice.get(s, ()), lake), plan.slices)
     receipts = [o for o in judged if isinstance(o, Receipt)]
     return receipts, [o for o in judged if isinstance(o, SliceFailure)]
 

@@ -7,10 +7,8 @@ times, at once (DESIGN §5, §13).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from sluice.pipelines import layout
 from sluice.pipelines.contract.results import Result
@@ -18,12 +16,8 @@ from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.values import Owner, Part, Receipt, SliceFailure
-
-AT_ONCE = 8
-"""Files shown or removed side by side."""
-One = TypeVar("One")
-Done = TypeVar("Done")
 
 
 def publish(
@@ -109,18 +103,18 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = [part for r in receipts for part in r.parts]
-    _each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
+    each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
     replaced = [path for b in published for path in _replaced(ledger, b)]
-    hidden = [path for path, size in zip(replaced, _each(lake.size, replaced), strict=True) if size is not None]
-    _each(lake.remove, hidden)
+    hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
+    each(lake.remove, hidden)
     live = [p for p in parts if p.path not in state.replaced]
-    shown = [p.path for p, ours in zip(live, _each(lambda p: _show(lake, p), live), strict=True) if ours]
+    shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = {p for p in shown if p in ledger.read().replaced} if shown else set()
     for path in late:  # a copy takes its time: who hid it meanwhile could not see it yet
         lake.remove(path)
     shown = [p for p in shown if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
-    _each(lake.remove, [path for b in done for path in staged[b]])
+    each(lake.remove, [path for b in done for path in staged[b]])
     return RolledForward(tuple(shown), tuple(hidden), tuple(done))
 
 
@@ -160,14 +154,6 @@ def _check_below(roots: Sequence[str], paths: Sequence[str], number: int) -> Non
                 f"entry {number} names {ascii(path)[:300]}, which is not below {' or '.join(roots)}",
                 remedy="somebody else wrote into this ledger: nothing was touched; see who may write to the lake",
             )
-
-
-def _each(work: Callable[[One], Done], items: Sequence[One]) -> list[Done]:
-    """What the work makes of each, several at once: a store that is far away takes its time. Raises the first error."""
-    if len(items) < 2:
-        return [work(one) for one in items]
-    with ThreadPoolExecutor(min(len(items), AT_ONCE), "sluice-publish") as pool:
-        return list(pool.map(work, items))
 
 
 def _show(lake: Lake, part: Part) -> bool:

@@ -20,6 +20,7 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.ranges import Range, covers, cut
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.units import show_duration, show_instant, show_window
 from sluice.pipelines.values import Key, OffsetAtTime, PartitionState
 
@@ -68,11 +69,13 @@ def opening(
 ) -> tuple[OriginItem, ...]:
     """The first plan's origins with the window that opens there: the earliest that any partition begins in.
 
-    A partition begins in the newest window before which no record from its origin on is stamped: bisected over time.
+    A partition begins in the newest window before which no record from its origin on is stamped: that of the record
+    at the origin, where this is the log's first one; else bisected over time.
     """
     newest = now // settings.length
-    bounds = {item.key: (0, newest) for item in origins}
     offsets = {item.key: item.offset for item in origins}
+    firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
+    bounds = {key: _bounds(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
     while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
         found = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
         for key, middle in open_.items():
@@ -81,6 +84,14 @@ def opening(
             bounds[key] = (middle, high) if first <= offsets[key] else (low, middle - 1)
     opens = min(a for a, _ in bounds.values()) * settings.length
     return tuple(item.model_copy(update={"opens": opens}) for item in origins)
+
+
+def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings) -> tuple[int, int]:
+    """The first and the last window, counted since the epoch, where a log may begin; `hit`: its first record."""
+    if hit is None or hit.offset > origin:
+        return 0, newest
+    first = min(hit.timestamp // settings.length, newest)
+    return first, first if hit.offset == origin else newest
 
 
 def due(
@@ -169,7 +180,7 @@ class _Lookup:
 
     def between(self, times: Sequence[int]) -> None:
         self._look(times[-1])
-        self._bisect(times, -1, len(times) - 1)
+        self._bisect(times, (-1, len(times) - 1))
         above = times[-1]
         for time in reversed(times[-LISTED:]):
             if time in self._found:
@@ -178,20 +189,18 @@ class _Lookup:
                 self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
 
     def among(self, times: Sequence[int]) -> None:
-        for time in {times[0], times[min(1, len(times) - 1)], times[-1]}:
-            self._look(time)
-        self._bisect(times, 0, len(times) - 1)
+        each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}))
+        self._bisect(times, (0, len(times) - 1))
 
     def items(self, time: int) -> tuple[BoundaryItem, ...]:
         return tuple(self._found.get(time, {}).values())
 
-    def _bisect(self, times: Sequence[int], low: int, high: int) -> None:
-        if high - low <= 1 or self._offsets(times, low) == self._offsets(times, high):
-            return
-        middle = (low + high) // 2
-        self._look(times[middle])
-        self._bisect(times, low, middle)
-        self._bisect(times, middle, high)
+    def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
+        spans = [whole]
+        while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
+            halves = [(a, (a + b) // 2, b) for a, b in apart]
+            each(self._look, [times[middle] for _, middle, _ in halves])
+            spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
         found = self._cluster.offsets_at({k.tp: time for k in self._partitions})

@@ -10,8 +10,10 @@ JVM was killed, the job fails and the next one starts another.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from sluice.pipelines.errors import Failed, SetupError
@@ -56,6 +58,9 @@ _HERE = {
     "spark.authenticate": "true",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+_SOCKET = 100
+"""Characters of a longest path of a socket, and what PySpark names one in its folder."""
+_SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _session_lock = threading.Lock()
 T = TypeVar("T")
 
@@ -265,7 +270,20 @@ def _environment(settings: SparkSettings) -> None:
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    return _OURS | (_HERE if is_local(settings) else {}) | settings.conf
+    return _OURS | ({**_HERE, **_sockets()} if is_local(settings) else {}) | settings.conf
+
+
+@cache
+def _sockets() -> dict[str, str]:
+    """JVM and Python talk through sockets in a folder of ours, that nobody else may enter, while this process lives.
+
+    Over TCP each task's start waits 40 ms for what Nagle's algorithm and delayed acknowledgements wait for.
+    """
+    folder = tempfile.mkdtemp(prefix="sluice-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(folder + _SOCKET_NAME) > _SOCKET:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
 
 
 def master(settings: SparkSettings) -> str:

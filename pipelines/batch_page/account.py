@@ -7,7 +7,6 @@ the feed's file goes in: what a batch was held against is what the ledger keeps 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,13 +22,12 @@ from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import receipt_at
 from sluice.pipelines.shape import RAW, Shape
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.timings import spent
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Plan, Receipt, SliceFailure
 
 PAST = 30
 """Batches of the history, this one included."""
-AT_ONCE = 8
-"""Files of the lake read side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +163,7 @@ def _batch(state: State, feed: str, number: int) -> Batch:
 def _staged(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
     """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
     paths = [p for p in lake.list(layout.staging_folder(plan.feed, batch)) if layout.receipt_slice(p)]
-    with ThreadPoolExecutor(AT_ONCE, "sluice-receipts") as pool:
-        found = [r for r in pool.map(lambda p: receipt_at(p, lake), paths) if r]
+    found = [r for r in each(lambda p: receipt_at(p, lake), paths) if r]
     first: dict[str, Receipt] = {}
     for r in sorted(found, key=lambda r: r.attempt):
         first.setdefault(layout.slice_name(r.slice), r)
@@ -182,8 +179,7 @@ def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
     """The batches that landed something before this one, the oldest first."""
     before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
     recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
-    with ThreadPoolExecutor(AT_ONCE, "sluice-history") as pool:
-        entries = list(pool.map(ledger.publication, recent))
+    entries = each(ledger.publication, recent)
     return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple
 
@@ -22,14 +21,15 @@ from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import Entry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import Batch, State
 from sluice.pipelines.ports import Clock, Lake
+from sluice.pipelines.side_by_side import AT_ONCE, each
 from sluice.pipelines.values import Plan
 
 CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
 """Entries, or bytes of them, that a reader folds before it leaves a checkpoint behind for the next one."""
 CHECKPOINTS_KEPT = 3
-READ_AHEAD, AT_ONCE = 64, 8
-"""Entries read before they are folded, and of these side by side."""
+READ_AHEAD = 64
+"""Entries read before they are folded."""
 
 
 class Appended(NamedTuple):
@@ -109,11 +109,10 @@ class Ledger:
             expected += 1
 
     def _contents(self, paths: list[str]) -> list[bytes]:
-        """What stands at the paths; many are read side by side, since a store that is far away takes its time."""
+        """What stands at the paths; many are read side by side."""
         if len(paths) <= AT_ONCE:
             return [self._content(path) for path in paths]
-        with ThreadPoolExecutor(AT_ONCE, "sluice-ledger") as pool:
-            return list(pool.map(self._content, paths))
+        return each(self._content, paths)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """The same until a number is not there: one question where nothing is new, however long the log is."""

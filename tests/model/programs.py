@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines import batch, landing, proof, publish, rewriting, task, windows
+from sluice.pipelines import batch, landing, rewriting, side_by_side, task, windows
 from sluice.pipelines.accept import Event, accept_log, accept_lost, accept_moved
 from sluice.pipelines.batch import Skip, land
 from sluice.pipelines.commit import CommitSettings, commit
@@ -274,7 +274,7 @@ def as_one() -> Iterator[None]:
     """Sluice without threads, clocks and chance of its own."""
     still = SimpleNamespace(perf_counter_ns=lambda: 0)
     with ExitStack() as stack:
-        for module in (publish, proof, rewriting, ledger_log):
+        for module in (side_by_side, rewriting):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
         stack.enter_context(patch.object(batch, "Thread", NoThread))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -133,6 +134,25 @@ def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings)
     conf = spark.session(settings).conf
     assert conf.get("spark.authenticate") == "true"
     assert conf.get("spark.driver.bindAddress") == conf.get("spark.driver.host") == "127.0.0.1"
+    folder = Path(str(conf.get("spark.python.unix.domain.socket.dir")))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.glob(".*.sock")), "JVM and Python talk through files that nobody else may open"
+
+
+def test_the_folder_of_sockets_goes_with_the_process() -> None:
+    ask = "from sluice.resources import spark; print(spark._sockets()['spark.python.unix.domain.socket.dir'])"
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert not Path(said.stdout.strip()).exists()
+
+
+def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    ask = "from sluice.resources import spark; print(spark._sockets())"
+    environment = os.environ | {"TMPDIR": str(deep)}
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout == "{}\n"
+    assert not list(deep.iterdir())
 
 
 def _command_line(place: Path) -> bytes:
