@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.feed import LandingSettings
 
-PAGE_BYTES = 1 << 20
+PAGE_BYTES = 1 << 19
 SAMPLE_ROWS = 4096
 """Rows by which a column's encoding is chosen; with less than a quarter of them a text is kept plain."""
 REPEATS = 0.75
@@ -49,7 +49,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
         "column_encoding": deltas | fronts,
         "write_statistics": numbers,
         # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
-        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 1024),
+        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 4096),
         "data_page_size": PAGE_BYTES,
         # As Spark writes them: a third of the time of fixed-length bytes.
         "store_decimal_as_integer": True,

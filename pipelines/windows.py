@@ -113,11 +113,11 @@ def due(
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
     look.between(times)
-    return _entries(look, times)
+    return _entries(look)
 
 
-def _entries(look: _Lookup, times: Sequence[int]) -> list[BoundaryEntry]:
-    items = [i for t in times for i in look.items(t)]
+def _entries(look: _Lookup) -> list[BoundaryEntry]:
+    items = look.found()
     return [BoundaryEntry(items=tuple(items[at : at + _ENTRY])) for at in range(0, len(items), _ENTRY)]
 
 
@@ -144,7 +144,7 @@ def before(
             f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
             remedy=f"the oldest window that it holds records of is {show_window(held - settings.length)}",
         )
-    return _entries(look, times)
+    return _entries(look)
 
 
 def _from_the_first(state: State, key: Key) -> bool:
@@ -194,6 +194,10 @@ class _Lookup:
 
     def items(self, time: int) -> tuple[BoundaryItem, ...]:
         return tuple(self._found.get(time, {}).values())
+
+    def found(self) -> tuple[BoundaryItem, ...]:
+        """All items, in the order of their times."""
+        return tuple(i for time in sorted(self._found) for i in self.items(time))
 
     def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
         spans = [whole]
