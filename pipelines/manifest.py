@@ -72,7 +72,8 @@ def _dump(state: State, receipts: Sequence[Receipt], feed: str, window: int, set
         ],
         "folders": sorted({layout.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }
-    return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
+    lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(content.items()))
+    return f"{{\n{lines}\n}}\n".encode()
 
 
 def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
