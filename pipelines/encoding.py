@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sluice.pipelines.feed import LandingSettings
 
-PAGE_BYTES = 1 << 19
+PAGE_BYTES = 1 << 17
 SAMPLE_ROWS = 4096
 """Rows by which a column's encoding is chosen; with less than a quarter of them a text is kept plain."""
 REPEATS = 0.75
