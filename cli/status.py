@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
 from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.side_by_side import each
 from sluice.pipelines.standing import Standing
 from sluice.pipelines.units import many, show_about, show_duration, show_instant
 from sluice.pipelines.values import Key, OpenTransaction, PartitionState, TopicPartition
@@ -108,8 +108,8 @@ def status(
     $ sluice status orders --json
     """
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
-    with session.terminal.working("reading ledgers, asking Kafka"), ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(lambda f: look(session, f, last), feeds.values()))
+    with session.terminal.working("reading ledgers, asking Kafka"):
+        found = each(lambda f: look(session, f, last), list(feeds.values()))
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
@@ -117,10 +117,6 @@ def status(
     )
     session.terminal.document({"feeds": [document(f) for f in found], "broken": [e.fields() for e in broken.values()]})
     return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
-
-
-_AT_ONCE = 8
-"""Feeds that are looked at at the same time."""
 
 
 def look(session: Session, feed: Feed, last: int) -> FeedStatus:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from sluice.pipelines.feed import LandingSettings
 
 PAGE_BYTES = 1 << 17
+"""Of values before they are compressed: zstd is faster on what is so short."""
 SAMPLE_ROWS = 4096
 """Rows by which a column's encoding is chosen; with less than a quarter of them a text is kept plain."""
 REPEATS = 0.75

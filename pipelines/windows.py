@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import WindowSettings
@@ -156,8 +155,6 @@ def _from_the_first(state: State, key: Key) -> bool:
 LISTED = 100
 """So many of the newest windows are pinned by name even where nothing was produced; a longer silence by its ends."""
 _ENTRY = 10_000
-_WAYS = 4
-"""Into so many parts a span of time is cut at once: fewer rounds than of bisecting it."""
 
 
 def _newest(state: State, key: Key, otherwise: int) -> int:
@@ -203,13 +200,12 @@ class _Lookup:
         return tuple(i for time in sorted(self._found) for i in self.items(time))
 
     def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
-        """Look at every time between which boundaries differ, by rounds: few spans are cut into more parts at once."""
+        """Look at every time between which boundaries differ: in rounds, which halve all spans side by side."""
         spans = [whole]
         while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
-            ways = max(_WAYS // len(apart), 2)
-            edges = [sorted({a + (b - a) * i // ways for i in range(ways + 1)}) for a, b in apart]
-            each(self._look, [times[i] for cuts in edges for i in cuts[1:-1]])
-            spans = [span for cuts in edges for span in pairwise(cuts)]
+            halves = [(a, (a + b) // 2, b) for a, b in apart]
+            each(self._look, [times[middle] for _, middle, _ in halves])
+            spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
         found = self._cluster.offsets_at({k.tp: time for k in self._partitions})

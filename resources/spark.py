@@ -59,7 +59,7 @@ _HERE = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _SOCKET = 100
-"""Characters of a longest path of a socket, and what PySpark names one in its folder."""
+"""Bytes of a longest path of a socket, and what PySpark names one in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _session_lock = threading.Lock()
 T = TypeVar("T")
@@ -281,7 +281,7 @@ def _sockets() -> dict[str, str]:
     """
     folder = tempfile.mkdtemp(prefix="sluice-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if len(folder + _SOCKET_NAME) > _SOCKET:
+    if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
         return {}
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
 
