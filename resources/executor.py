@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 64 << 20
+"""Of freed memory; the buffers of a chunk are at most half as large, the most that glibc takes for a threshold."""
 _KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
 
 
@@ -139,11 +142,16 @@ def _tried_before() -> int:
 
 
 def _steady_memory() -> None:
-    """Give large buffers back to the system when they are freed (glibc keeps ever larger ones otherwise)."""
+    """Keep what a chunk takes for the next one, and give more than that back to the system when it is freed.
+
+    By itself glibc gives back buffers of some megabytes each time, and the system clears new pages for the next ones;
+    and its thresholds grow with what it has seen.
+    """
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt:
-            mallopt(-3, 4 << 20)  # M_MMAP_THRESHOLD
+            mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
+            mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _rows(outcomes: list[Outcome]) -> pa.RecordBatch:

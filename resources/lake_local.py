@@ -15,12 +15,15 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
 
 TEMPORARY = ".tmp-"
+_HANDED_BYTES = 4 << 20
+"""So many bytes of a file are handed to the disk together while it is written."""
 _RACES = 100
 """How often a folder may vanish (removed as empty by another process) before we have put something in it."""
 
@@ -41,6 +44,7 @@ class LocalLake:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
+        self._inside = os.path.join(self.root, "")
 
     @property
     def uri(self) -> str:
@@ -169,8 +173,8 @@ class LocalLake:
         parts = path.split("/")
         with suppress(UnicodeEncodeError):
             sound = not any(p in ("", ".", "..") or p.startswith(TEMPORARY) or "\0" in p for p in parts)
-            if sound and Path(os.path.realpath(self.root / path)).is_relative_to(self.root):
-                return self.root / path
+            if sound and os.path.realpath(place := self._inside + path).startswith(self._inside):
+                return Path(place)
         raise Terminal(
             f"{ascii(path)[:300]} is no path inside the lake {self.root}",
             remedy="look for `..`, an absolute path, or a symbolic link that leads out of the lake",
@@ -209,8 +213,23 @@ def _temporary(place: Path) -> tuple[Path, BinaryIO]:
         _make_folder(place.parent)
         temporary = place.with_name(TEMPORARY + secrets.token_hex(8))
         with suppress(FileNotFoundError):
-            return temporary, temporary.open("xb")
+            return temporary, BufferedWriter(_Draining(temporary, "xb"))
     raise FileNotFoundError(errno.ENOENT, "its folder vanishes again and again", str(place))
+
+
+class _Draining(FileIO):
+    """A file that the disk gets while it is written: the fsync at its end finds little left to wait for."""
+
+    _written = _handed = 0
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        self._written += count
+        if self._written - self._handed >= _HANDED_BYTES and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # advice alone: Linux begins to write what it may drop
+                os.posix_fadvise(self.fileno(), self._handed, self._written - self._handed, os.POSIX_FADV_DONTNEED)
+            self._handed = self._written
+        return count
 
 
 def _make_folder(folder: Path) -> None:

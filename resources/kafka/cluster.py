@@ -35,6 +35,7 @@ class KafkaCluster:
     def __init__(self, access: KafkaAccess, patience: float = 30.0) -> None:
         self._wire = Wire(access)
         self._patience = patience
+        self._known: Layout | None = None
 
     def close(self) -> None:
         self._wire.close()
@@ -63,7 +64,8 @@ class KafkaCluster:
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
 
-        A time before 1970 asks for 1970: negative times mean something else to Kafka.
+        A time before 1970 asks for 1970: negative times mean something else to Kafka. The leaders are those that
+        `partitions` found last: one that leads no more says so, and then they are looked up.
         """
 
         async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
@@ -75,7 +77,8 @@ class KafkaCluster:
                 for tp, at in listed.items()
             }
 
-        return self._wire.run("looking up offsets by time", self._of_leaders, _topics(times), set(times), ask)
+        doing, wanted = "looking up offsets by time", set(times)
+        return self._wire.run(doing, self._of_leaders, _topics(times), wanted, ask, self._known)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation.
@@ -193,18 +196,26 @@ class KafkaCluster:
         return messages.read_log_bytes(response)
 
     async def _of_leaders(
-        self, topics: Sequence[str], wanted: set[TopicPartition] | None, ask: AskLeader[T]
+        self,
+        topics: Sequence[str],
+        wanted: set[TopicPartition] | None,
+        ask: AskLeader[T],
+        known: Layout | None = None,
     ) -> dict[TopicPartition, T]:
         """What `ask` finds for every wanted partition (None: all of the topics), asked of its leader.
 
-        Partitions whose leader has moved or is away are asked for again, until patience ends.
+        Partitions whose leader has moved or is away are asked for again, until patience ends. `known`: who led a while
+        ago; the rest is looked up when those do not answer for all.
         """
         found: dict[TopicPartition, T] = {}
+        if known and wanted is not None and not await self._round(known, wanted, found, ask):
+            return found
         patience = Patience(self._wire, self._patience)
         unknown = 0
         while True:
             try:
                 layout = await self._wire.layout(topics)
+                self._known = layout if wanted is None else self._known
                 failures = await self._round(layout, wanted, found, ask)
                 failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}
             except KafkaError as error:

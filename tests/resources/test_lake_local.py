@@ -336,10 +336,19 @@ def test_what_is_not_permitted_is_told_by_what_was_tried(
         second = (None, str(names[1])) if link else ()
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(names[0]), *second)
 
-    monkeypatch.setattr(os if link else Path, "link" if link else "open", refuse)
+    monkeypatch.setattr(*((os, "link") if link else (lake_local, "_Draining")), refuse)
     with pytest.raises(Terminal) as caught:
         lake.put_if_absent("log/1", b"")
     assert says in caught.value.remedy
+
+
+def test_a_large_file_in_pieces_of_any_size_is_whole(lake: LocalLake) -> None:
+    pieces = [bytes([i % 251]) * (i * i * 997 % 700_000) for i in range(40)]
+    with lake.create("data/large") as file:
+        for piece in pieces:
+            file.write(piece)
+    assert lake.get("data/large") == b"".join(pieces)
+    assert lake.size("data/large") > 8 << 20
 
 
 # -- what killed processes leave

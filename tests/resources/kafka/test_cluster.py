@@ -10,7 +10,7 @@ from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, UnknownTopi
 from sluice.pipelines.values import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAddress
-from tests.resources.kafka.tools import address, describe, produce, producing, transaction, until
+from tests.resources.kafka.tools import address, admin, describe, produce, producing, transaction, until
 
 
 @pytest.fixture
@@ -73,6 +73,23 @@ def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topi
         producer.abort_transaction()
 
 
+def test_offsets_by_time_of_a_topic_that_was_recreated_or_grew(kafka, cluster, fresh_topic):
+    topic = fresh_topic()
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    produce(kafka, topic, 3)
+    cluster.partitions([topic], Isolation.READ_COMMITTED)
+    assert cluster.offsets_at({first: 0})[first].offset == 0
+    with admin(kafka) as client:
+        client.delete_topics([topic])
+        until(lambda: topic not in cluster.topics())
+        with pytest.raises(UnknownTopic):
+            cluster.offsets_at({first: 0})
+        client.create_topics({topic: {"num_partitions": 2}}, wait_for_metadata=True)
+    produce(kafka, topic, 2, 1)
+    found = cluster.offsets_at({first: 0, second: 0})
+    assert (found[first], found[second].offset) == (None, 0)
+
+
 def test_a_thousand_partitions_in_a_few_requests(kafka, cluster, fresh_topic):
     topic = fresh_topic(partitions=200)
     states = cluster.partitions([topic], Isolation.READ_COMMITTED)
@@ -89,9 +106,13 @@ def test_leaders_and_epochs_after_one_moved(kafka3, fresh_topic):
     alone = fresh_topic(cluster=kafka3, assignments={0: [1], 1: [2]})
     for partition in range(2):
         produce(kafka3, topic, 10, partition)
-    before = describe(kafka3, topic)
+    began = KafkaCluster(address(kafka3))
+    before = began.partitions([topic], Isolation.READ_UNCOMMITTED)
     kafka3.kill_broker(2)
     try:
+        with closing(began):
+            found = began.offsets_at(dict.fromkeys((s.tp for s in before), 0))
+        assert [found[s.tp].offset for s in before] == [0, 0], "of the leaders as they are now"
         after = until(lambda: [s for s in describe(kafka3, topic) if s.partition == 0 and s.leader == 1])[0]
         assert after.leader_epoch > before[0].leader_epoch
         assert (after.log_start, after.stable_end) == (0, 10)
