@@ -11,6 +11,7 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good
+from sluice.pipelines.errors import UsageError
 
 Names = Annotated[
     list[str] | None,
@@ -88,6 +89,11 @@ def bench(
         ("scale",): (run_scale, scale.shown),
     }
     if asked.names in alone:
+        if write:
+            raise UsageError(
+                f"what {asked.names[0]} finds has no table to be written into",
+                remedy="leave out --write, and quote what it prints",
+            )
         measure, show = alone[asked.names]
         measured = measure(asked, session.terminal.note)
         session.terminal.show(*show(measured))

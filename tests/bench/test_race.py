@@ -72,6 +72,13 @@ def test_help_names_every_benchmark_and_peer() -> None:
     assert all(re.search(rf"\b{name}\b", said) for name in (*suite.SUITE, *PEERS, suite.FLAT, suite.ALL, "lake"))
 
 
+@pytest.mark.parametrize("name", ["lake", "start", "scale"])
+def test_what_has_no_table_is_not_written(name: str) -> None:
+    refused = CliRunner().invoke(app, ["bench", name, "--write"]).exception
+    assert isinstance(refused, UsageError)
+    assert "leave out --write" in refused.remedy
+
+
 @pytest.mark.kafka
 def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, tmp_path: Path) -> None:
     from kafka import KafkaProducer
