@@ -79,8 +79,9 @@ def bench(
     """
     from sluice.bench import scale, start
     from sluice.bench.command import Asked, run, run_lake, run_scale, run_start
-    from sluice.bench.render import shown, shown_lake
+    from sluice.bench.render import PAGE, shown, shown_lake
     from sluice.bench.render import write as written
+    from sluice.bench.results import Report
 
     asked = Asked(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -98,9 +99,14 @@ def bench(
         measured = measure(asked, session.terminal.note)
         session.terminal.show(*show(measured))
         return session.terminal.document(measured.document())
-    report = run(asked, sys.argv[1:], session.terminal.note)
+    docs = session.project.root / "docs"
+
+    def keep(done: Report) -> None:
+        if write:
+            written(done, docs)
+
+    report = run(asked, sys.argv[1:], session.terminal.note, keep)
     session.terminal.show(*shown(report))
     if write:
-        page, *beside = written(report, session.project.root / "docs")
-        session.terminal.show(good(f"written to {page}, {' and '.join(b.name for b in beside)}"))
+        session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
     session.terminal.document(report.document())

@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice.bench import lake, machine, peers, race, scale, start, suite
-from sluice.bench.results import Provenance, Report
+from sluice.bench.results import Provenance, RaceResult, Report
 from sluice.pipelines.errors import UsageError
 
 Note = Callable[[str], None]
+Keep = Callable[[Report], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class Asked:
     folder: Path | None = None
 
 
-def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
-    """Measure and report. `arguments` are the command's, for the report; `note` hears how far it is.
+def run(asked: Asked, arguments: Sequence[str], note: Note, keep: Keep) -> Report:
+    """Measure and report. `arguments` are the command's, for the report; `note` hears how far it is, and `keep` gets
+    each benchmark as soon as it is done: what fails later takes nothing of it away.
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
@@ -47,8 +49,12 @@ def run(asked: Asked, arguments: Sequence[str], note: Note) -> Report:
     terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)
     when = datetime.now(UTC).isoformat(timespec="seconds")
     provenance = Provenance(shlex.join(["sluice", *arguments]), when, machine.machine(), machine.versions())
+    done: list[RaceResult] = []
     with _alone(asked.folder or default_folder()) as folder:
-        return Report(tuple(replace(race.run(r, terms, folder, note), run=provenance) for r in races))
+        for r in races:
+            done.append(replace(race.run(r, terms, folder, note), run=provenance))
+            keep(Report((done[-1],)))
+    return Report(tuple(done))
 
 
 def run_lake(asked: Asked, note: Note) -> lake.Report:

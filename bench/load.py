@@ -62,7 +62,7 @@ def _load(workload: Workload, bootstrap: str) -> Loaded:
         admin.create_topics({topic: shape}, wait_for_metadata=True)
     partitions = range(len(workload.weights))
     loaded = Loaded(topic, *(dict.fromkeys(partitions, Digest()) for _ in range(3)))
-    with Producer(bootstrap, topic) as producer:
+    with Producer(bootstrap, topic, len(partitions)) as producer:
         for turn in zip_longest(*(_packed(workload, p, loaded) for p in partitions)):
             producer.send({p: batch for p, batch in enumerate(turn) if batch})
         producer.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
@@ -19,7 +20,7 @@ from sluice.bench.batches import Batch
 from sluice.pipelines.errors import Failed
 
 _PRODUCE, _VERSION, _CLIENT = 0, 7, b"sluice-bench"
-_ALL_REPLICAS, _PATIENCE_MS = -1, 30_000
+_ALL_REPLICAS, _PATIENCE_MS, _PAUSE_MS = -1, 30_000, 100
 _UNACKNOWLEDGED = 16
 _PARTITION_ANSWER = struct.Struct(">ihqqq")
 
@@ -27,8 +28,8 @@ _PARTITION_ANSWER = struct.Struct(">ihqqq")
 class Producer:
     """Sends to one topic; use it as a `with`."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        leaders, addresses = _layout(bootstrap, topic)
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        leaders, addresses = _layout(bootstrap, topic, partitions)
         connections = {node: _Connection(addresses[node], topic) for node in set(leaders.values())}
         self._by_partition = {partition: connections[node] for partition, node in leaders.items()}
         self._connections = list(connections.values())
@@ -54,13 +55,17 @@ class Producer:
             connection.close()
 
 
-def _layout(bootstrap: str, topic: str) -> tuple[dict[int, int], dict[int, tuple[str, int]]]:
-    """Each partition's leader, and each broker's address."""
+def _layout(bootstrap: str, topic: str, partitions: int) -> tuple[dict[int, int], dict[int, tuple[str, int]]]:
+    """Each partition's leader, and each broker's address, once all have one: not every broker knows a new topic yet."""
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
-        partitions = admin.describe_topics([topic])[0]["partitions"]
-        brokers = admin.describe_cluster()["brokers"]
-    leaders = {p["partition_index"]: p["leader_id"] for p in partitions}
-    return leaders, {b["broker_id"]: (b["host"], b["port"]) for b in brokers}
+        for _ in range(_PATIENCE_MS // _PAUSE_MS):
+            found = admin.describe_topics([topic])[0]["partitions"]
+            brokers = {b["broker_id"]: (b["host"], b["port"]) for b in admin.describe_cluster()["brokers"]}
+            leaders = {p["partition_index"]: p["leader_id"] for p in found if p["leader_id"] in brokers}
+            if len(leaders) == partitions:
+                return leaders, brokers
+            time.sleep(_PAUSE_MS / 1000)
+    raise Failed(f"{len(leaders)} of {topic}'s {partitions} partitions have a leader", remedy="repeat")
 
 
 class _Connection:

@@ -236,9 +236,9 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def write(report: Report, docs: Path) -> Sequence[Path]:
+def write(report: Report, docs: Path) -> None:
     """Put the results beside those of other benchmarks: as JSON, and from there into the page, between its two marks,
-    and the plot. Returns these files. Raises UsageError without the marks."""
+    and the plot. Raises UsageError without the marks."""
     page, data, picture = docs / PAGE, docs / DATA, docs / PLOT
     text = page.read_text() if page.exists() else ""
     begin, end = "<!-- results -->", "<!-- /results -->"
@@ -251,4 +251,3 @@ def write(report: Report, docs: Path) -> Sequence[Path]:
     page.write_text(re.sub(f"{begin}.*{end}", lambda _: made, text, flags=re.DOTALL))
     picture.parent.mkdir(exist_ok=True)
     picture.write_text(plot(every.races))
-    return page, data, picture

@@ -81,7 +81,7 @@ def test_the_broker_and_its_own_consumer_take_every_codec(codec: str, kafka: Any
         (b"key-%03d" % i, b"value %d" % i * (1 + i % 50), i, b"t" if i % 7 else None) for i in range(600)
     ]
     topic = fresh_topic(partitions=1)
-    with Producer(kafka.bootstrap, topic) as producer:
+    with Producer(kafka.bootstrap, topic, 1) as producer:
         for batch in batches(_table(rows), codec, 70_000):
             producer.send({0: batch})
         producer.flush()

@@ -14,6 +14,7 @@ from sluice.bench import suite
 from sluice.bench.command import Asked, run
 from sluice.bench.load import ensure
 from sluice.bench.peers import PEERS, Peer, named, running
+from sluice.bench.results import Report
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import ORDERS
 from sluice.cli.main import app
@@ -34,13 +35,13 @@ def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", [Asked(names=("no such",)), Asked(peers=("no such",))])
 def test_unknown_names_are_refused_before_anything_starts(asked: Asked, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such"):
-        run(dataclasses.replace(asked, folder=tmp_path / "data"), [], print)
+        run(dataclasses.replace(asked, folder=tmp_path / "data"), [], print, print)
     assert not (tmp_path / "data").exists()
 
 
 def test_a_peer_that_takes_no_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dlt takes no part"):
-        run(Asked(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print)
+        run(Asked(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
 
 
 def test_an_assignment_survives_the_pipe() -> None:
@@ -103,7 +104,10 @@ def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, t
 @pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
 def test_every_peer_lands_what_was_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
-    report = run(Asked(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder), ["bench"], print)
+    kept: list[Report] = []
+    asked = Asked(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)
+    report = run(asked, ["bench"], print, kept.append)
+    assert kept == [report]
     (race,) = report.races
     assert [r.peer for r in race.results] == [p.name for p in suite.SUITE[name].peers]
     assert race.records == 4_000
