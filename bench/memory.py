@@ -131,7 +131,7 @@ class MemoryCluster:
         return tuple(map(self._state, chosen))
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        self._ask("ListOffsets", times)
+        self._ask_leaders("ListOffsets", times)
         return {tp: self._hit(tp, time) for tp, time in times.items()}
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
@@ -147,6 +147,9 @@ class MemoryCluster:
 
     def _ask(self, what: str, concerned: Iterable[TopicPartition], times: int = 1) -> None:
         self.requests["Metadata"] += 1
+        self._ask_leaders(what, concerned, times)
+
+    def _ask_leaders(self, what: str, concerned: Iterable[TopicPartition], times: int = 1) -> None:
         self.requests[what] += times * len({self._leaders[tp] for tp in concerned})
 
     def _state(self, tp: TopicPartition) -> PartitionState:

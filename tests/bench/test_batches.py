@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
 from sluice.bench.batches import CODECS, Batch, batches
+from sluice.pipelines.errors import Failed
 
 Row = tuple[bytes, bytes, int, bytes | None]
 _rows = st.lists(
@@ -70,6 +71,17 @@ def test_gzip_is_read_by_kafka_python_too() -> None:
     rows: list[Row] = [(b"key-%d" % i, b"value" * i, i, None) for i in range(50)]
     read = [r for batch in batches(_table(rows), "gzip", 4_000) for r in _read(batch)]
     assert [(r.key, r.value) for r in read] == [(key, value) for key, value, _, _ in rows]
+
+
+@pytest.mark.kafka
+def test_nothing_is_sent_before_every_partition_is_led(
+    kafka: Any, fresh_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sluice.bench import produce
+
+    monkeypatch.setattr(produce, "_PATIENCE_MS", 300)
+    with pytest.raises(Failed, match="1 of .* 2 partitions"):
+        produce.Producer(kafka.bootstrap, fresh_topic(partitions=1), 2)
 
 
 @pytest.mark.kafka
