@@ -80,7 +80,7 @@ def test_nothing_is_sent_before_every_partition_is_led(
     from sluice.bench import produce
 
     monkeypatch.setattr(produce, "_PATIENCE_MS", 300)
-    with pytest.raises(Failed, match="1 of .* 2 partitions"):
+    with pytest.raises(Failed, match=r"1 of .* 2 partitions"):
         produce.Producer(kafka.bootstrap, fresh_topic(partitions=1), 2)
 
 
