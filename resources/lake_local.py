@@ -44,7 +44,6 @@ class LocalLake:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
-        self._inside = os.path.join(self.root, "")
 
     @property
     def uri(self) -> str:
@@ -173,8 +172,9 @@ class LocalLake:
         parts = path.split("/")
         with suppress(UnicodeEncodeError):
             sound = not any(p in ("", ".", "..") or p.startswith(TEMPORARY) or "\0" in p for p in parts)
-            if sound and os.path.realpath(place := self._inside + path).startswith(self._inside):
-                return Path(place)
+            inside = os.path.join(self.root, "")
+            if sound and os.path.join(os.path.realpath(inside + path), "").startswith(inside):
+                return Path(inside + path)
         raise Terminal(
             f"{ascii(path)[:300]} is no path inside the lake {self.root}",
             remedy="look for `..`, an absolute path, or a symbolic link that leads out of the lake",

@@ -208,8 +208,10 @@ class KafkaCluster:
         ago; the rest is looked up when those do not answer for all.
         """
         found: dict[TopicPartition, T] = {}
-        if known and wanted is not None and not await self._round(known, wanted, found, ask):
-            return found
+        if known and wanted is not None:
+            if not await self._round(known, wanted, found, ask):
+                return found
+            self._known = None  # or every later question would wait for the same dead leader first
         patience = Patience(self._wire, self._patience)
         unknown = 0
         while True:
