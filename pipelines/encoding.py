@@ -66,8 +66,8 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     seen = column.slice(0, SAMPLE_ROWS)
     if len(seen) < SAMPLE_ROWS // 4 or seen.nbytes > SAMPLE_BYTES:
         return False
-    different = pc.count_distinct(seen).as_py()
-    return bool(different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen))
+    different = len(seen.unique())
+    return different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen)
 
 
 def _goes_on(column: pa.ChunkedArray) -> bool:
@@ -82,11 +82,14 @@ def _goes_on(column: pa.ChunkedArray) -> bool:
 
 def _shared(a: bytes, b: bytes) -> int:
     """Bytes that both begin with."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    n = min(len(a), len(b))
+    differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
+    return n - (differ.bit_length() + 7) // 8
 
 
 def _changes(column: pa.ChunkedArray) -> bool:
-    return bool(pc.count_distinct(column.slice(0, SAMPLE_ROWS)).as_py() > 1)
+    ends = pc.min_max(column.slice(0, SAMPLE_ROWS))
+    return bool(ends["min"] != ends["max"])
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -8,7 +8,7 @@ window are retired. Parts come from the ledger, so a reader never sees half of w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice.pipelines import layout, windows
@@ -48,14 +48,24 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     standing = set(lake.list(layout.manifest_folder(feed)))
     paths = {t: layout.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
     fresh = (t for t, path in paths.items() if path not in standing and not is_retired(state, t, settings.length))
-    done = tuple(t for t in fresh if windows.complete(state, t, settings))
+    done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)
-    each(lambda w: lake.put_if_absent(paths[w], _dump(state, receipts[w], feed, w, settings)), done)
-    return done
+
+    def declare(w: int) -> None:
+        lake.put_if_absent(paths[w], _dump(state, done[w], receipts[w], feed, w, settings))
+
+    each(declare, tuple(done), patience=0)  # a disk makes several durable in the time of one
+    return tuple(done)
 
 
-def _dump(state: State, receipts: Sequence[Receipt], feed: str, window: int, settings: WindowSettings) -> bytes:
-    ranges = [(k, windows.range_of(state, k, window, settings)) for k in sorted(state.current.values())]
+def _dump(
+    state: State,
+    ranges: Mapping[Key, Range],
+    receipts: Sequence[Receipt],
+    feed: str,
+    window: int,
+    settings: WindowSettings,
+) -> bytes:
     content = {
         "format": FORMAT,
         "feed": feed,
@@ -67,8 +77,7 @@ def _dump(state: State, receipts: Sequence[Receipt], feed: str, window: int, set
         "number": state.number,
         "boundaries": [
             {"topic": k.topic, "partition": k.partition, "topic_id": k.topic_id, "start": r.start, "end": r.end}
-            for k, r in ranges
-            if r is not None
+            for k, r in ranges.items()
         ],
         "folders": sorted({layout.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
     }

@@ -76,4 +76,8 @@ def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
 
 def covers(ranges: Iterable[Range], wanted: Range) -> bool:
     """Whether every offset of `wanted` is in one of `ranges`."""
-    return not subtract(wanted, ranges)
+    taken = tuple(ranges)
+    for r in taken:
+        if r.start <= wanted.start and wanted.end <= r.end:
+            return True
+    return not subtract(wanted, taken)

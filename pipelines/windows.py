@@ -9,13 +9,14 @@ between its neighbours on the very state that it is put on. A late record belong
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
-from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginItem
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ledger.pins import Pins
 from sluice.pipelines.ports import Clock, Cluster
@@ -113,12 +114,7 @@ def due(
         return []  # the clock jumped back: the others' newest boundary is ahead of it
     look = _Lookup(state, cluster, behind, now + settings.max_skew)
     look.between(times)
-    return _entries(look)
-
-
-def _entries(look: _Lookup) -> list[BoundaryEntry]:
-    items = look.found()
-    return [BoundaryEntry(items=tuple(items[at : at + _ENTRY])) for at in range(0, len(items), _ENTRY)]
+    return look.entries()
 
 
 def before(
@@ -136,15 +132,15 @@ def before(
     times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
     look = _Lookup(state, cluster, oldest, clock() + settings.max_skew)
     look.among(times)
-    ends = ((t, i) for t in times[1:] for i in look.items(t))
+    ends = ((t, k, found) for t in times[1:] for k, found in look.at(t).items())
     below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
-    held = next((t for t, i in ends if i.offset > oldest[i.key].log_start), first if below else first + settings.length)
+    held = next((t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length)
     if held > window + settings.length:
         raise UsageError(
             f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
             remedy=f"the oldest window that it holds records of is {show_window(held - settings.length)}",
         )
-    return _entries(look)
+    return look.entries()
 
 
 def _from_the_first(state: State, key: Key) -> bool:
@@ -154,7 +150,8 @@ def _from_the_first(state: State, key: Key) -> bool:
 
 LISTED = 100
 """So many of the newest windows are pinned by name even where nothing was produced; a longer silence by its ends."""
-_ENTRY = 10_000
+_ENTRY = 50_000
+"""Boundaries in one entry, at most, unless there are more partitions."""
 
 
 def _newest(state: State, key: Key, otherwise: int) -> int:
@@ -170,13 +167,20 @@ def _times(state: State, settings: WindowSettings, since: int, last: int) -> Seq
     return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
 
 
+class _Found(NamedTuple):
+    """Where a boundary is; `by_clock` as in the ledger."""
+
+    offset: int
+    by_clock: bool
+
+
 class _Lookup:
     """Boundaries of the partitions in one moment's view: none beyond the high watermark that was seen before."""
 
     def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
         self._state, self._cluster, self._latest = state, cluster, latest
         self._partitions = partitions
-        self._found: dict[int, dict[Key, BoundaryItem]] = {}
+        self._found: dict[int, dict[Key, _Found]] = {}
 
     def between(self, times: Sequence[int]) -> None:
         self._look(times[-1])
@@ -186,77 +190,93 @@ class _Lookup:
             if time in self._found:
                 above = time
             else:
-                self._found[time] = {k: i.model_copy(update={"time": time}) for k, i in self._found[above].items()}
+                self._found[time] = self._found[above]
 
     def among(self, times: Sequence[int]) -> None:
-        each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}))
+        each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
         self._bisect(times, (0, len(times) - 1))
 
-    def items(self, time: int) -> tuple[BoundaryItem, ...]:
-        return tuple(self._found.get(time, {}).values())
+    def at(self, time: int) -> Mapping[Key, _Found]:
+        """Empty where nobody looked: it is the same as before and after."""
+        return self._found.get(time, {})
 
-    def found(self) -> tuple[BoundaryItem, ...]:
-        """All items, in the order of their times."""
-        return tuple(i for time in sorted(self._found) for i in self.items(time))
+    def entries(self) -> list[BoundaryEntry]:
+        """All that was found, oldest first."""
+        times = sorted(self._found)
+        step = max(_ENTRY // max(len(self._partitions), 1), 1)
+        return [self._entry(times[at : at + step]) for at in range(0, len(times), step)]
+
+    def _entry(self, times: Sequence[int]) -> BoundaryEntry:
+        items = []
+        for key in self._partitions:
+            there = [self._found[time][key] for time in times]
+            by_clock = tuple(time for time, found in zip(times, there, strict=True) if found.by_clock)
+            offsets = tuple(found.offset for found in there)
+            items.append(Boundaries(key=key, times=tuple(times), offsets=offsets, by_clock=by_clock))
+        return BoundaryEntry(items=tuple(items))
 
     def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
         """Look at every time between which boundaries differ: in rounds, which halve all spans side by side."""
         spans = [whole]
         while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
             halves = [(a, (a + b) // 2, b) for a, b in apart]
-            each(self._look, [times[middle] for _, middle, _ in halves])
+            each(self._look, [times[middle] for _, middle, _ in halves], patience=0)
             spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
 
     def _look(self, time: int) -> None:
         found = self._cluster.offsets_at({k.tp: time for k in self._partitions})
-        items = (_item(k, time, p, found.get(k.tp), self._latest) for k, p in self._partitions.items())
-        self._found[time] = {i.key: clamp(self._state, i, self._state.boundaries[i.key]) for i in items}
+        told = {k: _told(p, found.get(k.tp), self._latest) for k, p in self._partitions.items()}
+        self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in told.items()}
 
     def _offsets(self, times: Sequence[int], index: int) -> list[int]:
         if index < 0:
             return [self._state.boundaries[k][-1][1] for k in self._partitions]
-        return [i.offset for i in self._found[times[index]].values()]
+        return [found.offset for found in self._found[times[index]].values()]
 
 
-def _item(key: Key, time: int, p: PartitionState, hit: OffsetAtTime | None, latest: int) -> BoundaryItem:
+def _told(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _Found:
     if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
-        return BoundaryItem(key=key, time=time, offset=p.high_watermark, by_clock=True)
-    return BoundaryItem(key=key, time=time, offset=hit.offset)
+        return _Found(p.high_watermark, by_clock=True)
+    return _Found(hit.offset, by_clock=False)
 
 
 def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
-    pinned = {i.key: state.boundaries.get(i.key, NO_PINS) for i in entry.items}
-    out = []
-    for item in entry.items:
-        if _awaits(state, pinned[item.key], item):
-            out.append(found := clamp(state, item, pinned[item.key]))
-            pinned[item.key] = pinned[item.key].with_pin(item.time, found.offset)
-    return BoundaryEntry(items=tuple(out)) if out else None
+    items = tuple(left for item in entry.items if (left := _awaited(state, item)).times)
+    return BoundaryEntry(items=items) if items else None
 
 
-def _awaits(state: State, pinned: Pins, item: BoundaryItem) -> bool:
-    """Whether the key is current, has windows there, and nothing is pinned there yet.
+def _awaited(state: State, found: Boundaries) -> Boundaries:
+    """Those where the key is current, has windows, and nothing is pinned yet.
 
     A partition that came later has none before the one that it opened with; others may get earlier ones.
     """
-    at = pinned.position(item.time)
-    began = at > 0 or _from_the_first(state, item.key)
-    return state.current.get(item.key.tp) == item.key and began and (at == len(pinned) or pinned[at][0] != item.time)
+    key, times, offsets = found.key, [], []
+    if state.current.get(key.tp) == key:
+        pinned = state.boundaries.get(key, NO_PINS)
+        began, least = _from_the_first(state, key), 0
+        for time, offset in zip(found.times, found.offsets, strict=True):
+            at = pinned.position(time)
+            if (at or began) and (at == len(pinned) or pinned.times[at] != time):
+                least = clamp(state, key, time, max(offset, least))
+                times.append(time)
+                offsets.append(least)
+    by_clock = tuple(set(found.by_clock).intersection(times))
+    return Boundaries(key=key, times=tuple(times), offsets=tuple(offsets), by_clock=tuple(sorted(by_clock)))
 
 
-def clamp(state: State, item: BoundaryItem, pinned: Pins) -> BoundaryItem:
+def clamp(state: State, key: Key, time: int, offset: int) -> int:
     """The boundary moved between those around it, above what a catch-up landed before it and, but for a window that is
     before the first, above the origin.
     """
-    at = pinned.position(item.time)
-    window, end = state.floors.get(item.key, (item.time, 0))
-    landed = end if window < item.time else 0
-    origin = state.origins[item.key]
-    begins = origin.offset if item.time > (origin.opens or 0) else 0
-    offset = max(item.offset, begins, pinned[at - 1][1] if at else 0, landed)
-    offset = offset if at == len(pinned) else min(offset, pinned[at][1])
-    return item if offset == item.offset else item.model_copy(update={"offset": offset})
+    pinned = state.boundaries.get(key, NO_PINS)
+    at = pinned.position(time)
+    window, end = state.floors.get(key, (time, 0))
+    landed = end if window < time else 0
+    origin = state.origins[key]
+    begins = origin.offset if time > (origin.opens or 0) else 0
+    offset = max(offset, begins, pinned.offsets[at - 1] if at else 0, landed)
+    return offset if at == len(pinned) else min(offset, pinned.offsets[at])
 
 
 def boundary_of(state: State, key: Key, time: int) -> int | None:
@@ -264,8 +284,12 @@ def boundary_of(state: State, key: Key, time: int) -> int | None:
 
     Between two equal boundaries every boundary is the same; before the key's first window nothing precedes the origin.
     """
-    at = (pinned := state.boundaries.get(key, NO_PINS)).position(time)
+    return _boundary_in(state.boundaries.get(key, NO_PINS), time)
+
+
+def _boundary_in(pinned: Pins, time: int) -> int | None:
     times, offsets = pinned.times, pinned.offsets
+    at = bisect_left(times, time)
     if at < len(times) and (times[at] == time or at == 0 or offsets[at - 1] == offsets[at]):
         return offsets[at]
     return None
@@ -281,7 +305,8 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
 
 def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
     """The same between two times (ms): of all windows there."""
-    first, last = (boundary_of(state, key, t) for t in (start, end))
+    pinned = state.boundaries.get(key, NO_PINS)
+    first, last = _boundary_in(pinned, start), _boundary_in(pinned, end)
     return None if first is None or last is None else Range(first, last)
 
 
@@ -313,11 +338,22 @@ def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:
     """Whether every partition's range of the window is pinned and wholly accounted for."""
+    return bool(complete_of(state, (window,), settings))
+
+
+def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
+    """The complete ones of several windows, in their order, with each partition's range."""
     keys = state.known()
-    ranges = [range_of(state, k, window, settings) for k in keys]
-    return bool(keys) and all(
-        r is not None and covers(state.accounted(k), r) for k, r in zip(keys, ranges, strict=True)
-    )
+    found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
+    for key in keys:
+        accounted = state.accounted(key)
+        for window, ranges in [*found.items()]:
+            r = range_of(state, key, window, settings)
+            if r is not None and covers(accounted, r):
+                ranges[key] = r
+            else:
+                del found[window]
+    return found
 
 
 def owed(state: State, settings: WindowSettings, now: int) -> list[int]:

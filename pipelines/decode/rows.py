@@ -81,7 +81,7 @@ class Rows:
         t = table[(table[:, loops.MODE] == loops.EMIT) & (table[:, loops.COUNT] > 0)]
         size = int((t[:, loops.TO] - t[:, loops.FROM]).sum()) // max(int(t[:, loops.COUNT].sum()), 1)
         data = min(rows * size, self._chunk_bytes)
-        return Capacity(rows, data // 4, data)
+        return Capacity(rows, data // 4, data, rows, data // 8, data // 8)
 
     def _chunk(self) -> pa.RecordBatch:
         """The rows so far as a chunk that owns its buffers; the next gets room for one more like it."""

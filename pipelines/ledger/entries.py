@@ -7,6 +7,7 @@ anything else that does not parse with `LedgerCorrupt`; nothing is skipped in si
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -79,23 +80,29 @@ class OriginEntry(_Entry):
     items: tuple[OriginItem, ...]
 
 
-class BoundaryItem(_Model):
-    """The offset that separates the windows before and after `time` (ms) in one partition.
+class Boundaries(_Model):
+    """Boundaries of one partition: at each time (ms, oldest first) the offset that separates the windows around it.
 
-    `by_clock`: no record, or an absurdly stamped one, marked the boundary, so the high watermark served.
+    `by_clock`: the times where no record, or an absurdly stamped one, marked it, so that the high watermark served.
     """
 
     key: Key
-    time: Int64
-    offset: Int64
-    by_clock: bool = False
+    times: tuple[Int64, ...]
+    offsets: tuple[Int64, ...]
+    by_clock: tuple[Int64, ...] = ()
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if len(self.times) != len(self.offsets) or any(a >= b for a, b in pairwise(self.times)):
+            raise ValueError("not one offset for each time, or the times do not increase")
+        return self
 
 
 class BoundaryEntry(_Entry):
-    """Boundaries, oldest first: first resolution wins."""
+    """Boundaries of several partitions: first resolution wins."""
 
     kind: Literal["boundary"] = "boundary"
-    items: tuple[BoundaryItem, ...]
+    items: tuple[Boundaries, ...]
 
 
 class PlanEntry(_Entry):

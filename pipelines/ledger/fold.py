@@ -224,19 +224,19 @@ class State:
                 continue
             self.origins[item.key] = item
             if item.opens is not None:
-                self._pin(item.opens, item.key, item.offset)
+                self._pin(item.key, (item.opens,), (item.offset,))
                 self.first_window = item.opens if self.first_window is None else self.first_window
 
     def _boundary(self, entry: BoundaryEntry) -> None:
         for item in entry.items:
             if self.current.get(item.key.tp) == item.key:
-                self._pin(item.time, item.key, item.offset)
+                self._pin(item.key, item.times, item.offsets)
 
-    def _pin(self, time: int, key: Key, offset: int) -> None:
-        self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pin(time, offset)
-        at = bisect_left(times := self.boundary_times, time)
-        if at == len(times) or times[at] != time:
-            self.boundary_times = (*times[:at], time, *times[at:])
+    def _pin(self, key: Key, times: tuple[int, ...], offsets: tuple[int, ...]) -> None:
+        self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pins(times, offsets)
+        have = self.boundary_times
+        if new := [t for t in times if (at := bisect_left(have, t)) == len(have) or have[at] != t]:
+            self.boundary_times = tuple(sorted((*have, *new)))
 
     def _plan(self, entry: PlanEntry) -> None:
         plan, planned = entry.plan, BatchStatus.PLANNED

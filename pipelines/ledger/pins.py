@@ -48,12 +48,12 @@ class Pins(Sequence[tuple[int, int]]):
         """How many are pinned before `time`."""
         return bisect_left(self.times, time)
 
-    def with_pin(self, time: int, offset: int) -> Pins:
-        """These and one more; one that stands at that time stays."""
-        at = self.position(time)
-        if at < len(self) and self.times[at] == time:
-            return self
-        times, offsets = self.times[:], self.offsets[:]
-        times.insert(at, time)
-        offsets.insert(at, offset)
-        return Pins(times, offsets)
+    def with_pins(self, times: Sequence[int], offsets: Sequence[int]) -> Pins:
+        """These and more, in order of time; one that stands at such a time stays."""
+        out = Pins(self.times[:], self.offsets[:])
+        for time, offset in zip(times, offsets, strict=True):
+            at = out.position(time)
+            if at == len(out) or out.times[at] != time:
+                out.times.insert(at, time)
+                out.offsets.insert(at, offset)
+        return out

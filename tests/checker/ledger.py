@@ -200,7 +200,8 @@ def _boundary(book: Book, number: int, entry: dict[str, Any]) -> None:
     for item in entry["items"]:
         life = Life(*item["key"])
         if book.current.get(life.tp) == life:
-            book.pins.setdefault(life, {}).setdefault(item["time"], item["offset"])
+            for time, offset in zip(item["times"], item["offsets"], strict=True):
+                book.pins.setdefault(life, {}).setdefault(time, offset)
 
 
 def _plan(book: Book, number: int, entry: dict[str, Any]) -> None:

@@ -178,7 +178,7 @@ def early_manifest(s: Sound) -> None:
 
 def boundary_back(s: Sound) -> None:
     (number,) = s.numbers("boundary")[-1:]
-    s.rewrite(number, lambda e: e["items"][0].update(offset=9))
+    s.rewrite(number, lambda e: e["items"][0].update(offsets=[9]))
 
 
 def wrong_count(s: Sound) -> None:

@@ -65,7 +65,7 @@ def lossfirst(patch: Patch) -> None:
 
 
 def reclamp(patch: Patch) -> None:
-    patch.setattr(windows, "clamp", lambda state, item, pinned: item)
+    patch.setattr(windows, "clamp", lambda state, key, time, offset: offset)
 
 
 def current(patch: Patch) -> None:

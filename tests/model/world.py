@@ -742,7 +742,9 @@ def _told(data: bytes) -> str:
         return "origin " + " ".join(f"{i['key'][1]}:{i['offset']}" for i in entry["items"])
     if kind == "boundary":
         return "boundary " + " ".join(
-            f"{i['key'][1]}:{(i['time'] - START) // HOUR}h={i['offset']}" for i in entry["items"]
+            f"{i['key'][1]}:{(time - START) // HOUR}h={offset}"
+            for i in entry["items"]
+            for time, offset in zip(i["times"], i["offsets"], strict=True)
         )
     if kind == "accept":
         return f"accept {entry['event']} " + " ".join(i["enters"]["key"][2] for i in entry["items"])

@@ -19,7 +19,7 @@ from sluice.pipelines.feed import load_feed
 from sluice.pipelines.formats import HEADERS, RawFormat
 from sluice.pipelines.landing import PartWriter, Target
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
 from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.publish import publish, roll_forward
 from sluice.pipelines.typed.landed import REFUSED, quarantined
@@ -56,7 +56,8 @@ class World:
         self.ledger = self.fresh_ledger()
         items = tuple(OriginItem(key=k, offset=0, committed=None, why="test", opens=START) for k in (A, B))
         self.ledger.append(lambda s: OriginEntry(items=items))
-        pins = tuple(BoundaryItem(key=k, time=START + n * HOUR, offset=n * 100) for n in (1, 2) for k in (A, B))
+        times = (START + HOUR, START + 2 * HOUR)
+        pins = tuple(Boundaries(key=k, times=times, offsets=(100, 200)) for k in (A, B))
         self.ledger.append(lambda s: BoundaryEntry(items=pins))
 
     def fresh_ledger(self) -> Ledger:

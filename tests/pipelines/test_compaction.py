@@ -26,7 +26,7 @@ from sluice.pipelines.errors import Failed, LakeUnavailable, OwnershipLost, Plan
 from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
-from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
 from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.shape import Shape
 from sluice.pipelines.typed.landed import quarantined
@@ -168,7 +168,7 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
     batch = world.plan(slices)
     plan = world.ledger.plan(batch)
     publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1) for s in slices], [])
-    pin = BoundaryItem(key=A, time=START + 3 * HOUR, offset=320)
+    pin = Boundaries(key=A, times=(START + 3 * HOUR,), offsets=(320,))
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
     assert [str(m.slice) for m, _ in world.compact().merged] == ["orders:0:300-320"]
     world.check()

@@ -16,8 +16,8 @@ from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
+    Boundaries,
     BoundaryEntry,
-    BoundaryItem,
     Entering,
     OriginItem,
     RetireEntry,
@@ -131,7 +131,7 @@ def test_a_life_of_a_partition_that_is_over_goes_by_its_own_windows(world: World
     begins = OriginItem(key=fresh, offset=0, committed=None, why="recreated", opens=START + 2 * HOUR)
     entering = Entering(leaves=A, enters=begins)
     world.ledger.append(lambda s: AcceptEntry(event="recreated", items=(entering,), reason="test"))
-    pins = tuple(BoundaryItem(key=k, time=START + 3 * HOUR, offset=o) for k, o in ((fresh, 40), (B, 200)))
+    pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((fresh, 40), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
     world.land((fresh, 0, 40))
     done = by_hand(world, START + 2 * HOUR)
@@ -164,7 +164,7 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
         with pytest.raises(UsageError) as refused:
             by_hand(world, before)
         assert says in str(refused.value)
-    pin = BoundaryItem(key=A, time=START + 3 * HOUR, offset=200)
+    pin = Boundaries(key=A, times=(START + 3 * HOUR,), offsets=(200,))
     world.ledger.append(lambda s: BoundaryEntry(items=(pin,)))
     with pytest.raises(UsageError, match="in orders:1"):
         by_hand(world, START + 3 * HOUR)
@@ -233,7 +233,7 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
 def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
     """Published, and whoever was to show it sleeps: it is retired before he wakes up."""
     slices = [world.slice(A, 200, 250)]
-    pins = tuple(BoundaryItem(key=k, time=START + 3 * HOUR, offset=o) for k, o in ((A, 250), (B, 200)))
+    pins = tuple(Boundaries(key=k, times=(START + 3 * HOUR,), offsets=(o,)) for k, o in ((A, 250), (B, 200)))
     world.ledger.append(lambda s: BoundaryEntry(items=pins))
     batch = world.plan(slices)
     plan = world.ledger.plan(batch)

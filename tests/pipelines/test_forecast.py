@@ -13,7 +13,7 @@ from sluice.pipelines import ages, forecast
 from sluice.pipelines.configs import BrokerConfig, TopicConfig
 from sluice.pipelines.forecast import Owed, Work
 from sluice.pipelines.ledger import State
-from sluice.pipelines.ledger.entries import BoundaryEntry, BoundaryItem, KeyRange, OriginEntry, OriginItem, SkipEntry
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, KeyRange, OriginEntry, OriginItem, SkipEntry
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_about
 from sluice.pipelines.values import Key, OffsetAtTime, TopicPartition
@@ -28,7 +28,8 @@ def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0)
     """One partition, accounted for up to `done`; `pins` maps the times of boundaries to their offsets."""
     times = sorted(pins or {990 * HOUR: 0})
     opens = OriginItem(key=KEY, offset=origin, committed=None, why="", opens=times[0])
-    items = tuple(BoundaryItem(key=KEY, time=t, offset=(pins or {})[t]) for t in times[1:])
+    offsets = tuple((pins or {})[t] for t in times[1:])
+    items = (Boundaries(key=KEY, times=tuple(times[1:]), offsets=offsets),)
     passed = (KeyRange(key=KEY, range=Range(origin, done)),) if done > origin else ()
     return State().extended(
         [OriginEntry(items=(opens,)), BoundaryEntry(items=items), SkipEntry(ranges=passed, reason="")]

@@ -16,8 +16,8 @@ from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
     AcceptEntry,
+    Boundaries,
     BoundaryEntry,
-    BoundaryItem,
     Entering,
     KeyOffset,
     KeyRange,
@@ -337,7 +337,9 @@ ENTERS_ANOTHER = (
             b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":9223372036854775808,"committed":0,"why":""}]}',
             LedgerCorrupt,
         ),
-        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"time":1e30,"offset":0}]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[1e30],"offsets":[0]}]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,2],"offsets":[0,0]}]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,3],"offsets":[0]}]}', LedgerCorrupt),
         (ENTERS_ANOTHER, LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),
@@ -447,7 +449,8 @@ def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None
     origins = (OriginItem(key=k, offset=9, committed=None, why="", opens=o) for k, o in zip(keys, opens, strict=True))
     ledger.append(lambda state: OriginEntry(items=tuple(origins)))
     for hour, offset in ((5, 40), (3, 20), (4, 20)):
-        items = tuple(BoundaryItem(key=k, time=hour * 3_600_000, offset=offset + n) for n, k in enumerate(keys[1:]))
+        times = (hour * 3_600_000,)
+        items = tuple(Boundaries(key=k, times=times, offsets=(offset + n,)) for n, k in enumerate(keys[1:]))
         ledger.append(lambda state, items=items: BoundaryEntry(items=items))
     state = ledger.read()
     assert list(state.boundaries[keys[2]]) == [(3_600_000, 9), (10_800_000, 21), (14_400_000, 21), (18_000_000, 41)]

@@ -7,8 +7,8 @@ import pytest
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import State
 from sluice.pipelines.ledger.entries import (
+    Boundaries,
     BoundaryEntry,
-    BoundaryItem,
     KeyRange,
     OriginEntry,
     OriginItem,
@@ -28,7 +28,7 @@ NOW = 5 * HOUR
 def state(*accounted: tuple[int, int, int]) -> State:
     """Two partitions, ten offsets an hour from hour 1 to hour 4; `accounted` as (partition, start, end)."""
     origins = tuple(OriginItem(key=k, offset=0, committed=None, why="", opens=HOUR) for k in KEYS)
-    pins = tuple(BoundaryItem(key=k, time=(1 + h) * HOUR, offset=10 * h) for h in (1, 2, 3) for k in KEYS)
+    pins = tuple(Boundaries(key=k, times=(2 * HOUR, 3 * HOUR, 4 * HOUR), offsets=(10, 20, 30)) for k in KEYS)
     ranges = tuple(KeyRange(key=KEYS[n], range=Range(start, end)) for n, start, end in accounted)
     entries = [OriginEntry(items=origins), BoundaryEntry(items=pins), SkipEntry(ranges=ranges, reason="")]
     return State().extended(entries)
