@@ -46,7 +46,7 @@ from sluice.pipelines.values import (
 
 RESERVED_BYTES = 256 << 20
 """Of a task's memory, what the interpreter and its libraries take."""
-CHUNK_BYTES = (1 << 20, 24 << 20)
+CHUNK_BYTES = (1 << 20, 20 << 20)
 """Bounds of the rows of one slice that are held in memory, and so of a row group."""
 SCRATCH_BYTES = 4 << 20
 """What a decoder takes besides its rows."""

@@ -8,9 +8,7 @@ boto3 finds by itself is found again on each executor, and does not travel.
 
 from __future__ import annotations
 
-import ctypes
 import secrets
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES = 64 << 20
-"""Of freed memory; the buffers of a chunk are at most half as large, the most that glibc takes for a threshold."""
 _KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
 
 
@@ -115,7 +110,6 @@ def _outcomes(work: Work, task: Task) -> list[Outcome]:
     # Imported late: the compiled loops belong to workers, not to whoever only wires a feed.
     from sluice.pipelines.task import Assignment, run_task, salvage
 
-    _steady_memory()
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"
     assignment = Assignment(
         work.feed,
@@ -139,19 +133,6 @@ def _tried_before() -> int:
 
     context = TaskContext.get()
     return int(context.attemptNumber()) if context else 0
-
-
-def _steady_memory() -> None:
-    """Keep what a chunk takes for the next one, and give more than that back to the system when it is freed.
-
-    By itself glibc gives back buffers of some megabytes each time, and the system clears new pages for the next ones;
-    and its thresholds grow with what it has seen.
-    """
-    if sys.platform == "linux":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt:
-            mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
-            mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _rows(outcomes: list[Outcome]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from sluice.pipelines.errors import Failed
@@ -127,6 +128,17 @@ def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> 
     lines = [_command_line(place) for place in Path("/proc").glob("[0-9]*/cmdline")]
     assert any(b"org.apache.spark.deploy.SparkSubmit" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
+
+
+@pytest.mark.spark
+def test_workers_take_memory_from_the_allocator_that_was_measured(settings: SparkSettings) -> None:
+    (said,) = spark.session(settings).range(1).mapInArrow(_allocator, "name string").collect()
+    assert said["name"] == "system"
+
+
+def _allocator(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.record_batch({"name": [pa.default_memory_pool().backend_name] * batch.num_rows})
 
 
 @pytest.mark.spark
