@@ -23,14 +23,12 @@ from sluice.pipelines import layout
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import fixed, int64s
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.landing import ROW_GROUP_BYTES, PartWriter, Target
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.proof import check_account, sha256
 from sluice.pipelines.ranges import union
 from sluice.pipelines.values import Counts, Drift, DriftKind, Part, PartKind, Receipt, Slice, Tally
 
-ROW_GROUP_BYTES = 24 << 20
-"""Rows in memory that become a row group: the most that landing takes."""
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
 """Rows that are decoded at once, of one file."""
 MERGE_BYTES = 128 << 20

@@ -27,7 +27,7 @@ from sluice.pipelines.drift import Drifts
 from sluice.pipelines.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import Format, Formatted
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.landing import ROW_GROUP_BYTES, PartWriter, Target
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, FetchLimits, Lake
 from sluice.pipelines.proof import Claim, check, check_account, failure, files_stand, is_final, receipt_at
 from sluice.pipelines.typed.landed import quarantined
@@ -46,7 +46,7 @@ from sluice.pipelines.values import (
 
 RESERVED_BYTES = 256 << 20
 """Of a task's memory, what the interpreter and its libraries take."""
-CHUNK_BYTES = (1 << 20, 20 << 20)
+CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
 """Bounds of the rows of one slice that are held in memory, and so of a row group."""
 SCRATCH_BYTES = 4 << 20
 """What a decoder takes besides its rows."""

@@ -242,27 +242,25 @@ def _told(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _Found:
 
 def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
-    items = tuple(left for item in entry.items if (left := _awaited(state, item)).times)
+    current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
+    items = tuple(left for item in current if (left := _awaited(state, item)).times)
     return BoundaryEntry(items=items) if items else None
 
 
 def _awaited(state: State, found: Boundaries) -> Boundaries:
-    """Those where the key is current, has windows, and nothing is pinned yet.
+    """Those where the key has windows, and nothing is pinned yet; none below the one before it.
 
     A partition that came later has none before the one that it opened with; others may get earlier ones.
     """
-    key, times, offsets = found.key, [], []
-    if state.current.get(key.tp) == key:
-        pinned = state.boundaries.get(key, NO_PINS)
-        began, least = _from_the_first(state, key), 0
-        for time, offset in zip(found.times, found.offsets, strict=True):
-            at = pinned.position(time)
-            if (at or began) and (at == len(pinned) or pinned.times[at] != time):
-                least = clamp(state, key, time, max(offset, least))
-                times.append(time)
-                offsets.append(least)
-    by_clock = tuple(set(found.by_clock).intersection(times))
-    return Boundaries(key=key, times=tuple(times), offsets=tuple(offsets), by_clock=tuple(sorted(by_clock)))
+    key, least = found.key, 0
+    pinned, began = state.boundaries.get(key, NO_PINS), _from_the_first(state, key)
+    fresh: dict[int, int] = {}
+    for time, offset in zip(found.times, found.offsets, strict=True):
+        at = pinned.position(time)
+        if (at or began) and (at == len(pinned) or pinned.times[at] != time):
+            fresh[time] = least = clamp(state, key, time, max(offset, least))
+    by_clock = tuple(time for time in found.by_clock if time in fresh)
+    return Boundaries(key=key, times=tuple(fresh), offsets=tuple(fresh.values()), by_clock=by_clock)
 
 
 def clamp(state: State, key: Key, time: int, offset: int) -> int:

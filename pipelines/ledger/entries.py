@@ -7,7 +7,6 @@ anything else that does not parse with `LedgerCorrupt`; nothing is skipped in si
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -93,8 +92,11 @@ class Boundaries(_Model):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if len(self.times) != len(self.offsets) or any(a >= b for a, b in pairwise(self.times)):
+        known = set(self.times)
+        if len(self.times) != len(self.offsets) or sorted(known) != list(self.times):
             raise ValueError("not one offset for each time, or the times do not increase")
+        if not known.issuperset(self.by_clock):
+            raise ValueError("a time by the clock that is none of the times")
         return self
 
 

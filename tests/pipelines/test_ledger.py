@@ -340,6 +340,10 @@ ENTERS_ANOTHER = (
         (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[1e30],"offsets":[0]}]}', LedgerCorrupt),
         (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,2],"offsets":[0,0]}]}', LedgerCorrupt),
         (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,3],"offsets":[0]}]}', LedgerCorrupt),
+        (
+            b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"by_clock":[3]}]}',
+            LedgerCorrupt,
+        ),
         (ENTERS_ANOTHER, LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),
