@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ from sluice.bench.packages import packages
 from sluice.bench.stand import Assignment
 from sluice.pipelines.errors import Failed, UsageError
 from sluice.resources import java
+from sluice.resources.spark import WORKERS_ENVIRONMENT
 
 _GRACE_SECONDS = 20.0
 _SPARK = "org.apache.spark"
@@ -46,7 +47,7 @@ _IN_SPARK = (
 class Peer:
     """One way to land a topic. `module` runs it; `warms_up` is false for what is as fast at first as later; one that
     `validates` holds rows against the workload's contract: it lands below `data` and `quarantine`. `layout` says how
-    its rows lie, unless they lie as Spark's connector would have them.
+    its rows lie, unless they lie as Spark's connector would have them; `environment` is its process's own.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Peer:
     layout: Layout | None = None
     artifacts: tuple[java.Artifact, ...] = ()
     packages: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice", validates=True)
@@ -118,7 +120,7 @@ DLT = Peer(
         "tenacity==9.2.1",
     ),
 )
-BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget")
+BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", environment=WORKERS_ENVIRONMENT)
 """No way to land a topic: it says what the parts of Sluice's way take."""
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DLT)}
 
@@ -184,7 +186,7 @@ def _environment(peer: Peer, folder: Path) -> dict[str, str]:
     own = {"JAVA_HOME": str(java.java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if peer.packages:
         own["PYTHONPATH"] = str(packages(peer.packages, folder))
-    return dict(os.environ) | own
+    return {**os.environ, **own, **peer.environment}
 
 
 def connector_jars(peer: Peer) -> str:

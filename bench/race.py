@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from sluice.bench.check import check_landed
 from sluice.bench.load import Loaded, ensure
 from sluice.bench.measure import metered
 from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
-from sluice.bench.results import Budget, Landing, PeerResult, RaceResult
+from sluice.bench.results import Budget, Landing, Pass, PeerResult, RaceResult
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import Workload
 from sluice.resources.local_kafka import LocalKafka
@@ -58,8 +60,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
         track = _Track(kafka, loaded, workload, folder, terms, note)
-        results = track.run(peers)
-        budget = track.budget() if SLUICE in peers and len(race.peers) > 1 else None
+        results, budget = track.run(peers, parts=SLUICE in peers and len(race.peers) > 1)
     shape = (workload.records, len(workload.weights), workload.codec, terms.cores)
     return RaceResult(race.name, f"{race.about}: {workload.about}", *shape, tuple(results), budget)
 
@@ -75,9 +76,13 @@ class _Track:
     terms: Terms
     note: Note
 
-    def run(self, peers: Sequence[Peer]) -> list[PeerResult]:
+    def run(self, peers: Sequence[Peer], *, parts: bool) -> tuple[list[PeerResult], Budget | None]:
+        """What each peer took and, if asked for, what the parts of Sluice's work took directly after each of its
+        landings."""
+        passes: list[Pass] = []
         with ExitStack() as stack:
             ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]
+            alone = [stack.enter_context(self._standing_by(peer)) for peer in self._one_for_each_core() if parts]
             for peer in ready:
                 self._warm(peer, self.terms.warm_ups)
             landings: dict[str, list[Landing]] = {peer.peer.name: [] for peer in ready}
@@ -86,15 +91,23 @@ class _Track:
                     # Spark ends Python workers that were idle for a minute, as they are while others take their turn.
                     self._warm(peer, min(self.terms.warm_ups, 1))
                     landings[peer.peer.name].append(self._land(peer, f"{turn + 1} of {self.terms.repeat}"))
+                    if peer.peer is SLUICE and alone:
+                        passes.append(self._pass(alone))
             records = sum(self.loaded.ends.values())
-            return [
+            results = [
                 PeerResult(p.peer.name, p.peer.title, p.versions, records, tuple(landings[p.peer.name])) for p in ready
             ]
+        return results, Budget(tuple(passes)) if passes else None
 
-    def budget(self) -> Budget:
-        """What the parts of Sluice's work take by themselves, when nobody else is at work."""
-        with self._standing_by(BUDGET) as ready:
-            return Budget(**ready.land(self.folder / "out" / BUDGET.name))
+    def _one_for_each_core(self) -> list[Peer]:
+        """A landing has all cores at work, and each of them is slower for it than one alone."""
+        return [replace(BUDGET, name=f"{BUDGET.name}-{core}") for core in range(self.terms.cores)]
+
+    def _pass(self, alone: Sequence[Running]) -> Pass:
+        """What the parts of Sluice's work take by themselves, on all cores at once; the mean of these."""
+        with ThreadPoolExecutor(len(alone)) as pool:
+            took = [told["parts"] for told in pool.map(lambda one: one.land(self.folder), alone)]
+        return {part: fmean(one[part] for one in took) for part in took[0]}
 
     @contextmanager
     def _standing_by(self, peer: Peer) -> Iterator[Running]:

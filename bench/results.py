@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.bench.measure import Cost
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,20 @@ class PeerResult:
         return cls(kept["peer"], kept["title"], kept["versions"], kept["records"], landings)
 
 
+Pass = Mapping[str, float]
+"""CPU nanoseconds a record that the parts of Sluice's work took by themselves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """CPU nanoseconds a record that the parts of Sluice's work take by themselves, over so many of its records."""
+    """What the parts took by themselves: one pass directly after each landing of Sluice, in order."""
 
-    records: int
-    parts: Mapping[str, float]
+    passes: tuple[Pass, ...]
+
+    @property
+    def parts(self) -> Pass:
+        """Medians."""
+        return {part: median(p[part] for p in self.passes) for part in self.passes[0]}
 
     @property
     def sum(self) -> float:
@@ -154,11 +162,17 @@ class RaceResult:
 
     @property
     def over_budget(self) -> tuple[float | None, float] | None:
-        """How many times the sum of its parts the first peer took: in CPU time, and of all cores' wall time."""
-        if not self.budget or not self.budget.sum:
+        """How many times the sum of its parts the first peer took: in CPU time, and of all cores' wall time.
+
+        Each landing is held against the pass that followed it, as what a machine gives changes by the minute. Medians.
+        """
+        if not self.budget:
             return None
-        ours, cpu = self.results[0], self.results[0].cpu_ns
-        return cpu and cpu / self.budget.sum, self.cores * 1e9 / ours.rate / self.budget.sum
+        costs = [x.cost for x in self.results[0].landings]
+        sums = [sum(p.values()) * self.records / 1e9 for p in self.budget.passes]
+        pairs = list(zip(costs, sums, strict=True))
+        cpu = _median([None if cost.cpu is None else cost.cpu / parts for cost, parts in pairs])
+        return cpu, median(cost.seconds * self.cores / parts for cost, parts in pairs)
 
     def of(self, peer: str) -> PeerResult | None:
         """What that peer did, if it took part."""
@@ -187,11 +201,11 @@ class RaceResult:
         }
         if self.budget and (over := self.over_budget):
             said["budget"] = {
-                "records": self.budget.records,
                 "cpu_ns_per_record": {part: round(ns, 1) for part, ns in self.budget.parts.items()},
                 "sum": round(self.budget.sum, 1),
                 "cpu_over_sum": _rounded(over[0], 2),
                 "wall_times_cores_over_sum": round(over[1], 2),
+                "passes": [{part: round(ns, 1) for part, ns in p.items()} for p in self.budget.passes],
             }
         return said | ({"run": asdict(self.run)} if self.run else {})
 
@@ -207,7 +221,7 @@ class RaceResult:
             codec=kept["codec"],
             cores=kept["cores"],
             results=tuple(map(PeerResult.from_document, kept["peers"])),
-            budget=Budget(budget["records"], budget["cpu_ns_per_record"]) if budget else None,
+            budget=Budget(tuple(budget["passes"])) if budget else None,
             run=Provenance(**run) if run else None,
         )
 

@@ -45,15 +45,18 @@ _CANCEL_SECONDS = 5.0
 """How long an interrupt waits for its job's end; the end of the process would end it, too."""
 _ENDING_SECONDS = 2.0
 """Its connections break first, then a killed JVM is gone."""
+# What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
+# the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
+WORKERS_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
 _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.resources.spark_daemon",
-    # What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
-    # the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
-    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
-    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    **{f"spark.executorEnv.{name}": value for name, value in WORKERS_ENVIRONMENT.items()},
 }
 # Its ports are on this machine alone, and obey nobody who does not know a secret made for this session. Records never
 # pass through this JVM: the full compiler would double what its start and its few short jobs cost.
