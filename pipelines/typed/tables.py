@@ -16,9 +16,9 @@ from sluice.pipelines.typed import scan
 from sluice.pipelines.typed.scan import Tables
 from sluice.pipelines.typed.schema import Field, Kind, Schema, Type, path_below
 
-BLOCK_SLOTS = 1 << 15
+BLOCK_SLOTS = 1 << 16
 """Spans that a block of rows takes, about: little enough to stay in the processor's caches until they are filled."""
-BLOCK_ROWS = (64, 2048)
+BLOCK_ROWS = (64, 8192)
 MOST_SLOTS = 1 << 22
 """Spans that the lists and maps of one level may take in one record."""
 
