@@ -632,7 +632,8 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         place = _member(buf, at, stop, kind, t, node)
                         if place >= 0:
                             child = cell(nodes, node, CHILD) + place
-                            t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
+                            if kind == PLAIN:  # or its bytes would be looked for where they are no JSON
+                                t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
                             before = place + 1
                         at = stop + 1
                 else:
