@@ -30,7 +30,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.values import Part, PartKind, Slice
 
 FORMAT_VERSION = "1"
-ROW_GROUP_BYTES = 20 << 20
+ROW_GROUP_BYTES = 16 << 20
 """Rows in memory that become a row group, at most."""
 MAX_FOLDERS = 48
 _LAST_YEAR_ENDS = 253_402_300_800_000

@@ -7,6 +7,7 @@ columns of raw feeds and why they are there. docs/formats.md says what becomes o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -41,17 +42,22 @@ class JsonFormat:
         (raw,) = self._raw.convert(s, chunk)
         columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
         kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(KAFKA_FIELDS))
-        for piece in self._typer.pieces(values):
-            unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
-            faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
-            if self._closed and unknown:
-                piece = _without_unknown(piece, unknown, len(self._typer.nodes))
-            rows = _chosen(kafka, piece)
-            landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
-            typed = landed.num_rows - rows.columns[-1].true_count
-            first = int(offsets[piece.rows[0]]) if typed else -1
-            drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
-            yield self._sorted_out(landed, raw.landed, piece.refused, unknown, typed, drift)
+        # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
+        yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._typer.pieces(values))
+
+    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: Piece) -> Formatted:
+        """What becomes of one piece of a chunk, of which these are all rows."""
+        values = raw.column(raw.schema.get_field_index("value"))
+        unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
+        faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
+        if self._closed and unknown:
+            piece = _without_unknown(piece, unknown, len(self._typer.nodes))
+        rows = _chosen(kafka, piece)
+        landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
+        typed = landed.num_rows - rows.columns[-1].true_count
+        first = int(offsets[piece.rows[0]]) if typed else -1
+        drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
+        return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
 
     def _sorted_out(
         self,
