@@ -82,7 +82,8 @@ class _Track:
         passes: list[Pass] = []
         with ExitStack() as stack:
             ready = [stack.enter_context(self._standing_by(peer)) for peer in peers]
-            alone = [stack.enter_context(self._standing_by(peer)) for peer in self._one_for_each_core() if parts]
+            each_core = self._one_for_each_core() if parts else []
+            alone = [stack.enter_context(self._standing_by(peer)) for peer in each_core]
             for peer in ready:
                 self._warm(peer, self.terms.warm_ups)
             landings: dict[str, list[Landing]] = {peer.peer.name: [] for peer in ready}

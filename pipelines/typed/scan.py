@@ -64,7 +64,7 @@ NAME_WORD = 9  # the first eight bytes of these, and which of them count
 NAME_MASK = 10
 LOOKUP_AT = 11  # a struct's hash table: places of its children in `lookup`, −1 where there is none
 LOOKUP_MASK = 12
-FOLLOW_AT = 13  # a struct's guesses: which child came after which, in `follow`
+FOLLOW_AT = 13  # a struct's guesses, learned from its records: which child came after which, in `follow`
 DEMANDS = 14  # whether any child of a struct is required
 NODE_FIELDS = CELLS
 
@@ -632,7 +632,7 @@ def _record(buf: Array, at: int, end: int, t: Tables, found: Found) -> tuple[int
                         place = _member(buf, at, stop, kind, t, node)
                         if place >= 0:
                             child = cell(nodes, node, CHILD) + place
-                            if kind == PLAIN:  # or its bytes would be looked for where they are no JSON
+                            if kind == PLAIN:  # a guess goes by the name's own bytes: no JSON if it needs escapes
                                 t.follow[cell(nodes, node, FOLLOW_AT) + before] = place
                             before = place + 1
                         at = stop + 1

@@ -5,7 +5,6 @@ Nodes are numbered breadth first, so that the children of a struct follow one an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,8 +99,7 @@ def tables_of(nodes: tuple[Node, ...]) -> Tables:
             row[scan.LOOKUP_AT], row[scan.FOLLOW_AT] = sum(map(len, lookups)), sum(map(len, follows))
             lookups.append(_lookup([c.name.encode() for c in children]))
             row[scan.LOOKUP_MASK] = len(lookups[-1]) - 1
-            guesses = (place if _is_plain(c.name) else -1 for place, c in enumerate(children))
-            follows.append(np.array([*guesses, -1], np.int32))
+            follows.append(np.full(len(children) + 1, -1, np.int32))
     levels = 1 + max(n.inner for n in nodes)
     rows = min(max(BLOCK_SLOTS // len(nodes), BLOCK_ROWS[0]), BLOCK_ROWS[1])
     room = np.full(levels, 2 * rows, np.int64)
@@ -140,11 +138,6 @@ def with_room(t: Tables, room: Array) -> Tables:
 def most_elements(nodes: tuple[Node, ...], level: int) -> int:
     """Elements of one level that one record may have."""
     return MOST_SLOTS // sum(n.level == level for n in nodes)
-
-
-def _is_plain(name: str) -> bool:
-    """Whether JSON writes the name as it is; bytes that look like another one are not the name."""
-    return json.dumps(name, ensure_ascii=False) == f'"{name}"'
 
 
 def _name(row: Any, names: bytearray, name: str) -> None:

@@ -109,6 +109,15 @@ def test_too_many_elements_are_refused_and_their_neighbours_are_not(monkeypatch:
     assert quarantined.select(["reason", "field"]).to_pylist() == [{"reason": "too_large", "field": "x"}]
 
 
+def test_a_piece_is_held_by_nobody_but_its_consumer() -> None:
+    records = chunk([e.value for e in orders(Mix(3), 14_000, 0, 10**12)])
+    pieces = JsonFormat(ORDERS).convert(Slice("t", 0, "i", FIRST, FIRST + 14_000), records)
+    piece = next(pieces)
+    landed, before = piece.landed.nbytes, pa.total_allocated_bytes()
+    del piece
+    assert before - pa.total_allocated_bytes() > landed / 2
+
+
 def test_what_grows_much_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = parse_schema({"x": "list<struct<a:decimal(38,2), b:string, c:timestamp>>"})
     values = [b'{"x":[' + b",".join([b"{}"] * 3000) + b"]}" if i % 5 else b"{" for i in range(60)]
