@@ -38,7 +38,7 @@ from sluice.resources import events
 from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
-from sluice.resources.spark import session
+from sluice.resources.spark import context
 
 Note = Callable[[str], None]
 
@@ -184,7 +184,7 @@ def _warm(place: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> I
         landed.check()
         if number >= 0:
             yield Warm(seconds, _bare(feed, _tasks(landed)))
-    session(feed.spark).stop()
+    context(feed.spark).stop()
 
 
 def _tasks(landed: Landed) -> int:
@@ -193,7 +193,7 @@ def _tasks(landed: Landed) -> int:
 
 def _bare(feed: Feed, tasks: int) -> float:
     began = time.perf_counter()
-    session(feed.spark).range(0, tasks, 1, tasks).mapInArrow(lambda rows: rows, "id long").collect()
+    context(feed.spark).parallelize(range(tasks), tasks).mapPartitions(lambda rows: rows).collect()
     return time.perf_counter() - began
 
 

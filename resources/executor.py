@@ -1,7 +1,7 @@
 """The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
 
 The driver ships one `Work` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
-edges from the wiring, and sends back one row of JSON for each slice: receipts, never data. Everything here pickles
+edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything here pickles
 by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every repr; what
 boto3 finds by itself is found again on each executor, and does not travel.
 """
@@ -27,6 +27,8 @@ from sluice.resources.lakes import memory_of, open_lake
 if TYPE_CHECKING:
     from sluice.pipelines.task import Tools
 
+Row = tuple[str, str]
+"""An outcome on its way to the driver: its kind and its JSON."""
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
 _KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
@@ -99,11 +101,19 @@ class Work:
         return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, job.shape, chosen, tries)
 
 
-def run(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What Spark calls in a Python worker (`mapInArrow`): places in `work.tasks` in, rows of outcomes out."""
+def run(work: Work, numbers: Iterable[int]) -> Iterator[Row]:
+    """What Spark calls in a Python worker: places in `work.tasks` in, a row for each outcome out."""
+    for number in numbers:
+        for outcome in _outcomes(work, work.tasks[number]):
+            yield type(outcome).__name__, to_json(outcome)
+
+
+def run_in_arrow(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same where Spark hands over and takes Arrow's batches (`mapInArrow`)."""
     for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            yield _rows(_outcomes(work, work.tasks[number]))
+        rows = list(run(work, batch.column(0).to_pylist()))
+        columns = [text_array([row[i] for row in rows]) for i in range(len(_ARROW))]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
 def _outcomes(work: Work, task: Task) -> list[Outcome]:
@@ -133,11 +143,6 @@ def _tried_before() -> int:
 
     context = TaskContext.get()
     return int(context.attemptNumber()) if context else 0
-
-
-def _rows(outcomes: list[Outcome]) -> pa.RecordBatch:
-    kinds = [type(o).__name__ for o in outcomes]
-    return pa.RecordBatch.from_arrays([text_array(kinds), text_array([to_json(o) for o in outcomes])], schema=_ARROW)
 
 
 def outcome_of(kind: str, body: str) -> Outcome:

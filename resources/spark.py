@@ -1,11 +1,12 @@
-"""The Spark engine: one session a process, a task for each row of a range, receipts back.
+"""The Spark engine: one Spark a process, a task for each number of a range, receipts back.
 
-    spark.range(0, n, 1, n).mapInArrow(executor.run, …)
+    context.parallelize(range(n), n).mapPartitions(executor.run, …)
+    session.range(0, n, 1, n).mapInArrow(executor.run_in_arrow, …)          on Spark Connect, which has no context
 
 Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
-(`sc://…`); nothing here needs a `sparkContext`. Promises: a task whose process dies is tried again and adopts what it
-had finished; a run that ends early takes its Spark job with it; a job that fails says why in one line; when Spark's
-JVM was killed, the job fails and the next one starts another.
+(`sc://…`). Spark's SQL, which takes longer to start than all else of it, starts only for who reads by it. Promises: a
+task whose process dies is tried again and adopts what it had finished; a run that ends early takes its Spark job with
+it; a job that fails says why in one line; when Spark's JVM was killed, the job fails and the next one starts another.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed import SparkSettings
@@ -33,6 +35,7 @@ from sluice.pipelines.values import Outcome
 from sluice.resources import executor, java
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 TRIES = 3
@@ -69,7 +72,7 @@ _HERE = {
 _SOCKET = 100
 """Bytes of a longest path of a socket, and what PySpark names one in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
-_session_lock = threading.Lock()
+_lock = threading.Lock()
 T = TypeVar("T")
 
 
@@ -81,8 +84,8 @@ class SparkEngine:
         self._cancelled = threading.Event()
 
     def start(self) -> None:
-        """Start the session if there is none. Raises SetupError."""
-        self._waited(lambda: session(self._settings))
+        """Start Spark if this process has none. Raises SetupError."""
+        self._waited(self._spark)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         """One outcome for each slice of the tasks (places in the plan), in no particular order.
@@ -105,38 +108,42 @@ class SparkEngine:
             raise
         return done.result()
 
+    def _spark(self) -> Any:
+        return session(self._settings) if is_connect(self._settings) else context(self._settings)
+
     def _landed(self, work: executor.Work) -> list[Outcome]:
-        # A session of our own: what is cancelled in it is ours, and tags reach no further than the thread they are of.
-        spark = session(self._settings).newSession()
+        jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(self._spark())
         done = threading.Event()
-        threading.Thread(target=self._watch, args=(spark, done), name="sluice-cancel", daemon=True).start()
+        threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
-            return self._carried_out(spark, work)
+            return self._carried_out(jobs, work)
         finally:
             done.set()
+            jobs.close()
 
     def cancel(self) -> None:
         """End the Spark job of this engine: `run` raises Failed. Any thread may call it, at any time."""
         self._cancelled.set()
 
-    def _watch(self, spark: SparkSession, done: threading.Event) -> None:
+    def _watch(self, jobs: _Jobs, done: threading.Event) -> None:
         while not done.wait(_WATCH_SECONDS):
             if self._cancelled.is_set() and _jvm_ended() is None:
-                spark.interruptAll()  # again and again: the job may not have been submitted yet
+                with suppress(Exception):  # the job may have ended meanwhile
+                    jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _carried_out(self, spark: SparkSession, work: executor.Work) -> list[Outcome]:
+    def _carried_out(self, jobs: _Jobs, work: executor.Work) -> list[Outcome]:
         try:
-            return _collect(spark, work)
+            return jobs.outcomes(work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
             if self._cancelled.is_set():
                 raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
             if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
                 raise _killed(code) from None
-            return self._salvaged(spark, work, error)
+            return self._salvaged(jobs, work, error)
 
-    def _salvaged(self, spark: SparkSession, work: executor.Work, error: Exception) -> list[Outcome]:
+    def _salvaged(self, jobs: _Jobs, work: executor.Work, error: Exception) -> list[Outcome]:
         try:
-            return _collect(spark, replace(work, salvage=cause(error)))
+            return jobs.outcomes(replace(work, salvage=cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
             raise Failed(
                 f"the Spark job failed: {cause(error)}",
@@ -160,20 +167,78 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
     return future
 
 
-def _collect(spark: SparkSession, work: executor.Work) -> list[Outcome]:
-    count = len(work.tasks)
-    rows = spark.range(0, count, 1, count).mapInArrow(partial(executor.run, work), executor.SCHEMA).collect()
-    return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+class _Jobs(Protocol):
+    """The jobs of one batch, and nobody else's: what is cancelled is these."""
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ContextJobs:
+    """Jobs of a context, as a group."""
+
+    def __init__(self, spark: SparkContext) -> None:
+        self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]:
+        self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
+        count = len(work.tasks)
+        numbers = self._spark.parallelize(range(count), count)
+        return [executor.outcome_of(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
+
+    def cancel(self) -> None:
+        self._spark.cancelJobGroup(self._group)
+
+    def close(self) -> None: ...
+
+
+class _ConnectJobs:
+    """Jobs of Spark Connect, in a session of their own."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark.newSession()
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]:
+        count = len(work.tasks)
+        numbers = self._spark.range(0, count, 1, count)
+        rows = numbers.mapInArrow(partial(executor.run_in_arrow, work), executor.SCHEMA).collect()
+        return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+
+    def cancel(self) -> None:
+        self._spark.interruptAll()
+
+    def close(self) -> None:
+        self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
+
+
+def context(settings: SparkSettings) -> SparkContext:
+    """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
+    with _lock:
+        return _running() or _started(settings, _context)
 
 
 def session(settings: SparkSettings) -> SparkSession:
-    """The process's Spark session, started as the settings say when there is none. Raises SetupError."""
-    with _session_lock:
+    """The process's Spark session, for its SQL, started as the settings say when there is none. Raises SetupError."""
+    with _lock:
         from pyspark.sql import SparkSession
 
-        if _jvm_ended() is not None:
-            _forget_jvm()
-        return SparkSession.getActiveSession() or _started(settings)
+        running = is_connect(settings) or _running()
+        return (SparkSession.getActiveSession() if running else None) or _started(settings, _session)
+
+
+def _running() -> SparkContext | None:
+    """The context that runs; what is left of one that ended by itself is forgotten."""
+    from pyspark import SparkContext
+
+    if _jvm_ended() is not None:
+        _forget_jvm()
+    found = SparkContext._active_spark_context
+    if found and found._jsc.sc().isStopped():
+        found.stop()
+    return SparkContext._active_spark_context
 
 
 def _jvm_ended(seconds: float = 0) -> int | None:
@@ -211,32 +276,21 @@ def _killed(code: int) -> Failed:
     )
 
 
-def _started(settings: SparkSettings) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    builder: Any = SparkSession.builder
+def _started(settings: SparkSettings, start: Callable[[SparkSettings, BinaryIO], T]) -> T:
+    """What it starts; what a JVM prints meanwhile goes to a file, not to the terminal."""
     with tempfile.TemporaryFile() as said:
         try:
-            if is_connect(settings):
-                builder = builder.remote(settings.master)
-            else:
-                _launch(settings, said)
-            for key, value in settings.conf.items():
-                builder = builder.config(key, value)
-            return builder.getOrCreate()  # type: ignore[no-any-return]
+            return start(settings, said)
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
             raise _not_started(settings, error, said) from None
 
 
-def _launch(settings: SparkSettings, said: BinaryIO) -> None:
-    """Start a JVM with a Spark context, unless one runs; what it prints goes to `said`, not to the terminal."""
+def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    if SparkContext._active_spark_context is not None:
-        return
     _environment(settings)
     conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
@@ -244,7 +298,20 @@ def _launch(settings: SparkSettings, said: BinaryIO) -> None:
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
     popen = {"stdout": said, "stderr": said}
     gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
-    SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+    return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+
+
+def _session(settings: SparkSettings, said: BinaryIO) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    if is_connect(settings):
+        builder = builder.remote(settings.master)
+    elif _running() is None:
+        _context(settings, said)
+    for key, value in settings.conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()  # type: ignore[no-any-return]
 
 
 def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:

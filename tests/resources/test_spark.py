@@ -194,6 +194,14 @@ def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: Sp
 
 
 @pytest.mark.spark
+def test_where_a_master_ended_the_context_the_next_job_starts_another(
+    settings: SparkSettings, wiring: LogWiring
+) -> None:
+    spark.context(settings)._jsc.sc().stop()
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+@pytest.mark.spark
 def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
     engine = SparkEngine(settings)
     job = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
