@@ -40,9 +40,7 @@ class Inline:
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work = executor.Work.of(job, tasks, tries=1)
-        numbers = pa.RecordBatch.from_arrays([pa.array(range(len(work.tasks)))], names=["id"])
-        rows = [row for batch in executor.run(work, iter([numbers])) for row in batch.to_pylist()]
-        return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+        return [executor.outcome_of(*row) for row in executor.run(work, range(len(work.tasks)))]
 
     def cancel(self) -> None: ...
 
