@@ -198,7 +198,7 @@ def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice
     left = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
     active = 0
     for chunk in sorted(chunks.values(), reverse=True):
-        left -= 4 * chunk + SCRATCH_BYTES  # one being filled; what typing and encoding the last one took
+        left -= 5 * chunk + SCRATCH_BYTES  # one being filled; what typing and encoding the last one took; gaps left
         if left < 0 or active == limits.active_slices:
             break
         active += 1
