@@ -217,27 +217,26 @@ class _ConnectJobs:
 def context(settings: SparkSettings) -> SparkContext:
     """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
     with _lock:
-        return _running() or _started(settings, _context)
+        return _running() or _started(settings, partial(_context, settings))
 
 
 def session(settings: SparkSettings) -> SparkSession:
     """The process's Spark session, for its SQL, started as the settings say when there is none. Raises SetupError."""
-    with _lock:
-        from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession
 
-        running = is_connect(settings) or _running()
-        return (SparkSession.getActiveSession() if running else None) or _started(settings, _session)
+    if not is_connect(settings):
+        context(settings)
+    with _lock:
+        return SparkSession.getActiveSession() or _started(settings, lambda _: _session(settings))
 
 
 def _running() -> SparkContext | None:
-    """The context that runs; what is left of one that ended by itself is forgotten."""
+    """The context that runs. What is left of one that ended, by whomever, is forgotten."""
     from pyspark import SparkContext
 
-    if _jvm_ended() is not None:
-        _forget_jvm()
     found = SparkContext._active_spark_context
-    if found and found._jsc.sc().isStopped():
-        found.stop()
+    if _jvm_ended() is not None or found is None or found._jsc.sc().isStopped():
+        _forget_jvm()
     return SparkContext._active_spark_context
 
 
@@ -257,12 +256,14 @@ def _jvm_process() -> subprocess.Popen[bytes] | None:
 
 
 def _forget_jvm() -> None:
-    """What PySpark keeps of a JVM that has ended: its own `stop` asks the JVM first."""
+    """What PySpark keeps of a JVM, whose own `stop` may fail by now. One without a context ends: PySpark would go on
+    with it, as it was launched, and leave a new one idle."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if (process := _jvm_process()) and process.stdin:
         process.stdin.close()
+        _jvm_ended(_ENDING_SECONDS)
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
@@ -276,11 +277,11 @@ def _killed(code: int) -> Failed:
     )
 
 
-def _started(settings: SparkSettings, start: Callable[[SparkSettings, BinaryIO], T]) -> T:
-    """What it starts; what a JVM prints meanwhile goes to a file, not to the terminal."""
+def _started(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
+    """What it starts, told where a JVM prints to: to a file, not to the terminal. Raises SetupError."""
     with tempfile.TemporaryFile() as said:
         try:
-            return start(settings, said)
+            return start(said)
         except SetupError:
             raise
         except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
@@ -301,14 +302,12 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
     return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
 
 
-def _session(settings: SparkSettings, said: BinaryIO) -> SparkSession:
+def _session(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
     if is_connect(settings):
         builder = builder.remote(settings.master)
-    elif _running() is None:
-        _context(settings, said)
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()  # type: ignore[no-any-return]

@@ -30,10 +30,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True, scope="module")
 def own_spark() -> Iterator[None]:
-    """A module's Spark session has its own settings: the next module starts another."""
+    """A module's Spark has its own settings: the next module starts another."""
     yield
-    if "pyspark.sql" in sys.modules and sys.modules["pyspark"].SparkContext._active_spark_context:
-        sys.modules["pyspark.sql"].SparkSession.builder.getOrCreate().stop()  # an engine's is another thread's
+    if "pyspark" in sys.modules and (running := sys.modules["pyspark"].SparkContext._active_spark_context):
+        running.stop()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own outlives its session
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from sluice.cli.session import Session
 from sluice.cli.terminal import Terminal
 from tests.fake_groups import FakeGroups
 from tests.fakes import FakeGroup
+from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Edges
@@ -78,12 +78,7 @@ def sluice(capfd: pytest.CaptureFixture[str]) -> Sluice:
 @pytest.fixture
 def unused_port() -> Callable[[], int]:
     """A function that names a loopback port that nobody listens on."""
-
-    def free() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return int(server.getsockname()[1])
-
-    return free
+    return free_port
 
 
 # -- commands over ports in memory

@@ -360,6 +360,6 @@ def test_memory_is_bounded_whatever_the_slices(sizes: list[int], memory: int, ac
     chunks, limits = memory_shares(slices, work)
     assert 1 <= limits.active_slices <= active
     held = sum(sorted(chunks.values())[-limits.active_slices :])
-    assert limits.active_slices == 1 or held * 4 <= memory
+    assert limits.active_slices == 1 or held * 5 <= memory
     for s in slices:
         assert memory_shares([s], work)[0] == {s: chunks[s]}, "a share depends on its slice alone"

@@ -132,13 +132,8 @@ def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> 
 
 @pytest.mark.spark
 def test_workers_take_memory_from_the_allocator_that_was_measured(settings: SparkSettings) -> None:
-    (said,) = spark.session(settings).range(1).mapInArrow(_allocator, "name string").collect()
-    assert said["name"] == "system"
-
-
-def _allocator(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.record_batch({"name": [pa.default_memory_pool().backend_name] * batch.num_rows})
+    ask = spark.context(settings).parallelize([0], 1).map(lambda _: pa.default_memory_pool().backend_name)
+    assert ask.collect() == ["system"]
 
 
 @pytest.mark.spark
@@ -197,8 +192,12 @@ def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: Sp
 def test_where_a_master_ended_the_context_the_next_job_starts_another(
     settings: SparkSettings, wiring: LogWiring
 ) -> None:
+    spark.session(settings)
+    before = spark._jvm_process()
     spark.context(settings)._jsc.sc().stop()
     assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+    assert before.poll() is not None, "and leaves no JVM behind"
+    assert spark.session(settings).range(3).count() == 3
 
 
 @pytest.mark.spark

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from sluice.resources import java
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import free_port, until
 
 ROOT = Path(__file__).parents[2]
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -24,9 +24,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 @pytest.fixture(scope="module")
 def connect() -> Iterator[str]:
     """The address of a server that tries each task three times."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     conf = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": port,

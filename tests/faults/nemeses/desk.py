@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from sluice.resources.project import Project
 from tests.faults.arena import words
 from tests.faults.field import REPOSITORY, SLUICE, Running
 from tests.faults.nemeses.engines import Process, Processes
-from tests.resources.kafka.tools import until
+from tests.resources.kafka.tools import free_port, until
 
 LOCATION = "sluice.assets.definitions"
 _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
@@ -114,7 +113,7 @@ def opened(root: Path) -> Iterator[Desk]:
         config.write("run_retries: {enabled: true, max_retries: 0}\n")
     paths = f"{Path(__file__).parents[1] / 'stops'}:{REPOSITORY}"
     environment = processes.environment | {"PYTHONPATH": paths, "SLUICE_FAULTS_STOP": str(stop)}
-    command, out = [*SLUICE, "ui", "--project", str(root), "--port", str(_free_port()), "--json"], root / "ui.out"
+    command, out = [*SLUICE, "ui", "--project", str(root), "--port", str(free_port()), "--json"], root / "ui.out"
     with processes.killed(), open_instance(project) as instance:
         ui = Running.alone(command, out, environment)
         said = until(lambda: next(words(out), None) or ui.process.poll(), 300)
@@ -123,9 +122,3 @@ def opened(root: Path) -> Iterator[Desk]:
         ui.process.send_signal(signal.SIGINT)
         ui.process.wait(120)
         processes.gone()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

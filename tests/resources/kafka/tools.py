@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -170,6 +171,13 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> Any:
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.05)
     return value
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def tp(state: PartitionState | Slice) -> TopicPartition:
