@@ -35,12 +35,16 @@ _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What became of a run. After an error, `landed` and `committed` are what was reached before it."""
+    """What became of a run. After an error, `landed` and `committed` are what was reached before it.
+
+    `uncommitted`: why what landed could not be committed, of a run that failed for another reason.
+    """
 
     run_id: str
     landed: Landed | None
     committed: CommitResult | None
     error: SluiceError | None
+    uncommitted: SluiceError | None = None
 
     @property
     def exit_code(self) -> int:
@@ -125,7 +129,8 @@ def _job(
 
 
 def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:
-    return RunOutcome(run_id, witness.landed, witness.committed, _error(run_id, witness, result))
+    error = _error(run_id, witness, result)
+    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted)
 
 
 def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:

@@ -6,7 +6,7 @@ earlier run could not tell is told before anything is committed (see `evidence`)
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -23,8 +23,8 @@ from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
 from sluice.pipelines import layout
-from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger
-from sluice.pipelines.commit import CommitResult, CommitSettings, commit
+from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger, unlike
+from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, commit
 from sluice.pipelines.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
@@ -33,7 +33,7 @@ from sluice.pipelines.outlook import Outlook, look_ahead
 from sluice.pipelines.ports import Engine, Progress
 from sluice.pipelines.positions import key_of
 from sluice.pipelines.units import parse_window, show_window
-from sluice.pipelines.values import PartitionState, Request, RequestKind
+from sluice.pipelines.values import PartitionState, Request, RequestKind, TopicPartition
 from sluice.pipelines.windows import earliest
 from sluice.resources.liveness import new_owner
 
@@ -65,12 +65,16 @@ def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            try:
-                books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
-            except BatchRefused as refused:
-                yield from _refused(context, feed, edges, refused, window)
-                raise
-            yield from _own_window(books, landed, window)
+            yield from _else_commit(context, feed, edges, _land_own(context, feed, edges, window))
+
+
+def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, window: int) -> Events:
+    try:
+        books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
+    except BatchRefused as refused:
+        yield from _refused(context, feed, edges, refused, window)
+        raise
+    yield from _own_window(books, landed, window)
 
 
 def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
@@ -116,10 +120,14 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Eve
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
-        yield evaluation(landed_key(name), ACCOUNT, None, _account(books, landed))
-        landed.check()
+            yield from _else_commit(context, feed, edges, _land_asked(context, feed, edges, asked))
     yield dg.Output(None)
+
+
+def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: Asked) -> Events:
+    books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
+    yield evaluation(landed_key(feed.name), ACCOUNT, None, _account(books, landed))
+    landed.check()
 
 
 def _land(
@@ -260,22 +268,57 @@ def commit_frontier(context: dg.OpExecutionContext, name: str) -> Events:
 
 
 def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
-    """Commit, once the event log holds every batch below the frontier."""
     session = _session(context)
-    report = session.reporter(context.log)
     with session.step(context):
-        report(Progress("commit"))
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            ledger = open_ledger(feed, edges, context.run.run_id)
-            books = Books.open(feed, ledger, edges)
-            evidence.roll_forward(context.instance, books)
-            evidence.demand(context.instance, books)
-            settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
-            result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster)
-        session.witness.committed = result
-    report(Progress("finish"))
+            books, result = _committed(context, feed, edges)
+    session.reporter(context.log)(Progress("finish"))
     return books, result
+
+
+def _committed(
+    context: Context, feed: Feed, edges: Edges, changed: Collection[TopicPartition] = ()
+) -> tuple[Books, CommitResult]:
+    """Commit, once the event log holds every batch below the frontier."""
+    session = _session(context)
+    session.reporter(context.log)(Progress("commit"))
+    ledger = open_ledger(feed, edges, context.run.run_id)
+    books = Books.open(feed, ledger, edges)
+    evidence.roll_forward(context.instance, books)
+    evidence.demand(context.instance, books)
+    settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
+    result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster, changed)
+    session.witness.committed = result
+    return books, result
+
+
+def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) -> Events:
+    """Landing; when it fails, the frontier is committed before its step does, for `<feed>/committed` will not run.
+
+    What failed is no part of the frontier, so what landed waits for nobody. Not after an error that ended landing before
+    it got anywhere: what keeps it from landing would keep it from this.
+    """
+    try:
+        yield from landing
+    except SluiceError as failed:
+        if _session(context).witness.landed is not None or isinstance(failed, BatchRefused):
+            yield from _commit_what_landed(context, feed, edges)
+        raise
+
+
+def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
+    """A log that is another one by now is left out. Why it could not be done is told, and not raised."""
+    try:
+        changed = unlike(feed, edges, open_ledger(feed, edges).read())
+        books, result = _committed(context, feed, edges, changed)
+    except SluiceError as error:
+        _session(context).witness.uncommitted = error
+        context.log.error("what landed could not be committed: %s", error)
+        return
+    if result.status is not CommitStatus.UNCHANGED:
+        yield _committed_event(books, result, None)
+    yield from _also_committed(context, books, result, None)
 
 
 def _also_committed(context: Context, books: Books, result: CommitResult, own: int | None) -> Events:

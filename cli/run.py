@@ -15,7 +15,7 @@ from rich.text import Text
 from sluice.cli import profiles, windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, rate, seconds, size, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, rate, safe, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.results import Outcome, contract_results
@@ -140,7 +140,8 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
             stands = stands_after(session, feed, ran)
             done.append((ran, stands))
             rest = _rest(number, len(asked), time.monotonic() - began, ran)
-            session.terminal.show(*_brief(ran, stands), *_profile(ran, profile), *rest)
+            said = (*_brief(ran, stands), *_not_committed(ran), *_profile(ran, profile))
+            session.terminal.show(*said, *rest)
         last.append(ran.outcome.exit_code)
         if ran.outcome.error:
             session.terminal.fail(ran.outcome.error)
@@ -270,11 +271,24 @@ def view(ran: Ran) -> list[RenderableType]:
         out.append(batch_view(batch))
     if landed is not None:
         out += _beside(ran, landed)
-        if ran.batches:
-            out.append(facts(*_summary(ran)))
-        elif not landed.refusals:
+        if not ran.batches and not landed.refusals:
             out.append(good("nothing is owed"))
-    return out
+    if told := [*(_summary(ran) if ran.batches else _commit_alone(ran))]:
+        out.append(facts(*told))
+    return [*out, *_not_committed(ran)]
+
+
+def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
+    """What a run committed that landed nothing: what earlier ones had landed."""
+    if ran.outcome.committed is not None and str(ran.outcome.committed.status) == "committed":
+        yield from _commit_facts(ran.outcome.committed)
+
+
+def _not_committed(ran: Ran) -> list[RenderableType]:
+    """Why what landed is not committed, of a run whose own error is another one."""
+    if (error := ran.outcome.uncommitted) is None:
+        return []
+    return [bad(f"what landed is not committed: {error.message}"), Text(safe(f"  → {error.remedy}"), style="dim")]
 
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
@@ -381,12 +395,19 @@ def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
         yield "replaced", many(replaced, "file")
     yield "published", ", ".join(f"batch {b.batch}" for b in ran.batches if b.number is not None) or "nothing"
     if ran.outcome.committed is not None:
-        yield "committed", _committed_text(ran.outcome.committed)
-        if ran.outcome.committed.letters:
-            yield "dead letters", f"{count(ran.outcome.committed.letters)} to {ran.outcome.committed.letters_to}"
+        yield from _commit_facts(ran.outcome.committed)
     stages = ", ".join(f"{name} {spent:.1f}" for name, spent in ran.stages.items() if spent >= 0.05)
     yield "took", f"{seconds(sum(ran.stages.values()))} ({stages})"
     yield "Dagster run", ran.outcome.run_id
+
+
+def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
+    yield "committed", _committed_text(result)
+    if result.left_out:
+        named = ", ".join(map(str, result.left_out[:6])) + (" …" if len(result.left_out) > 6 else "")
+        yield "not committed", f"{named}: the log is another one by now"
+    if result.letters:
+        yield "dead letters", f"{count(result.letters)} to {result.letters_to}"
 
 
 def _committed_text(result: CommitResult) -> str:
@@ -422,6 +443,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "left": landed.left if landed else 0,
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _committed(committed) if committed else None,
+        "uncommitted": ran.outcome.uncommitted.fields() if ran.outcome.uncommitted else None,
         **(error.fields() if error else {}),
     }
 
@@ -461,6 +483,7 @@ def _committed(result: CommitResult) -> dict[str, Any]:
         "letters": result.letters,
         "letters_to": result.letters_to or None,
         "offsets": [_place(m.key) | {"before": m.before, "after": m.after} for m in result.offsets],
+        "left_out": [_place(k) for k in result.left_out],
     }
 
 

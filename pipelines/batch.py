@@ -219,6 +219,12 @@ def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: C
     return tuple(r for p in found if (r := pos.changed(state, p, ends, feed)))
 
 
+def unlike(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
+    """The feed's partitions that are not the logs that the ledger knows any more, as Kafka is now."""
+    found = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    return frozenset(r.tp for r in changed(feed.name, state, found, edges.cluster))
+
+
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
     ledger = open_ledger(feed, edges)

@@ -14,8 +14,8 @@ unless the feed's `on_group_moved: overwrite` says so. Landing does not wait for
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sluice.pipelines import letters
@@ -56,7 +56,7 @@ class Moved:
 class CommitResult:
     """`mark` is the number of the intent entry behind the offsets, −1 where none was written.
 
-    `letters` went to the topic `letters_to` with them.
+    `letters` went to the topic `letters_to` with them. `left_out` stay as they are: their logs are others by now.
     """
 
     status: CommitStatus
@@ -64,6 +64,7 @@ class CommitResult:
     mark: int = -1
     letters: int = 0
     letters_to: str = ""
+    left_out: tuple[Key, ...] = ()
 
 
 class Verdict(StrEnum):
@@ -100,27 +101,38 @@ def commit(
     settings: CommitSettings,
     outlet: letters.Outlet | None = None,
     cluster: Cluster | None = None,
+    changed: Collection[TopicPartition] = (),
 ) -> CommitResult:
     """Commit the frontier of every partition that has an origin, by the numbered steps above.
 
     With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
-    themselves. `cluster` says where logs end: without it nothing is adopted. Raises GroupHeld, GroupMoved, CommitFenced
+    themselves. `cluster` says where logs end: without it nothing is adopted. The partitions whose log has `changed`
+    under the ledger are left out: a frontier of an earlier life says nothing of this one. Raises GroupHeld, GroupMoved, CommitFenced
     (try again), Unknown (nobody could be asked), LedgerCorrupt; UnknownTopic, UsageError, LakeUnavailable and
     ProofFailed of letters.
     """
     state = ledger.read()
-    targets = state.frontiers()
+    targets = _targets(state, changed)
+    left_out = tuple(k for k in state.frontiers() if k not in targets)
     if settings.mode is CommitMode.NONE or not targets:
-        return CommitResult(CommitStatus.DISABLED, tuple(Moved(k, None, o) for k, o in targets.items()))
+        moved = tuple(Moved(k, None, o) for k, o in targets.items())
+        return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
     owes = outlet is not None and bool(letters.owed(ledger, state, state.last_mark))
     if not owes and _settled(state, targets, group.committed([k.tp for k in targets])):
-        return CommitResult(CommitStatus.UNCHANGED, tuple(Moved(k, o, o) for k, o in targets.items()))
+        same = tuple(Moved(k, o, o) for k, o in targets.items())
+        return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL
     topics = sorted({k.topic for k in targets})
     with group.join(topics, settings.transactional_id if transactional else None) as member:
         if transactional:
             member.init_transactions()
-        return _commit_as(member, ledger, settings, outlet if transactional else None, cluster)
+        done = _commit_as(member, ledger, settings, outlet if transactional else None, cluster, changed)
+    return replace(done, left_out=left_out)
+
+
+def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
+    """Where each partition's committed offset is to go."""
+    return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
 
 
 def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
@@ -137,10 +149,11 @@ def _commit_as(
     settings: CommitSettings,
     outlet: letters.Outlet | None,
     cluster: Cluster | None,
+    changed: Collection[TopicPartition],
 ) -> CommitResult:
-    state, before = _compare(member, ledger, settings, cluster)
+    state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
-    targets, newest = state.frontiers(), _newest_mark(state, before)
+    targets, newest = _targets(state, changed), _newest_mark(state, before)
     going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
     mark, state = _intend(ledger, targets)
     post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
@@ -167,14 +180,18 @@ def _newest_mark(state: State, committed: Committed) -> int:
 
 
 def _compare(
-    member: Membership, ledger: Ledger, settings: CommitSettings, cluster: Cluster | None
+    member: Membership,
+    ledger: Ledger,
+    settings: CommitSettings,
+    cluster: Cluster | None,
+    changed: Collection[TopicPartition],
 ) -> tuple[State, Committed]:
     """Step 3. A refusal must survive a second look: a run that slept in between compares old with new."""
     for last in (False, True):
         tps = [k.tp for k in ledger.read().frontiers()]
         committed = member.committed(tps)
         state = ledger.read()
-        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in state.frontiers().items()}
+        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
         if Verdict.STALE in verdicts.values() and last:
             raise _stale(state, verdicts, committed)
         moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]

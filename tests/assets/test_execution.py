@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_i
 from sluice.assets.steps import ACCOUNT, topic_key
 from sluice.pipelines.commit import CommitStatus
 from sluice.pipelines.configs import Configs, TopicConfig
-from sluice.pipelines.errors import BatchIncomplete, Failed, GroupHeld, KafkaUnavailable, UsageError
+from sluice.pipelines.errors import (
+    BatchIncomplete,
+    BatchRefused,
+    Failed,
+    GroupHeld,
+    KafkaUnavailable,
+    LogTruncated,
+    OffsetsLost,
+    UsageError,
+)
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
@@ -127,14 +137,17 @@ def test_progress_goes_to_whoever_asked(world: World) -> None:
 # -- what does not go well
 
 
-def test_a_partial_batch_fails_the_run_and_is_committed_by_the_next(world: World, instance: dg.DagsterInstance) -> None:
+def test_a_partial_batch_fails_the_run_and_what_landed_is_committed(world: World, instance: dg.DagsterInstance) -> None:
     world.engine.failing = {P1}
     outcome = world.run()
 
     assert isinstance(outcome.error, BatchIncomplete)
     assert outcome.exit_code == 1
-    assert outcome.committed is None
-    assert world.group.offsets == {}
+    assert outcome.committed is not None
+    assert {m.key.tp: m.after for m in outcome.committed.offsets} == {P0: 100, P1: 0}
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 0}
+    (committed,) = stored(instance, COMMITTED)
+    assert committed["committed_offsets"] == 100
     assert [s["rows"] for s in stored(instance, LANDED)] == [100], "what is published is told"
     assert list(windows(instance, LANDED)) == ["2024-05-01T04:00"], "only the hour in which nothing happened is whole"
     check = checks(instance, outcome.run_id, ACCOUNT)[None]
@@ -150,6 +163,56 @@ def test_a_partial_batch_fails_the_run_and_is_committed_by_the_next(world: World
     assert outcome.exit_code == 0
     assert [s["rows"] for s in stored(instance, LANDED)] == [100, 100]
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 100}
+
+
+def test_owed_records_that_are_gone_keep_no_other_partition_from_its_commit(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    """Nothing new landed, either: what an earlier run landed and could not commit goes, too."""
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    world.run(Request(RequestKind.CATCH_UP, only=(P0,)))
+    world.group.others = []
+    world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=40)
+
+    outcome = world.run()
+
+    assert isinstance(outcome.error, OffsetsLost)
+    assert outcome.landed is not None
+    assert outcome.landed.batches == ()
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 0}
+    assert len(stored(instance, COMMITTED)) == 1
+
+
+def test_a_log_that_is_another_one_keeps_its_committed_offset(world: World) -> None:
+    """The frontier of its earlier life says nothing of the log that bears its name now."""
+    world.run(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 0, 50), AskedRange("orders", 1, 0, 50))))
+    world.cluster.states[P1] = replace(world.cluster.states[P1], stable_end=20, high_watermark=20)
+
+    outcome = world.run()
+
+    assert isinstance(outcome.error, LogTruncated)
+    assert outcome.committed is not None
+    assert [k.tp for k in outcome.committed.left_out] == [P1]
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 100, P1: 50}
+
+
+def test_a_run_that_fails_and_cannot_commit_either_says_both(world: World) -> None:
+    world.engine.failing = {P1}
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    outcome = world.run()
+    assert isinstance(outcome.error, BatchIncomplete)
+    assert outcome.exit_code == 1
+    assert isinstance(outcome.uncommitted, GroupHeld)
+
+
+def test_a_batch_that_is_refused_keeps_nothing_else_from_its_commit(root: Path) -> None:
+    world = World(root, {"orders": FEED + "policies: {quarantine_limit: {at_least: 1}}\n"})
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    world.run(in_hour(0))
+    world.group.others, world.engine.bad = [], 10
+    outcome = world.run()
+    assert isinstance(outcome.error, BatchRefused)
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
 
 
 def test_a_batch_that_a_dead_run_left_is_recorded_before_it_is_committed(

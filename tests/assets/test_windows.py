@@ -114,7 +114,8 @@ def test_half_an_hour_never_shows_green(world: World, instance: dg.DagsterInstan
     check = checks(instance, outcome.run_id, COMPLETE)[f"{DAY}00:00"]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert cells(check.metadata["failed"].value)[0]["range"] == "orders:1:0-25"
-    assert windows(instance, COMMITTED) == {}
+    assert f"{DAY}00:00" not in windows(instance, COMMITTED)
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 0}, "each to its frontier"
 
     world.engine.failing = set()
     world.run(in_hour(0))
@@ -128,6 +129,8 @@ def test_a_held_window_fails_and_names_what_holds_it(world: World, instance: dg.
     assert isinstance(outcome.error, WindowHeld)
     assert f"{DAY}00:00" not in windows(instance, LANDED)
     assert stored(instance, LANDED)[0]["rows"] == 25, "the other partition landed"
+    assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 0, P1: 25}, "and is committed"
+    assert f"{DAY}00:00" not in windows(instance, COMMITTED)
     run = instance.get_run_by_id(outcome.run_id)
     assert run is not None
     assert run.tags[AGAIN_TAG] == "WindowHeld", "it passes by itself: the schedule goes on trying"

@@ -1,0 +1,65 @@
+"""What `sluice run` says of what it landed, and above all of what it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sluice.cli import accept, run
+from sluice.cli.terminal import Terminal
+from sluice.pipelines.ports import Member
+from sluice.pipelines.values import CommittedOffset, Request, RequestKind
+from tests.assets.world import CATCH_UP, P0, P1, World
+from tests.cli.conftest import Tell
+
+OTHERS = [Member("m", "console", "/10.0.0.1")]
+Once = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Once:
+    """One run, as text and as a document."""
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def call(request: Request = CATCH_UP) -> tuple[str, dict[str, Any]]:
+        ran = run.Ran("orders", request, world.run(request), {})
+        capfd.readouterr()
+        Terminal().show(*run.view(ran))
+        return capfd.readouterr().out, run.document(ran)
+
+    return call
+
+
+def test_a_partition_that_is_refused_does_not_hide_what_was_committed(world: World, once: Once) -> None:
+    world.group.others = OTHERS
+    world.run(Request(RequestKind.CATCH_UP, only=(P0,)))
+    world.group.others = []
+    world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=40)
+    text, document = once()
+    assert "orders:1: offsets [0, 40) are gone from Kafka" in text
+    assert "committed  orders:0 → 100" in text
+    assert "nothing is owed" not in text
+    assert document["error"] == "OffsetsLost"
+    assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
+
+
+def test_why_nothing_could_be_committed_is_said_beside_what_failed(world: World, once: Once) -> None:
+    world.engine.failing = {P1}
+    world.group.others = OTHERS
+    text, document = once()
+    assert (document["error"], document["uncommitted"]["error"]) == ("BatchIncomplete", "GroupHeld")
+    assert "✗ what landed is not committed: held" in text
+
+
+def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Once, tell: Tell) -> None:
+    world.run()
+    world.group.offsets[P0] = CommittedOffset(40)
+    tell(accept.accept, "orders", "moved", reason="tried", text=False)
+    text, _ = once()
+    assert "nothing is owed" in text
+    assert "committed  orders:0 → 100" in text
+    text, _ = once()
+    assert "committed" not in text
