@@ -61,8 +61,10 @@ def ask_spark(report: Report, rows: Windows) -> pa.Table:
 
 @dataclass
 class Witness:
-    """What became of one run, as its steps saw it. `uncommitted`: why what landed could not be committed, of a run whose
-    `error` is another one."""
+    """What became of one run, as its steps saw it.
+
+    `uncommitted`: why what landed could not be committed, of a run whose `error` is another one.
+    """
 
     landed: Landed | None = None
     committed: CommitResult | None = None

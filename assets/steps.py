@@ -141,6 +141,8 @@ def _land(
     with _canceling(edges.engine), _told(context, ledger, edges):
         landed = land(feed, informed(edges, context.instance), request, new_owner(run), report, skip)
     session.witness.landed = landed
+    for held in landed.held:
+        context.log.warning("%s → %s", held.text, held.remedy)
     report(Progress("tell"))
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
@@ -296,8 +298,8 @@ def _committed(
 def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) -> Events:
     """Landing; when it fails, the frontier is committed before its step does, for `<feed>/committed` will not run.
 
-    What failed is no part of the frontier, so what landed waits for nobody. Not after an error that ended landing before
-    it got anywhere: what keeps it from landing would keep it from this.
+    What failed is no part of the frontier, so what landed waits for nobody. Not after an error that ended landing
+    before it got anywhere: what keeps it from landing would keep it from this.
     """
     try:
         yield from landing

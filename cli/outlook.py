@@ -14,8 +14,8 @@ from sluice.pipelines.units import DAY, many, show_about, show_instant
 if TYPE_CHECKING:
     from sluice.pipelines.errors import SluiceError
     from sluice.pipelines.forecast import AtRisk
+    from sluice.pipelines.held_back import HeldBack
     from sluice.pipelines.outlook import Outlook
-    from sluice.pipelines.watch import Finding
 
 _TOLD = 5
 """Partitions that are named; of the rest it is said how many they are."""
@@ -46,7 +46,7 @@ class Alarm:
 
 
 def alarms(
-    feed: str, outlook: Outlook, losses: Sequence[SluiceError], hanging: Sequence[Finding] = ()
+    feed: str, outlook: Outlook, losses: Sequence[SluiceError], held: Sequence[HeldBack] = ()
 ) -> Iterator[Alarm]:
     """The worst first."""
     if losses:
@@ -54,8 +54,13 @@ def alarms(
     if outlook.at_risk:
         risks = [r.describe(outlook.now) for r in outlook.at_risk]
         yield Alarm(warn, "yellow", risks, "are at risk too", f"{_in_time(outlook)}: sluice run {feed}")
-    for finding in hanging[:_TOLD]:
-        yield Alarm(warn, "yellow", [finding.text], "", finding.remedy)
+    for each in held[:_TOLD]:
+        yield held_back(each)
+
+
+def held_back(held: HeldBack) -> Alarm:
+    """What a transaction holds back, and the way out."""
+    return Alarm(warn, "yellow", [held.text], "", held.remedy)
 
 
 def _in_time(outlook: Outlook) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from sluice.cli import outlook as outlooks
 from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, safe, size, table, warn
@@ -143,8 +144,7 @@ def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
     if seen.plan is not None:
         out += _work(seen.plan)
     out += [_refusal(error) for error in problems(seen)]
-    out += _verdict(seen)
-    return out
+    return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
 
 
 def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list[RenderableType]:
@@ -239,7 +239,9 @@ def _refusal(error: SluiceError) -> RenderableType:
 def _verdict(seen: Preview) -> list[RenderableType]:
     if problems(seen):
         return [warn("a run would land the rest and stop with exit code 3")] if seen.plan and not seen.blocked else []
-    return [good("nothing is owed: a run would do nothing")] if seen.plan is None else []
+    if seen.plan is not None:
+        return []
+    return [good(f"nothing {'that is stable ' if seen.held else ''}is owed: a run would land nothing")]
 
 
 # -- for programs
@@ -259,6 +261,7 @@ def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
         "tasks": [_task(t) for t in (seen.plan.tasks if seen.plan else ())],
         "refusals": [r.error.fields() for r in seen.refusals],
         "blocked": seen.blocked.fields() if seen.blocked else None,
+        "held_back": [h.document() for h in seen.held],
     }
 
 

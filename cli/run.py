@@ -12,6 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import outlook as outlooks
 from sluice.cli import profiles, windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
@@ -272,7 +273,8 @@ def view(ran: Ran) -> list[RenderableType]:
     if landed is not None:
         out += _beside(ran, landed)
         if not ran.batches and not landed.refusals:
-            out.append(good("nothing is owed"))
+            out.append(good("nothing that is stable is owed" if landed.held else "nothing is owed"))
+        out += [line for held in landed.held for line in outlooks.held_back(held).lines()]
     if told := [*(_summary(ran) if ran.batches else _commit_alone(ran))]:
         out.append(facts(*told))
     return [*out, *_not_committed(ran)]
@@ -440,6 +442,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
         "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
         "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],
+        "held_back": [h.document() for h in landed.held] if landed else [],
         "left": landed.left if landed else 0,
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
         "committed": _committed(committed) if committed else None,

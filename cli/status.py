@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
+from sluice.pipelines.configs import BrokerConfig
 from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.side_by_side import each
 from sluice.pipelines.standing import Standing
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
+    from sluice.pipelines.held_back import HeldBack
     from sluice.pipelines.ledger import Batch, Ledger, State
     from sluice.pipelines.outlook import Outlook
     from sluice.pipelines.standing import WindowStanding
-    from sluice.pipelines.watch import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,8 @@ class PartitionStatus:
 class FeedStatus:
     """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
 
-    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `holders`: what
-    transactions hold records back, `hanging`: what is to be said of those that hang; `beats`: by live batch, how long
-    ago (ms) its owner was heard of.
+    Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
+    open transactions hold back; `beats`: by live batch, how long ago (ms) its owner was heard of.
     """
 
     feed: str
@@ -72,8 +72,7 @@ class FeedStatus:
     windows: tuple[WindowStanding, ...]
     outlook: Outlook | None = None
     losses: tuple[SluiceError, ...] = ()
-    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
-    hanging: tuple[Finding, ...] = ()
+    held: tuple[HeldBack, ...] = ()
     beats: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -122,6 +121,7 @@ def status(
 def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
     from sluice.pipelines.batch import open_ledger, survey
+    from sluice.pipelines.held_back import held
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.outlook import look_ahead
 
@@ -135,8 +135,8 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
             found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
             found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
             found.partitions = seen.partitions
-            held = [k.tp for k, p in seen.partitions.items() if p.stable_end < p.high_watermark]
-            found.holders = edges.cluster.open_transactions(held) if held else {}
+            waiting = [p.tp for p in held(seen.partitions.values())]
+            found.holders = edges.cluster.open_transactions(waiting) if waiting else {}
             found.outlook = look_ahead(feed, ledger, seen.state, edges.cluster, seen.partitions, edges.clock())
         except SluiceError as stopped:
             found.error = stopped
@@ -170,8 +170,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         windows=_windows(feed, edges, ledger, found, last),
         outlook=found.outlook,
         losses=_losses(feed, found.outlook),
-        holders=found.holders,
-        hanging=_hanging(feed, found),
+        held=_held(feed, found, edges.clock()),
         beats=beats,
     )
 
@@ -194,12 +193,11 @@ def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
-def _hanging(feed: Feed, found: _Found) -> tuple[Finding, ...]:
-    from sluice.pipelines.watch import hanging
+def _held(feed: Feed, found: _Found, now: int) -> tuple[HeldBack, ...]:
+    from sluice.pipelines.held_back import held_back
 
-    if found.outlook is None:
-        return ()
-    return tuple(hanging(feed, found.partitions.values(), found.holders, found.outlook.broker, found.outlook.now))
+    broker = found.outlook.broker if found.outlook else BrokerConfig()
+    return held_back(feed, found.partitions.values(), found.holders, broker, now)
 
 
 def _partition(found: _Found, key: Key) -> PartitionStatus:
@@ -245,7 +243,7 @@ def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
 
 def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
     """What is worst of each feed that is in trouble; of how many more, it is only said."""
-    troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f))]
+    troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
     troubled.sort(key=lambda t: t[1][0].colour != "red")
     for feed, alarms in troubled[:_TROUBLED]:
         yield from alarms[0].lines(1, f"{feed}: ")
@@ -258,8 +256,8 @@ _TROUBLED = 8
 """Feeds that the overview spends lines on."""
 
 
-def _worst_first(f: FeedStatus) -> list[outlooks.Alarm]:
-    return [*outlooks.alarms(f.feed, f.outlook, f.losses, f.hanging)] if f.outlook else []
+def _worst_first(f: FeedStatus, held: Sequence[HeldBack]) -> list[outlooks.Alarm]:
+    return [*outlooks.alarms(f.feed, f.outlook, f.losses, held)] if f.outlook else []
 
 
 def _state(status: FeedStatus) -> Text:
@@ -268,7 +266,7 @@ def _state(status: FeedStatus) -> Text:
         return warn(status.error.message.splitlines()[0])
     if outlook and (status.losses or outlook.at_risk):
         return bad("lost records") if status.losses else warn("at risk")
-    if status.hanging:
+    if any(h.overdue for h in status.held):
         return warn("held back")
     if status.live:
         alive = len(status.beats)
@@ -279,6 +277,8 @@ def _state(status: FeedStatus) -> Text:
         return warn("falls behind")
     if outlook and outlook.lag and outlook.eta is not None:
         return Text(f"{show_about(outlook.eta)} to land")
+    if status.held:
+        return warn(f"{count(sum(h.offsets for h in status.held))} held back")
     return good("caught up") if status.lag == 0 else Text("")
 
 
@@ -304,7 +304,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     outlook = status.outlook
     age, unstable = outlook.age if outlook else None, sum(p.unstable for p in status.partitions)
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
-    if alarms := _worst_first(status):
+    if alarms := _worst_first(status, status.held):
         out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
     out += [
         table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
@@ -312,7 +312,6 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
             *(("live batch", _at_work(b, status.beats.get(b.id))) for b in status.live),
-            *(_waiting(status) if any(p.unstable for p in status.partitions) else ()),
             *(outlooks.forgotten(outlook) if outlook else ()),
         ),
     ]
@@ -321,15 +320,6 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
-
-
-def _waiting(status: FeedStatus) -> Iterator[tuple[str, str]]:
-    """What open transactions hold back."""
-    held = [p for p in status.partitions if p.unstable]
-    where = many(len(held), "partition")
-    who = sorted({str(t) for t in status.holders.values()}) or ["an open transaction"]
-    more = f" and {len(who) - 1} more" if len(who) > 1 else ""
-    yield "held back", f"{many(sum(p.unstable for p in held), 'offset')} in {where} by {who[0]}{more}"
 
 
 def _at_work(b: Batch, beat: int | None) -> str:
@@ -385,7 +375,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "window": show_duration(status.length),
         "windows": [windows.document(w) for w in status.windows],
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
-        "hanging_transactions": [{"message": f.text, "remedy": f.remedy} for f in status.hanging],
+        "held_back": [h.document() for h in status.held],
         "live_batches": [_batch_document(b) | {"beat_seconds": _beat(status, b)} for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,

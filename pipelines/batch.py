@@ -9,13 +9,13 @@ published even when other partitions fail, and those stay owed and are named. Co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
-from sluice.pipelines import evolution, layout, windows
+from sluice.pipelines import evolution, held_back, layout, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.contract.decision import check_contract
@@ -25,6 +25,7 @@ from sluice.pipelines.errors import (
     BatchIncomplete,
     CorruptBatch,
     IncarnationChanged,
+    KafkaUnavailable,
     LogTruncated,
     OffsetsLost,
     Refused,
@@ -34,6 +35,7 @@ from sluice.pipelines.errors import (
     WindowHeld,
 )
 from sluice.pipelines.feed import Feed, Layout, OnLoss, PublishPolicy
+from sluice.pipelines.held_back import HeldBack
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import (
     BoundaryEntry,
@@ -118,6 +120,7 @@ class Preview:
     plan: Plan | None
     blocked: SluiceError | None = None
     """The live batch in the way, if there is one."""
+    held: tuple[HeldBack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ class Landed:
     left: int = 0
     """Offsets that were asked for and are still owed because the feed's limits end a run before."""
     skipped: tuple[KeyRange, ...] = ()
+    held: tuple[HeldBack, ...] = ()
+    """What open transactions keep from being landed."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:
@@ -236,8 +241,9 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     replaced = _replaced(feed, ledger, found, request, state)
     owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
     plan = _plan(feed, edges, found, request, owed, state, replaced)
-    refusals = _holders_named(edges.cluster, found.refusals + refused + _losses_refused(feed, owed))
-    return Preview(found, owed, refusals, plan, _blocked(state, owed))
+    refusals = _holders_named(feed, edges, found.refusals + refused + _losses_refused(feed, owed), found)
+    held = _held_back(feed, edges, found, request)
+    return Preview(found, owed, refusals, plan, _blocked(state, owed), held)
 
 
 def _with_origins(found: Survey) -> State:
@@ -351,8 +357,8 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
             break
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    holders = _holders_named(edges.cluster, refusals)
-    landed = Landed(tuple(done), holders, tuple(losses), complete, state.frontiers())
+    refused, held = _holders_named(feed, edges, refusals, found), _held_back(feed, edges, found, request)
+    landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
     return landed if landed.failures else replace(landed, left=_left(feed, state, found, request))
 
 
@@ -427,12 +433,24 @@ def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
-def _holders_named(cluster: Cluster, refusals: Sequence[Refusal]) -> tuple[Refusal, ...]:
-    """The refusals; those of held windows name the transaction, as far as the cluster tells."""
+def _holders_named(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
+    """The refusals; those of held windows name the transaction, as far as the cluster tells, and the way out."""
     held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
-    found = cluster.open_transactions(held) if held else {}
-    named = {tp: planning.held(tp, e.end or 0, e.start or 0, found[tp]) for tp, e in held.items() if tp in found}
+    partitions = (p for p in found.partitions.values() if p.tp in held)
+    holders = held_back.by_partition(held_back.look(feed, edges.cluster, partitions, edges.clock()))
+    named = {tp: planning.held(tp, e.end or 0, e.start or 0, holders[tp]) for tp, e in held.items() if tp in holders}
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
+
+
+def _held_back(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[HeldBack, ...]:
+    """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
+    have taken long. It only explains: where Kafka does not answer by now, there is none."""
+    meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
+    tps = {p.tp for p in held_back.held(found.partitions.values()) if not meant or p.tp in meant}
+    with suppress(KafkaUnavailable):
+        now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
+        return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())
+    return ()
 
 
 def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]) -> tuple[KeyRange, ...]:

@@ -107,9 +107,10 @@ def commit(
 
     With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
     themselves. `cluster` says where logs end: without it nothing is adopted. The partitions whose log has `changed`
-    under the ledger are left out: a frontier of an earlier life says nothing of this one. Raises GroupHeld, GroupMoved, CommitFenced
-    (try again), Unknown (nobody could be asked), LedgerCorrupt; UnknownTopic, UsageError, LakeUnavailable and
-    ProofFailed of letters.
+    under the ledger are left out: a frontier of an earlier life says nothing of this one.
+
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt;
+    UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
     """
     state = ledger.read()
     targets = _targets(state, changed)

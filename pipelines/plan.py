@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from sluice.pipelines import layout, windows
 from sluice.pipelines.errors import OffsetsLost, PlanBusy, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
+from sluice.pipelines.held_back import HeldBack
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.positions import Refusal, out_of_range
@@ -22,7 +23,6 @@ from sluice.pipelines.values import (
     AskedRange,
     Isolation,
     Key,
-    OpenTransaction,
     PartitionState,
     Plan,
     Receipt,
@@ -142,12 +142,12 @@ def _unreadable(
     return out_of_range(asked.start, key, partition) if beyond else None
 
 
-def held(tp: TopicPartition, end: int, stable_end: int, by: OpenTransaction | None = None) -> WindowHeld:
+def held(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
     """The refusal of a window that ends above the stable end, by an open transaction, named where it is known."""
-    tool = f"kafka-transactions.sh abort --topic {tp.topic} --partition {tp.partition} --start-offset {stable_end}"
     return WindowHeld(
-        f"{tp}: the window ends at {end}, but {by or 'an open transaction'} holds the stable end at {stable_end}",
-        remedy=f"the next run lands it once that has ended; one that hangs is ended by its producer, or by {tool}",
+        f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
+        f" {stable_end}",
+        remedy=by.remedy if by else "the next run lands it once that has ended",
         topic=tp.topic,
         partition=tp.partition,
         start=stable_end,

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from sluice.pipelines import positions as pos
 from sluice.pipelines import strip, windows
-from sluice.pipelines.configs import BrokerConfig
 from sluice.pipelines.errors import SluiceError, UnknownTopic
 from sluice.pipelines.feed import Feed
+from sluice.pipelines.held_back import HeldBack, held, held_back
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.outlook import Outlook, look_ahead
 from sluice.pipelines.ports import Cluster
@@ -71,8 +71,8 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
     for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
         found[p.topic].append(p)
-    held = [p.tp for ps in found.values() for p in ps if p.stable_end < p.high_watermark]
-    return View(cluster.cluster_id(), topics, found, cluster.open_transactions(held) if held else {})
+    waiting = [p.tp for ps in found.values() for p in held(ps)]
+    return View(cluster.cluster_id(), topics, found, cluster.open_transactions(waiting) if waiting else {})
 
 
 def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> Watched:
@@ -97,7 +97,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
         *_late(feed, outlook),
-        *hanging(feed, sound.values(), seen.holders, outlook.broker, now),
+        *hanging(held_back(feed, sound.values(), seen.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
         *_new(feed, state, partitions),
     ]
@@ -162,39 +162,11 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     )
 
 
-def hanging(
-    feed: Feed,
-    partitions: Iterable[PartitionState],
-    holders: Mapping[TopicPartition, OpenTransaction],
-    broker: BrokerConfig,
-    now: int,
-) -> Iterator[Finding]:
+def hanging(held: Iterable[HeldBack]) -> Iterator[Finding]:
     """Transactions that keep records from being stable, and that nobody has written to for long."""
-    held = (p.tp for p in partitions if p.stable_end < p.high_watermark and p.tp in holders)
-    old = [tp for tp in held if _is_old(feed, holders[tp], now)]
-    for producer, tps in _by(old, lambda tp: str(holders[tp].producer_id)).items():
-        found = holders[tps[0]]
-        more = _more(", and ", tps) + "," if len(tps) > 1 else ""
-        text = f"{tps[0]} is held at offset {found.start}{more} by {found}: nothing beyond can land"
-        abort = (
-            f"kafka-transactions.sh --bootstrap-server {feed.kafka.bootstrap} abort "
-            f"--topic {tps[0].topic} --partition {tps[0].partition} --start-offset {found.start}"
-        )
-        each = ", in each partition" if len(tps) > 1 else ""
-        yield Finding(f"transaction {producer} {tps[0]}", text, f"{_waits(found, broker, now)}{each}: {abort}")
-
-
-def _is_old(feed: Feed, held: OpenTransaction, now: int) -> bool:
-    return held.last_written >= 0 and now - held.last_written > feed.alerts.transaction
-
-
-def _waits(held: OpenTransaction, broker: BrokerConfig, now: int) -> str:
-    limit = broker.transaction_max_timeout
-    if limit is None:
-        return "have its producer end it. Where nobody does, abort it"
-    if now - held.last_written > limit:
-        return f"it hangs: none may last longer than {show_duration(limit)} here (transaction.max.timeout.ms). Abort it"
-    return f"its coordinator ends it {show_about(limit)} after it began at the latest. Not to wait, abort it"
+    for each in held:
+        if each.overdue and each.by is not None:
+            yield Finding(f"transaction {each.by.producer_id} {each.held[0].tp}", each.text, each.remedy)
 
 
 def _partial(

@@ -212,7 +212,7 @@ def test_a_transaction_that_hangs_is_named_with_the_command_that_ends_it(world: 
     assert text.startswith("orders:1 is held at offset 40 by transaction ")
     assert remedy == (
         "it hangs: none may last longer than 1h here (transaction.max.timeout.ms). Abort it: kafka-transactions.sh "
-        "--bootstrap-server 127.0.0.1:9 abort --topic orders --partition 1 --start-offset 40"
+        "--bootstrap-server 127.0.0.1:9 --command-config FILE abort --topic orders --partition 1 --start-offset 40"
     )
 
 

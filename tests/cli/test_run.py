@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sluice.cli import accept, run
+from sluice.cli import accept, plan, run
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.ports import Member
-from sluice.pipelines.values import CommittedOffset, Request, RequestKind
-from tests.assets.world import CATCH_UP, P0, P1, World
+from sluice.pipelines.values import CommittedOffset, OpenTransaction, Request, RequestKind
+from tests.assets.world import CATCH_UP, P0, P1, World, hour
 from tests.cli.conftest import Tell
 
 OTHERS = [Member("m", "console", "/10.0.0.1")]
@@ -21,14 +21,14 @@ Once = Callable[..., tuple[str, dict[str, Any]]]
 
 @pytest.fixture
 def once(world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Once:
-    """One run, as text and as a document."""
+    """One run, as text without its line breaks, and as a document."""
     monkeypatch.setenv("COLUMNS", "140")
 
     def call(request: Request = CATCH_UP) -> tuple[str, dict[str, Any]]:
         ran = run.Ran("orders", request, world.run(request), {})
         capfd.readouterr()
         Terminal().show(*run.view(ran))
-        return capfd.readouterr().out, run.document(ran)
+        return " ".join(capfd.readouterr().out.split()), run.document(ran)
 
     return call
 
@@ -40,7 +40,7 @@ def test_a_partition_that_is_refused_does_not_hide_what_was_committed(world: Wor
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=40)
     text, document = once()
     assert "orders:1: offsets [0, 40) are gone from Kafka" in text
-    assert "committed  orders:0 → 100" in text
+    assert "committed orders:0 → 100" in text
     assert "nothing is owed" not in text
     assert document["error"] == "OffsetsLost"
     assert document["committed"]["offsets"][0] == {"topic": "orders", "partition": 0, "before": None, "after": 100}
@@ -60,6 +60,31 @@ def test_a_run_that_lands_nothing_says_what_it_committed(world: World, once: Onc
     tell(accept.accept, "orders", "moved", reason="tried", text=False)
     text, _ = once()
     assert "nothing is owed" in text
-    assert "committed  orders:0 → 100" in text
+    assert "committed orders:0 → 100" in text
     text, _ = once()
     assert "committed" not in text
+
+
+def test_what_an_open_transaction_holds_back_is_said_by_run_and_plan(world: World, once: Once, tell: Tell) -> None:
+    world.cluster.hold(P1, 60)
+    world.cluster.open[P1] = OpenTransaction(60, 77, 3, last_written=hour(6), name="billing-7")
+    for first in (True, False):
+        text, document = once()
+        assert ("nothing that is stable is owed" in text) is not first
+        assert "! orders:1 is held at offset 60 by transaction 'billing-7' of producer 77" in text
+        assert "40 offsets cannot land yet" in text
+        assert "abort --topic orders --partition 1 --start-offset 60" in text
+        (held,) = document["held_back"]
+        assert "error" not in document
+        assert (held["offsets"], held["transaction"]["producer_id"]) == (40, 77)
+        assert held["partitions"] == [{"topic": "orders", "partition": 1, "stable_end": 60, "high_watermark": 100}]
+    told = tell(plan.plan, "orders")
+    assert told.code == 0
+    assert told.document["held_back"][0]["offsets"] == 40
+    assert "nothing that is stable is owed" in told.text
+    assert "abort --topic orders --partition 1 --start-offset 60" in " ".join(told.text.split())
+    world.cluster.hold(P1, 100)
+    text, document = once()
+    assert document["held_back"] == []
+    assert "held" not in text
+    assert "nothing is owed" in once()[0]

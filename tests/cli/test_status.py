@@ -79,12 +79,19 @@ def test_a_transaction_holds_records_back(world: World, tell: Tell) -> None:
     world.cluster.open[P1] = OpenTransaction(100, 77, 3, last_written=hour(6), name="billing-7")
     told = tell(status.status, "orders")
     assert "caught up; 30 more are not stable" in told.text
-    assert "30 offsets in 1 partition by transaction 'billing-7' of producer 77" in told.text
+    assert "orders:1 is held at offset 100 by transaction 'billing-7' of producer 77" in told.text
+    assert "30 offsets cannot land yet" in " ".join(told.text.split())
+    assert "abort --topic orders --partition 1 --start-offset 100" in " ".join(told.text.split())
     assert told.document["feeds"][0]["partitions"][1]["unstable"] == 30
-    assert told.document["feeds"][0]["hanging_transactions"] == []
+    (held,) = told.document["feeds"][0]["held_back"]
+    assert (held["offsets"], held["overdue"]) == (30, False)
+    assert held["transaction"]["transactional_id"] == "billing-7"
+    assert "30 held back" in tell(status.status).text
+    assert "caught up" not in tell(status.status).text
     world.at(8)
     hangs = tell(status.status, "orders")
-    (said,) = hangs.document["feeds"][0]["hanging_transactions"]
+    (said,) = hangs.document["feeds"][0]["held_back"]
+    assert said["overdue"]
     assert "kafka-transactions.sh" in said["remedy"]
     assert "held at offset 100 by transaction 'billing-7'" in hangs.text
     assert "held back" in tell(status.status).text

@@ -244,8 +244,12 @@ def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell)
     told = tell(run.run, "orders", window=[named(3)])
     by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
     assert told.code == 3
-    assert told.document["message"] == f"orders:0: the window ends at 100, but {by} holds the stable end at 60"
-    assert "kafka-transactions.sh abort --topic orders --partition 0 --start-offset 60" in told.document["remedy"]
+    said = told.document["message"]
+    assert said == f"orders:0: the window ends at 100, but {by} (3 h ago) holds the stable end at 60"
+    assert told.document["remedy"].endswith(
+        "kafka-transactions.sh --bootstrap-server 127.0.0.1:9 --command-config FILE abort --topic orders"
+        " --partition 0 --start-offset 60"
+    )
     assert f"held at 60 by {by}" in " ".join(tell(status.status, "orders").text.split())
 
 
