@@ -15,9 +15,10 @@ from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, table, warn
 from sluice.pipelines.ports import Progress
+from sluice.pipelines.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.audit import Account, AuditReport
+    from sluice.pipelines.audit import Account, AuditReport, Problem
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger import Ledger
@@ -117,13 +118,18 @@ def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) ->
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
         table(held, shortened(kept, len(held)), right=" ".join(held[1:])),
     ]
-    out += [bad(str(p)) for p in report.problems]
+    out += [line for p in report.problems for line in _problem(p)]
     if again := sum(a.relanded for a in report.accounts):
         mended = sum(a.mended for a in report.accounts)
         out.append(Text(f"  Of what landed, {count(again)} had been in quarantine, {count(mended)} of them mended."))
     out += _beyond(more) if more else []
     out.append(_verdict(report, rescanned))
     return out
+
+
+def _problem(p: Problem) -> list[RenderableType]:
+    """What is wrong, and what mends it."""
+    return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
 
 
 def _beyond(more: Strict) -> list[RenderableType]:
@@ -151,7 +157,7 @@ def _row(a: Account) -> list[str]:
 
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
     if not report.closes:
-        return bad(f"the account does not close: {len(report.problems)} problems")
+        return bad(f"the account does not close: {many(len(report.problems), 'problem')}")
     compared = f"; {count(report.compared)} records compared with Kafka, value by value" if rescanned else ""
     gone = f", {count(report.not_comparable)} no longer there to compare" if report.not_comparable else ""
     return good(f"the account closes: every offset from origin to frontier in exactly one class{compared}{gone}")
@@ -169,8 +175,13 @@ def document(report: AuditReport) -> dict[str, Any]:
         "compared": report.compared,
         "not_comparable": report.not_comparable,
         "partitions": [_account(a) for a in report.accounts],
-        "problems": [{"invariant": p.invariant, "text": p.text} for p in report.problems],
+        "problems": [_said(p) for p in report.problems],
     }
+
+
+def _said(p: Problem) -> dict[str, Any]:
+    more = {"file": p.file, "remedy": p.remedy}
+    return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
 
 
 def _more(more: Strict) -> dict[str, Any]:

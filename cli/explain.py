@@ -51,10 +51,10 @@ def _row(lake: Lake, said: Explanation) -> pa.Table | None:
     """The record as it landed, one row."""
     if said.path is None or said.row_group is None or said.row is None:
         return None
-    import pyarrow.parquet as pq
+    from sluice.pipelines import parquet
 
-    with lake.open(said.path) as file:
-        group = pq.ParquetFile(file).read_row_group(said.row_group)
+    with parquet.opened(lake, said.path) as file:
+        group = file.read_row_group(said.row_group)
     return group.slice(said.row, 1)
 
 

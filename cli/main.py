@@ -108,10 +108,12 @@ def _named(error: Exception) -> SluiceError:
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
         return _usage(error)
     if isinstance(error, OSError):
-        return Failed(f"{error.strerror or error}: {error.filename or 'no file named'}", remedy="mend that and repeat")
+        where = f": {error.filename}" if error.filename else ""
+        return Failed(f"{error.strerror or error}{where}", remedy="mend that and repeat")
     return Failed(
         f"unforeseen {type(error).__name__}: {error}",
-        remedy="repeat with --debug for the traceback; the ledger and what has landed are whole",
+        remedy="repeat with --debug for the traceback, and report it; what stands in the lake is told by: sluice audit"
+        " FEED --strict",
     )
 
 

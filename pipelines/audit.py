@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, parquet
+from sluice.pipelines.errors import Terminal
 from sluice.pipelines.formats import inside, int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
@@ -27,10 +27,15 @@ from sluice.pipelines.values import Counts, Key, Part, PartKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One way in which the account does not close; `invariant` is its number in DESIGN §12."""
+    """One way in which the account does not close; `invariant` is its number in DESIGN §12.
+
+    Of a file, `file` is its place in the lake, and `remedy` what mends it.
+    """
 
     invariant: int
     text: str
+    file: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
         return f"I{self.invariant}: {self.text}"
@@ -83,7 +88,10 @@ def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
 
 
 def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
-    """Prove the account from the ledger and the files. `hashes` reads every byte again; else sizes and footers."""
+    """Prove the account from the ledger and the files. `hashes` reads every byte again; else sizes and footers.
+
+    A file that cannot be read is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
+    """
     state = ledger.read()
     receipts = live_receipts(ledger, state)
     accounts = tuple(_account(state, key, receipts) for key in sorted(state.origins))
@@ -94,7 +102,7 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
         *_commits(state),
         *_strangers(state, lake, feed, {p.path for _, p in parts}),
     ]
-    problems += [x for found in each(lambda rp: _file(lake, *rp, hashes=hashes), parts) for x in found]
+    problems += [x for found in each(lambda rp: _file(lake, feed, *rp, hashes=hashes), parts) for x in found]
     return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
 
 
@@ -168,18 +176,26 @@ def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[
             yield Problem(10, f"{path} is in no publish entry of the ledger")
 
 
-def _file(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
+def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
     size = lake.size(part.path)
+    if size is None and lake.size(part.staged) is not None:
+        what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
+        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}", part.path, way_out)]
+    found, way_out = _wrong(lake, r, part, size, hashes), parquet.of_slice(feed, r.slice)
+    return [replace(p, file=part.path, remedy=way_out) for p in found]
+
+
+def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[Problem]:
+    """What is wrong with the file that stands in the part's place, which has so many bytes."""
     if size is None:
-        staged = lake.size(part.staged) is not None
-        what = "not visible yet; the next run rolls it forward" if staged else "missing"
-        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}")]
+        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
     if size != part.bytes:
         return [Problem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
     try:
-        return list(_content(lake, r, part, hashes=hashes))
-    except (OSError, pa.ArrowException) as e:
-        return [Problem(3, f"{part.path} cannot be read: {e}")]
+        with parquet.readable(part.path):
+            return list(_content(lake, r, part, hashes=hashes))
+    except Terminal as e:  # damaged, or the lake refuses it for good
+        return [Problem(3, e.message)]
 
 
 def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Problem]:
@@ -189,8 +205,7 @@ def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Pr
         if digest != part.sha256:
             yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
-    with lake.open(part.path) as f:
-        file = pq.ParquetFile(f)
+    with parquet.opened(lake, part.path) as file:
         if file.metadata.num_rows != part.rows:
             yield Problem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
         column = layout.offset_column(file.schema_arrow)

@@ -36,6 +36,7 @@
     │       ├── CorruptBatch       record bytes that do not parse or do not match their CRC
     │       ├── UnsupportedBatch   a record format or codec that we do not know
     │       ├── LedgerCorrupt      an entry that cannot be read
+    │       ├── PartUnreadable     a Parquet file of the lake is missing, cut short or damaged
     │       ├── LakeFull           disk or quota exhausted
     │       ├── ProofFailed        receipts, footers and ranges do not add up
     │       └── BatchIncomplete    some partitions failed; the rest is published
@@ -231,6 +232,17 @@ class UnsupportedBatch(Terminal): ...
 
 
 class LedgerCorrupt(Terminal): ...
+
+
+class PartUnreadable(Terminal):
+    """`path` is the file's place in the lake; `gone`: nothing stands there."""
+
+    def __init__(self, message: str, *, remedy: str = "", path: str = "", gone: bool = False) -> None:
+        super().__init__(message, remedy=remedy)
+        self.path, self.gone = path, gone
+
+    def fields(self) -> dict[str, Any]:
+        return super().fields() | {"file": self.path}
 
 
 class LakeFull(Terminal): ...

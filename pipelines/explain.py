@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout, windows
+from sluice.pipelines import layout, parquet, windows
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.formats import int64s
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
@@ -55,7 +56,7 @@ class Explanation:
 
 
 def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
-    """What the ledger and the files say of one offset, of the topic's current incarnation."""
+    """What the ledger and the files say of one offset, of the topic's current incarnation. Raises PartUnreadable."""
     state = ledger.read()
     key = state.current.get(tp)
     if key is None:
@@ -132,16 +133,12 @@ def _among(offset: int, ranges: Iterable[Range]) -> bool:
 
 def _was(lake: Lake, path: str, offset: int) -> str:
     """Why the record had been in quarantine, as the replay noted it."""
-    try:
-        with lake.open(path) as f:
-            file = pq.ParquetFile(f)
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group)
-                if (at := _place(rows.column("offset"), offset)) is not None:
-                    row = rows.slice(at, 1).to_pylist()[0]
-                    return f"it was quarantined by batch {row['batch']}: {_said(row)}"
-    except FileNotFoundError:
-        pass
+    with suppress(PartUnreadable), parquet.opened(lake, path) as file:
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group)
+            if (at := _place(rows.column("offset"), offset)) is not None:
+                row = rows.slice(at, 1).to_pylist()[0]
+                return f"it was quarantined by batch {row['batch']}: {_said(row)}"
     return "it was quarantined, and nothing tells why any more"
 
 
@@ -162,8 +159,7 @@ _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
-    with _opened(lake, part) as f:
-        file = pq.ParquetFile(f)
+    with _opened(lake, part) as file:
         column = layout.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
         for group in range(file.metadata.num_row_groups):
@@ -186,9 +182,9 @@ def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
 
 def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
     """Why the record is in quarantine."""
-    with _opened(lake, part) as f:
+    with _opened(lake, part) as file:
         columns = ["reason", "field", "detail", "byte"]
-        return _said(pq.ParquetFile(f).read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
+        return _said(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
 
 
 def _said(row: Mapping[str, Any]) -> str:
@@ -197,9 +193,8 @@ def _said(row: Mapping[str, Any]) -> str:
     return f"{where}{row['reason']}: {row['detail']}{place}"
 
 
-def _opened(lake: Lake, part: Part) -> AbstractContextManager[BinaryIO]:
-    """The part where it is now: its batch may not be visible yet."""
-    return lake.open(part.path if lake.size(part.path) is not None else part.staged)
+def _opened(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
+    return parquet.opened(lake, parquet.place(lake, part))
 
 
 def _leaf(file: pq.ParquetFile, index: int) -> int:

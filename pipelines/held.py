@@ -6,7 +6,6 @@ Promise: counting reads columns of coordinates and reasons only; nothing is held
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -14,10 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from sluice.pipelines import manifest
-from sluice.pipelines.errors import ProofFailed
+from sluice.pipelines import manifest, parquet
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.formats import fixed, int64s, text_array
 from sluice.pipelines.ledger import Ledger, State
@@ -142,27 +139,9 @@ def quarantined_parts(r: Receipt) -> list[Part]:
 
 
 def _counted(lake: Lake, part: Part, asked: Filter, tp: TopicPartition) -> Iterator[tuple[Kind, int, int]]:
-    with readable(part), lake.open(_place(lake, part)) as file:
-        columns = ["offset", *Kind._fields]
-        for rows in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE, columns=columns, use_threads=False):
-            yield from kinds_of(asked.split(rows, tp)[0])
-
-
-def _place(lake: Lake, part: Part) -> str:
-    """Where the part is now: its batch may not be visible yet."""
-    return part.path if lake.size(part.path) is not None else part.staged
-
-
-@contextmanager
-def readable(part: Part) -> Iterator[None]:
-    """Raises ProofFailed where the file is gone, or is none."""
-    try:
-        yield
-    except (FileNotFoundError, pa.ArrowException, OSError) as error:
-        raise ProofFailed(
-            f"{part.path} cannot be read: {error}",
-            remedy="see what else is not there: sluice audit FEED --hashes; then bring it back from a backup",
-        ) from None
+    columns = ["offset", *Kind._fields]
+    for rows in parquet.batches(lake, parquet.place(lake, part), ROWS_AT_ONCE, columns, use_threads=False):
+        yield from kinds_of(asked.split(rows, tp)[0])
 
 
 # -- looked at
@@ -172,18 +151,13 @@ def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -
     """The first rows that are asked for, whole, with the receipts that hold them; `most` in all."""
     for r in receipts:
         for part in quarantined_parts(r):
-            for rows in _rows(lake, part):
+            for rows in rows_of(lake, parquet.place(lake, part)):
                 found = asked.split(rows, r.slice.tp)[0].slice(0, most)
                 most -= found.num_rows
                 if found.num_rows:
                     yield r, pa.Table.from_batches([found])
                 if not most:
                     return
-
-
-def _rows(lake: Lake, part: Part) -> Iterator[pa.RecordBatch]:
-    with readable(part):
-        yield from rows_of(lake, _place(lake, part))
 
 
 def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:

@@ -42,6 +42,8 @@ _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
+VISIBLE = frozenset(_ROOTS.values())
+"""What the folders of published parts are called."""
 
 
 # -- the ledger and what stands beside it

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, parquet
 from sluice.pipelines.errors import Failed, ProofFailed
 from sluice.pipelines.feed import LandingSettings
 from sluice.pipelines.formats import fixed, int64s
@@ -101,14 +101,13 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
             return
     raise ProofFailed(
         f"{part.path} is not the file that the ledger tells of: nothing is made of it",
-        remedy=f"see what else is: sluice audit {feed} --hashes; then bring it back from a backup, or land its "
-        "offsets anew with --replace",
+        remedy=f"{parquet.remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
     )
 
 
 def rows_of(lake: Lake, path: str) -> Rows:
-    """The rows of one file, so many at once as take little memory."""
-    with lake.open(path) as opened:
+    """The rows of one file, so many at once as take little memory. Raises PartUnreadable."""
+    with parquet.readable(path), lake.open(path) as opened:
         yield from rows_in(opened)
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from sluice.pipelines import layout
-from sluice.pipelines.errors import ProofFailed, Retryable, SluiceError, Unknown
+from sluice.pipelines import layout, parquet
+from sluice.pipelines.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.landing import file_metadata
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
@@ -127,10 +126,10 @@ def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]
     if size != part.bytes:
         raise _failed(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
     try:
-        with lake.open(part.staged) as f:
-            footer = pq.ParquetFile(f).metadata
-    except (OSError, pa.ArrowException) as e:
-        raise _failed(r.slice, f"{part.staged} cannot be read: {e}") from None
+        with parquet.opened(lake, part.staged) as file:
+            footer = file.metadata
+    except PartUnreadable as e:
+        raise _failed(r.slice, e.message) from None
     if footer.num_rows != part.rows:
         raise _failed(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
     said = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sluice.pipelines import parquet
 from sluice.pipelines.errors import Breach, QuarantineExceeded
 from sluice.pipelines.feed import OnUndecodable, Policies
 from sluice.pipelines.ports import Lake
@@ -109,7 +109,7 @@ def _places(parts: Sequence[Part], lake: Lake) -> str:
 
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
     """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
-    no values; memory is bounded by `MOST_FAULTS` and a row group."""
+    no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
     return ranked(fault for path in files for fault in _faults(path, lake))
 
 
@@ -128,12 +128,11 @@ _OTHERS = Kind("", "others", None, None, "of further kinds")
 
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
     """A file's rows are of one partition."""
-    with lake.open(path) as f:
-        columns = ["topic", "partition", "offset", *Kind._fields]
-        for rows in pq.ParquetFile(f).iter_batches(ROWS_AT_ONCE, columns=columns):
-            for kind, records, first in kinds_of(rows):
-                topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
-                yield Fault(_shown(kind), records, f"{_plain(topic)}:{partition}:{first}")
+    columns = ["topic", "partition", "offset", *Kind._fields]
+    for rows in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
+        for kind, records, first in kinds_of(rows):
+            topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
+            yield Fault(_shown(kind), records, f"{_plain(topic)}:{partition}:{first}")
 
 
 def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:

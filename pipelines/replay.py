@@ -22,15 +22,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, parquet
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.compaction import open_ledger, threads
 from sluice.pipelines.contract.rows import RowChecks
-from sluice.pipelines.errors import Failed, LakeUnavailable, ProofFailed
+from sluice.pipelines.errors import Failed, LakeUnavailable, PartUnreadable, ProofFailed
 from sluice.pipelines.evolution import check_one_table, declare, effective_shape
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.formats import Formatted, RawFormat, fixed, int64s
-from sluice.pipelines.held import Filter, flags, quarantined_parts, readable, without
+from sluice.pipelines.held import Filter, flags, quarantined_parts, without
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.mending import Botched, Mender, Record
 from sluice.pipelines.merging import (
@@ -343,7 +343,7 @@ def find(
             for part in quarantined_parts(r):
                 check_source(lake, feed.name, part)
             trial = _tried(lake, r, asked, shape, mender)
-        except (FileNotFoundError, ProofFailed):
+        except (PartUnreadable, ProofFailed):
             if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
                 raise
             raise _replaced(r) from None
@@ -376,9 +376,10 @@ def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
     """Why the slice's landed rows cannot have today's types; empty when they can."""
     for part in r.parts:
         if part.kind is PartKind.LANDED:
-            with readable(part), lake.open(part.path) as file:
-                if why := unfit(pq.ParquetFile(file).schema_arrow, schema):
-                    return why
+            with parquet.opened(lake, part.path) as file:
+                landed = file.schema_arrow
+            if why := unfit(landed, schema):
+                return why
     return ""
 
 

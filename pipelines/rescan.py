@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, parquet
 from sluice.pipelines.audit import AuditReport, Problem, live_receipts
 from sluice.pipelines.compiled import Array
 from sluice.pipelines.decode import BatchDecoder
+from sluice.pipelines.errors import PartUnreadable, Terminal
 from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.formats import Format, RawFormat, fixed, inside, int64s
 from sluice.pipelines.ledger import Ledger
@@ -50,17 +50,19 @@ def rescan(
     """The report with every landed slice that Kafka still holds read again and compared.
 
     `shape` is the feed's, for what the ledger has no shape of; `partitions` is today's log by key. Slices of other
-    incarnations, or below the log start, are counted as not comparable. `progress` hears (offsets done, of all).
+    incarnations, or below the log start, are counted as not comparable. What cannot be read, of the lake or of the log,
+    is a problem, and ends the comparison of its slice alone. `progress` hears (offsets done, of all).
     """
     receipts = live_receipts(ledger, ledger.read())
     held = [r for r in receipts if _held(r, partitions)]
     makers = _Makers(ledger, shape)
     total, done, compared = sum(r.slice.span for r in held), 0, 0
+    told = {p.file for p in report.problems if p.file}
     problems: list[Problem] = []
     for r in held:
-        result = _Slice(r, makers.of(r), lake).compare(_from_kafka(r.slice, fetcher, isolation))
+        result = _compared(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
         compared += result.records
-        problems += [result.problem] if result.problem else []
+        problems += [p for p in [result.problem] if p and p.file not in told]
         done += r.slice.span
         progress(done, total)
     rest = sum(r.counts.landed for r in receipts) - sum(r.counts.landed for r in held)
@@ -121,6 +123,21 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
     yield from decoder.finish()
 
 
+def _compared(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]) -> Compared:
+    """One slice's files beside its log, whatever state they are in."""
+    s, remedy = r.slice, parquet.of_slice(feed, r.slice)
+    try:
+        return _Slice(r, makers, lake).compare(log)
+    except PartUnreadable as e:
+        return Compared(0, Problem(3, e.message, e.path, remedy))
+    except _Failed as e:
+        return Compared(0, Problem(1, f"{s}: cannot be read again: {e}"))
+    except Terminal as e:  # the log holds what does not parse, or the lake refuses a file for good
+        return Compared(0, Problem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
+    except parquet.DAMAGE as e:  # read without a complaint, and yet not what a part holds
+        return Compared(0, Problem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy))
+
+
 class _Slice:
     """One slice's files beside its log."""
 
@@ -133,13 +150,10 @@ class _Slice:
     def compare(self, log: Iterator[pa.RecordBatch]) -> Compared:
         """Chunk by chunk; the first difference ends it."""
         s = self._receipt.slice
-        try:
-            for chunk in filter(len, log):
-                problem = self._chunk(chunk)
-                if problem:
-                    return Compared(self._compared, problem)
-        except _Failed as e:
-            return Compared(self._compared, Problem(1, f"{s}: cannot be read again: {e}"))
+        for chunk in filter(len, log):
+            problem = self._chunk(chunk)
+            if problem:
+                return Compared(self._compared, problem)
         if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
             return Compared(self._compared, Problem(3, f"{s}: more rows are there than the log holds"))
         if self._dropped != self._receipt.counts.dropped:
@@ -260,8 +274,7 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
 def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     for part in r.parts:
         if part.kind is kind:
-            with lake.open(part.path) as f:
-                yield from pq.ParquetFile(f).iter_batches(batch_size=1 << 16)
+            yield from parquet.batches(lake, part.path, 1 << 16)
 
 
 class _Rows:

@@ -163,7 +163,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[Problem]:
     """What was declared complete is accounted for, at the boundaries that it names, in any life of the topic."""
     lasts, content = layout.manifest_window(path), lake.get(path)
     if lasts is None or content is None:
-        yield Problem(10, f"{path} is no window's manifest")
+        yield Problem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
         return
     try:
         said = json.loads(content)
@@ -171,7 +171,7 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[Problem]:
             (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
         ]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        yield Problem(4, f"{path} cannot be read")
+        yield Problem(4, f"{path} cannot be read", path, "remove that file; the next run writes it anew")
         return
     if manifest.is_retired(state, *lasts):
         yield Problem(4, f"{path} stands, and rows of its window were retired")

@@ -3,7 +3,8 @@
     sluice.read("orders", "2026-11-20T14").arrow()
 
 Guarantee: the rows of the windows asked for, all of them, each once: by the ledger, never by looking into folders. A
-window that is not complete raises WindowIncomplete. Kafka is not asked.
+window that is not complete raises WindowIncomplete, a file that is gone or damaged PartUnreadable, which names it.
+Kafka is not asked.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.evolution import table_of
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.parquet import batches, readable
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.reading import File
 from sluice.pipelines.recast import plain
@@ -142,7 +144,7 @@ class Windows:
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
-        return [pq.read_metadata(path, filesystem=self._filesystem) for path in self._arrow_paths]
+        return [_footer(self._filesystem, *paths) for paths in zip(self.files, self._arrow_paths, strict=True)]
 
     @cached_property
     def _filesystem(self) -> FileSystem | None:
@@ -163,8 +165,22 @@ class Windows:
         return pyarrow.dataset.dataset(files, schema=schema, format="parquet", filesystem=self._filesystem)
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
-        """All rows in memory, by window and in log order in each partition; or these columns of them."""
-        return self.dataset().to_table(columns=columns)
+        """All rows in memory, by window and in log order in each partition; or these columns of them.
+
+        Raises PartUnreadable for a file that is gone or damaged.
+        """
+        try:
+            return self.dataset().to_table(columns=columns)
+        except (OSError, pa.ArrowException):
+            self._demand_readable()
+            raise
+
+    def _demand_readable(self) -> None:
+        """Raises PartUnreadable for the first file that is damaged."""
+        lake = open_lake(self.feed)
+        for file in self.files:
+            for _ in batches(lake, file.path, 1 << 16):
+                pass
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
         """A relation, lazily read; of DuckDB's default connection, so that `duckdb.sql` finds it."""
@@ -211,6 +227,11 @@ def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
 
 def _standing(feed: Feed, state: State, kind: PartKind) -> pa.Schema:
     return plain(QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(feed, state)))
+
+
+def _footer(filesystem: FileSystem | None, file: File, place: str) -> pq.FileMetaData:
+    with readable(file.path):
+        return pq.read_metadata(place, filesystem=filesystem)
 
 
 def _in_ms(field: pa.Field) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sluice.pipelines import parquet
 from sluice.pipelines.ports import Lake
 from sluice.resources.spark_types import arrow_schema, conformed
 
@@ -51,8 +51,8 @@ def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
 
 def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
     """The row groups of a large file, in runs of about a task's size."""
-    with lake.open(path) as file:
-        metadata = pq.ParquetFile(file).metadata
+    with parquet.opened(lake, path) as file:
+        metadata = file.metadata
     run: tuple[int, ...] = ()
     held = 0
     for number in range(metadata.num_row_groups):
@@ -69,9 +69,8 @@ def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatc
     """The share's rows, in Spark's types."""
     target = arrow_schema(schema)
     for path, groups in share.parts:
-        with lake.open(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(BATCH_ROWS, groups):
-                yield conformed(batch, target)
+        for batch in parquet.batches(lake, path, BATCH_ROWS, groups=groups):
+            yield conformed(batch, target)
 
 
 @dataclass(frozen=True, slots=True)

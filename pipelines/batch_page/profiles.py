@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sluice.pipelines import parquet
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.formats import fixed
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.units import show_instant
@@ -93,8 +95,11 @@ def profiles(
     all_ = sum(p.rows for _, p in parts)
     with _opened() as db:
         table = _Table(db, wanted[:MOST_COLUMNS])
-        for receipt, source, groups in _chosen(parts, lake, published, most):
-            table.add(str(receipt.slice.tp), source, groups, most)
+        for receipt, path, source, groups in _chosen(parts, lake, published, most):
+            try:
+                table.add(str(receipt.slice.tp), path, source, groups, most)
+            except PartUnreadable:
+                table.missing += 1
         table.ready()
         found = tuple(p for c in table.columns.values() if (p := table.profile(c)))
         examples = table.at(places) if table.rows else {}
@@ -123,19 +128,19 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 def _chosen(
     parts: Sequence[Placed], lake: Lake, published: bool, most: int
-) -> Iterator[tuple[Receipt, pq.ParquetFile | None, list[int]]]:
-    """Files with the row groups to read of each; None for one that is gone."""
+) -> Iterator[tuple[Receipt, str, pq.ParquetFile | None, list[int]]]:
+    """Files with the row groups to read of each; None for one that is gone or damaged."""
     files = _evenly([x for x in parts if x[1].rows], MOST_FILES)
     rows = sum(p.rows for _, p in files)
     for receipt, part in files:
+        path = part.path if published else part.staged
         try:
-            with lake.open(part.path if published else part.staged) as source:
-                file = pq.ParquetFile(source)
+            with parquet.opened(lake, path) as file:
                 groups = list(range(file.num_row_groups))
                 fair = max(1, len(groups) * most // rows) if rows > most else len(groups)
-                yield receipt, file, _evenly(groups, fair)
-        except OSError:
-            yield receipt, None, []
+                yield receipt, path, file, _evenly(groups, fair)
+        except PartUnreadable:
+            yield receipt, path, None, []
 
 
 class _Column(NamedTuple):
@@ -156,7 +161,7 @@ class _Table:
         self._read: list[pa.RecordBatch] = []
         self._bytes = self.rows = self.missing = 0
 
-    def add(self, partition: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int) -> None:
+    def add(self, partition: str, path: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int) -> None:
         if file is None:
             self.missing += 1
             return
@@ -168,7 +173,7 @@ class _Table:
         if partition not in self._partitions:
             self._partitions.append(partition)
         if groups and set(self.columns) <= set(schema.names):
-            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=groups, columns=[*{*self.columns, offset}]):
+            for batch in parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups):
                 if self.rows >= most or self._bytes >= MOST_BYTES:
                     return
                 self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sluice.pipelines import parquet
+from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine import Fault, Kind, faults_of, ranked
 from sluice.pipelines.values import Part, Receipt
@@ -63,13 +64,13 @@ Placed = tuple[Receipt, Part]
 
 
 def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
-    """What the quarantined parts hold. Files that are gone (landed anew, retired) count as unread."""
+    """What the quarantined parts hold. Files that are gone (landed anew, retired) or damaged count as unread."""
     faults: list[Fault] = []
     unread = [p for _, p in parts[MOST_FILES:]]
     for _, part in parts[:MOST_FILES]:
         try:
             faults += faults_of([_path(part, published)], lake)
-        except OSError:
+        except PartUnreadable:
             unread.append(part)
     found = sorted(ranked(faults), key=lambda f: (-f.records, f.first))
     kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
@@ -86,7 +87,7 @@ def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool)
     for receipt, part in parts:
         s = receipt.slice
         if str(s.tp) == partition and s.start <= int(offset) < s.end:
-            with suppress(OSError, pa.ArrowException):
+            with suppress(PartUnreadable):
                 if found := _search(int(offset), partition, part, lake, published):
                     return found
     return ()
@@ -107,8 +108,7 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
 
 def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
     """Of the row groups, one after the other; those of a file that several windows share are in offset order too."""
-    with lake.open(_path(part, published)) as source:
-        yield from pq.ParquetFile(source).iter_batches(ROWS_AT_ONCE, columns=list(_COLUMNS))
+    return parquet.batches(lake, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 
 def _said(batch: pa.RecordBatch, row: int) -> list[str | None]:

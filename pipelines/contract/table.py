@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from sluice.pipelines import parquet
 from sluice.pipelines.contract.literals import Family, Value, family
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.ports import Lake
@@ -71,14 +71,13 @@ class Table:
     # -- filling it
 
     def add(self, receipts: Sequence[Receipt], lake: Lake) -> None:
-        """The rows of their staged parts, once."""
+        """The rows of their staged parts, once. Raises PartUnreadable."""
         self._places = [str(r.slice.tp) for r in receipts]
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
             for part in (p for p in receipt.parts if p.kind is PartKind.LANDED):
-                with lake.open(part.staged) as file:
-                    for batch in pq.ParquetFile(file).iter_batches(ROWS_AT_ONCE, columns=list(dict.fromkeys(needed))):
-                        self._insert(at, batch)
+                for batch in parquet.batches(lake, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
+                    self._insert(at, batch)
         if self._made:
             (self.rows,) = self._one("select count(*) from t")
 

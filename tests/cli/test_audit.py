@@ -24,6 +24,19 @@ def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None
     assert "4 committed offsets and 5 windows held against the ledger" in told.text
 
 
+def test_a_broken_file_is_told_with_what_mends_it(world: World, tell: Tell) -> None:
+    world.run()
+    path = next(p for p in world.lake.list("data/orders") if p.endswith(".parquet"))
+    world.lake.put(path, b"")
+    told = tell(audit.audit, "orders", strict=True)
+    (problem,) = told.document["problems"]
+    assert (told.code, problem["file"]) == (1, path)
+    assert "--replace; else bring the file back from a backup" in problem["remedy"]
+    assert f"✗ I3: {path} has 0 bytes" in told.text
+    assert "→ while Kafka still has its records: sluice run orders --offsets orders:" in told.text
+    assert "the account does not close: 1 problem\n" in told.text
+
+
 def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell: Tell) -> None:
     world.run()
     world.group.offsets[P0] = CommittedOffset(500)

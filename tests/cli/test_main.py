@@ -155,6 +155,7 @@ def test_a_refusal_exits_with_3_and_a_surprise_with_1(
     odd = sluice("surprise")
     assert odd.code == 1
     assert "--debug" in odd.err
+    assert "whole" not in odd.err, "nobody knows how the data is"
     assert "Traceback" not in odd.err
     traced = main_module.main(["surprise", "--debug"])
     assert traced == 2  # this app has no --debug; the real commands have
