@@ -7,10 +7,13 @@ values, an error of ours as itself; an interrupt cancels the Spark job and the r
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.feeds import topics_of
@@ -77,10 +80,25 @@ def run_feed(
 
         session = Session(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
         job, how = _job(project, feed, session, request, skip)
-        result = job.execute_in_process(
-            **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
-        )
-    return _outcome(run_id, witness, result)
+        with _canceled_by_interrupt(instance, run_id):
+            result = job.execute_in_process(
+                **how, instance=instance, raise_on_error=False, run_id=run_id, tags={FEED_TAG: feed.name}
+            )
+            error = _error(run_id, witness, result)
+    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted)
+
+
+@contextmanager
+def _canceled_by_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
+    """A run that an interrupt ended outside its steps, where nobody could cancel it, is canceled, not failed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run = instance.get_run_by_id(run_id)
+        if run is not None and run.status not in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS):
+            instance.report_run_canceled(run, "interrupted")
+            instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+        raise
 
 
 def run_report(project: Project, name: str, window: int, open_edges: OpenEdges = open_real_edges) -> str:
@@ -128,19 +146,28 @@ def _job(
     return made.resolve_job_def(catch_up_job(feed.name)), {"run_config": run_config(feed.name, request, skip) | _SILENT}
 
 
-def _outcome(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> RunOutcome:
-    error = _error(run_id, witness, result)
-    return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted)
-
-
 def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:
     """What ended the run. Raises KeyboardInterrupt, and what is no error of ours."""
-    if witness.interrupted:
+    if witness.interrupted or _interrupted(result):
         raise KeyboardInterrupt
     error = witness.error
     if error is not None and not isinstance(error, SluiceError):
         raise error
     return _unexplained(run_id, result) if error is None and not result.success else error
+
+
+def _interrupted(result: dg.ExecuteInProcessResult) -> bool:
+    """Whether Dagster was interrupted between the steps' bodies, which it tells by events alone."""
+    data = (e.event_specific_data for e in result.all_events if e.is_failure)
+    errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
+    return any(DagsterExecutionInterruptedError.__name__ in _names(e) for e in errors)
+
+
+def _names(error: Any) -> Iterator[str]:
+    """The classes of an error and of what caused it."""
+    while error is not None:
+        yield error.cls_name or ""
+        error = error.cause
 
 
 def _unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:

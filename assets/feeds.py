@@ -12,8 +12,8 @@ from pathlib import Path
 
 from sluice.assets.memory import recall, remember
 from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed import Feed, load_feed
-from sluice.resources.project import BOOTSTRAP, Project
+from sluice.pipelines.feed import BOOTSTRAP, Feed, load_feed
+from sluice.resources.project import Project
 
 NOWHERE = "127.0.0.1:9"
 """What stands for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""

@@ -22,7 +22,7 @@ from rich.console import RenderableType
 from sluice.cli import parse, windows
 from sluice.cli.plan import Offsets
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, safe, table, warn
+from sluice.cli.terminal import bad, copyable, count, good, heading, percent, safe, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.ranges import Range, union
@@ -297,8 +297,9 @@ def _proposed(
     yield table(("column", "expectation", "says", "because"), rows)
     yield from _unfit(faults, seen.counts)
     yield good(f"{many(len(proposals), 'expectation')}, all of them warnings, written to {path}")
-    yield f"  nobody reads it there: review it, say what is critical, then  mv {path} {adopted}"
-    yield f"  and try it:  sluice contract check {feed.name}"
+    yield "  nobody reads it there: review it, say what is critical, then adopt it and try it:"
+    yield copyable(f"mv {path} {adopted}")
+    yield copyable(f"sluice contract check {feed.name}")
 
 
 def _sampled(seen: _Seen) -> str:
@@ -506,7 +507,7 @@ def _sentence(o: Outcome) -> str:
 
 def _share(seen: _Seen) -> str:
     bad_ = seen.counts.quarantined
-    share = f"{100 * bad_ / seen.records:.2g} %"
+    share = percent(bad_ / max(seen.records, 1))
     return f"{count(bad_)} of {many(seen.records, 'record')} would go to quarantine ({share})"
 
 
@@ -533,7 +534,7 @@ def _row(t: _Tried, o: Outcome) -> Sequence[Any]:
     sign = good if o.passed and not o.unexpected else bad if o.severity == "critical" else warn
     lines = [" ".join(filter(None, example)) for example in t.examples.get(o.expectation.place, ())]
     first = "\n".join(lines) or o.observed
-    broken = (count(o.checked), count(o.unexpected), f"{100 * o.share:.2g} %") if o.checked else ("–", "–", "–")
+    broken = (count(o.checked), count(o.unexpected), percent(o.share)) if o.checked else ("–", "–", "–")
     return (sign(said), str(o.severity), *broken, first)
 
 

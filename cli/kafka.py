@@ -20,22 +20,27 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="kafka")
 
 
-Brokers = Annotated[int, typer.Option(metavar="1|3", help="How many brokers; it stays as it was first.")]
+Brokers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="1|3", help="How many brokers; it stays as it was first.", show_default="1, or as many as there are"
+    ),
+]
 
 
 @command(group)
-def start(session: Session, brokers: Brokers = 0) -> None:
+def start(session: Session, brokers: Brokers = None) -> None:
     """Start the local Kafka and wait until it answers.
 
-    Its data is kept in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. While it
-    runs, feeds that name ${KAFKA_BOOTSTRAP} read from it.
+    Its data is kept in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds
+    that name no Kafka read from it, and while it runs those that name ${KAFKA_BOOTSTRAP}.
 
     $ sluice kafka start --brokers 3
     """
     from sluice.resources.local_kafka import LocalKafka
 
     folder = session.project.kafka_folder
-    if brokers == 0:
+    if brokers is None:
         brokers = len(LocalKafka.attach(folder).status().brokers) if (folder / "cluster.json").exists() else 1
     with session.terminal.working("starting Kafka"):
         status = LocalKafka(folder, brokers).start().status()

@@ -7,13 +7,9 @@ traceback only with `--debug`. Dagster, Spark and numba are imported by the comm
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FrameType
-from typing import NoReturn
 
 import typer
 
@@ -23,6 +19,7 @@ from sluice.cli import (
     compact,
     contract,
     demo,
+    entry,
     expire,
     explain,
     feeds,
@@ -46,8 +43,6 @@ from sluice.cli import audit as audit_command
 from sluice.cli.terminal import Terminal, claimed_stdout
 from sluice.pipelines.errors import Failed, SluiceError, UsageError
 
-INTERRUPTED = 130
-
 app = typer.Typer(
     name="sluice",
     help="Land Kafka topics as Parquet, batch by batch, and prove that nothing was lost.",
@@ -66,39 +61,46 @@ for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui,
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, _terminated)
-    with claimed_stdout() if "--json" in given else nullcontext() as documents:
-        return _run(given, Terminal(documents))
+    entry.heed()
+    try:
+        with claimed_stdout() if "--json" in given else nullcontext() as documents:
+            code = _run(given, Terminal(documents))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has enough
+        return entry.hush()
+    return code
 
 
 def _run(given: list[str], terminal: Terminal) -> int:
+    """The command's exit code. Raises BrokenPipeError when nobody reads what it says."""
     try:
         code = int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
-        if code == INTERRUPTED:  # by Ctrl-C, which typer makes an exit code of
-            terminal.note("interrupted")
-        return code
-    except KeyboardInterrupt:  # before typer had come far enough to make an exit code of it
-        terminal.note("interrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has enough: nothing more to say, at exit neither.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
+    except SystemExit:
+        raise
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
-        named = _named(error)
-        if named.message.startswith("Usage:"):  # a group without a command: its help
-            print(named.message)
-            return named.exit_code
-        if "--debug" in given:
-            terminal.traceback()
-        terminal.fail(named)
-        terminal.document(named.fields())
+        code = _failed(error, given, terminal)
+    except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
+        code = entry.INTERRUPTED
+    if code == entry.INTERRUPTED or (code and entry.Interrupts.seen):
+        return entry.interrupted()
+    return code
+
+
+def _failed(error: Exception, given: list[str], terminal: Terminal) -> int:
+    """Tell the error. Of one that an interrupt caused, and of one that nobody would read, nothing is told."""
+    if isinstance(error, BrokenPipeError) and terminal.unheard:
+        raise error
+    if entry.Interrupts.seen:
+        return entry.INTERRUPTED
+    named = _named(error)
+    if named.message.startswith("Usage:"):  # a group without a command: its help
+        print(named.message)
         return named.exit_code
-
-
-def _terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    """Leave through every `finally`, so that what we started is ended."""
-    sys.exit(128 + signum)
+    if "--debug" in given:
+        terminal.traceback()
+    terminal.fail(named)
+    terminal.document(named.fields())
+    return named.exit_code
 
 
 def _named(error: Exception) -> SluiceError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from sluice.cli import outlook as outlooks
 from sluice.cli import parse, windows
@@ -143,7 +144,7 @@ def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
     out = [heading(f"Plan of {feed}", f"{asked}, cluster {seen.survey.cluster_id}"), _partitions(seen)]
     if seen.plan is not None:
         out += _work(seen.plan)
-    out += [_refusal(error) for error in problems(seen)]
+    out += [line for error in problems(seen) for line in _refusal(error)]
     return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
 
 
@@ -229,11 +230,8 @@ def _reads(task: Task) -> str:
     return ", ".join(shown) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
 
 
-def _refusal(error: SluiceError) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(bad(error.message), Text(safe(f"  → {error.remedy}"), style="dim"))
+def _refusal(error: SluiceError) -> tuple[Text, Text]:
+    return bad(error.message), Text(safe(f"  → {error.remedy}"), style="dim")
 
 
 def _verdict(seen: Preview) -> list[RenderableType]:

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, rate, seconds, size
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import parse_duration
+from sluice.pipelines.errors import NotLocal, UsageError
+from sluice.pipelines.units import many, parse_duration
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed import Feed
@@ -78,16 +78,27 @@ def produce(
         typer.Option(parser=_duration, metavar="DURATION", help="Stamp them evenly over this time until now."),
     ] = "1m",  # type: ignore[assignment]  # read by the parser
     partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Of a topic that has to be created.")] = 6,
-    create: Annotated[bool, typer.Option("--create", help="Create missing topics on any cluster.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="HOST:PORT",
+            help="Write to this Kafka, the feed's own, although it is not the local one.",
+            show_default=False,
+        ),
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="With --to: create missing topics there, too.")] = False,
 ) -> None:
     """Send sample order events into a feed's topics.
 
-    JSON of about 180 bytes, keyed by customer. A topic that does not exist is created on the local Kafka;
-    elsewhere only with --create.
+    JSON of about 180 bytes, keyed by customer. It writes to the project's local Kafka alone, the one of
+    `sluice kafka start`, and creates topics there; to any other only with --to, which repeats the feed's address, and
+    creates topics there only with --create. Exit 3: the feed reads from another Kafka than the local one.
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
     $ sluice produce orders --transactional --aborted 10% --seed 7
+    $ sluice produce orders --to test-kafka.example:9092
     """
     from sluice.pipelines.ports import Progress
     from sluice.resources import events
@@ -95,6 +106,7 @@ def produce(
     found = session.feed(feed)
     if aborted and not transactional:
         raise UsageError("--aborted without --transactional", remedy="add --transactional")
+    _check_meant(session, found, records, to)
     mix = events.Mix(secrets.randbits(32) if seed is None else seed, first, bad_share, tombstones, headers, aborted)
     topics = _topics(session, found, partitions, create)
     now = time.time_ns() // 1_000_000
@@ -109,6 +121,24 @@ def produce(
         sent = events.send(found.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
+
+
+def _check_meant(session: Session, feed: Feed, records: int, to: str | None) -> None:
+    """Raises NotLocal, UsageError: sample events do not belong among what somebody else's topic holds."""
+    there = feed.kafka.bootstrap
+    if to is not None and to != there:
+        raise UsageError(f"--to {to}, but feed {feed.name} reads from {there}", remedy=f"--to {there} writes there")
+    if to is None and not _is_local(session, there):
+        raise NotLocal(
+            f"{there} is not this project's local Kafka, and sample events would stay in its topics; nothing was sent",
+            remedy=f"start the local one, which feeds that name no other read from: sluice kafka start; or send "
+            f"{many(records, 'sample event')} there all the same: sluice produce {feed.name} --to {there}",
+        )
+
+
+def _is_local(session: Session, bootstrap: str) -> bool:
+    local = (session.project.local_bootstrap() or "").split(",")
+    return set(bootstrap.split(",")) <= set(local)
 
 
 def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
@@ -136,10 +166,10 @@ def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tupl
     missing = [t for t in feed.topics.names if t not in standing]
     if not missing:
         return match(feed.topics, dict.fromkeys(standing, ""))
-    if not create and feed.kafka.bootstrap != session.project.local_bootstrap():
+    if not create and not _is_local(session, feed.kafka.bootstrap):
         raise UsageError(
-            f"no topic {', '.join(missing)} at {feed.kafka.bootstrap}, which is not this project's local Kafka",
-            remedy="add --create to create it there, or start the local Kafka: sluice kafka start",
+            f"no topic {', '.join(missing)} at {feed.kafka.bootstrap}",
+            remedy="add --create to create it there",
             topic=missing[0],
         )
     events.create(feed.kafka, missing, partitions)

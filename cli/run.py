@@ -16,7 +16,7 @@ from sluice.cli import outlook as outlooks
 from sluice.cli import profiles, windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, rate, safe, seconds, size, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.results import Outcome, contract_results
@@ -148,6 +148,7 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
             session.terminal.fail(ran.outcome.error)
         if isinstance(ran.outcome.error, UsageError):
             break
+    session.terminal.show(*_all_of(feed.name, [ran for ran, _ in done]))
     runs = [document(ran, stands) | _profiled(ran, profile) for ran, stands in done]
     session.terminal.document({"feed": feed.name, "runs": runs})
     return max(last)
@@ -299,8 +300,19 @@ def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
     landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
     if saved := _saved(ran):
         landed += f" ({saved})"
+    if counts.quarantined:
+        landed += f", {count(counts.quarantined)} in quarantine"
     line = windows.verdict(stands) if stands else _named(ran)
     return [line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")]
+
+
+def _all_of(feed: str, runs: Sequence[Ran]) -> list[RenderableType]:
+    """What several runs came to."""
+    counts = sum((_totals(ran)[0] for ran in runs), Counts())
+    told = [("landed", f"{many(counts.landed, 'record')} in {many(len(runs), 'run')}")]
+    if counts.quarantined:
+        told.append(("quarantined", _quarantined(feed, counts)))
+    return [facts(*told)]
 
 
 def _named(ran: Ran) -> Text:
@@ -391,6 +403,8 @@ def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     counts, files, volume = _totals(ran)
     speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets")
     yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
+    if counts.quarantined:
+        yield "quarantined", _quarantined(ran.feed, counts)
     if saved := _saved(ran):
         yield "adopted", saved
     if replaced := sum(len(b.plan.replaces) for b in ran.batches if b.number is not None):
@@ -410,6 +424,12 @@ def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
         yield "not committed", f"{named}: the log is another one by now"
     if result.letters:
         yield "dead letters", f"{count(result.letters)} to {result.letters_to}"
+
+
+def _quarantined(feed: str, counts: Counts) -> str:
+    """How much went into quarantine, and where it is seen."""
+    share = percent(counts.quarantined / max(counts.landed + counts.quarantined, 1))
+    return f"{many(counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
 
 
 def _committed_text(result: CommitResult) -> str:

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console, JustifyMethod, RenderableType
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from sluice.cli import entry
+from sluice.cli.flow import Facts, Flowing, Table, Whole, wrapped
 from sluice.pipelines.errors import Refused, SluiceError
 
 if TYPE_CHECKING:
@@ -43,10 +44,15 @@ class Terminal:
     def width(self) -> int:
         return self._out.width
 
+    @property
+    def unheard(self) -> bool:
+        """Whether whoever reads what we say has gone."""
+        return entry.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
+
     def show(self, *what: RenderableType) -> None:
         """For people, to stdout."""
         if not self.json:
-            self._out.print(*(Text(safe(w)) if isinstance(w, str) else w for w in what), sep="\n")
+            self._out.print(*map(_shown, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
         """For people and for pipes, to stdout: each line as it is, never folded."""
@@ -69,15 +75,20 @@ class Terminal:
 
     def note(self, text: str, style: str = "dim") -> None:
         """What happens meanwhile, to stderr."""
-        self._err.print(Text(safe(text), style=style), soft_wrap=True)
+        self._tell(Text(safe(text), style=style))
 
     def fail(self, error: SluiceError) -> None:
         """Message and remedy, to stderr; nothing else."""
         refused = isinstance(error, Refused)
         head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
-        self._err.print(head.append(Text(safe(error.message), style="not bold default")), soft_wrap=True)
+        self._tell(head.append(Text(safe(error.message), style="not bold default")))
         if error.remedy:
-            self._err.print(Text.assemble(("  → ", "bold"), safe(error.remedy)), soft_wrap=True)
+            self._tell(Text.assemble(("  → ", "bold"), safe(error.remedy)))
+
+    def _tell(self, text: Text) -> None:
+        """To stderr: on a terminal in lines that fit, for a log as it is."""
+        lines = wrapped(text, self._err.width) if self._err.is_terminal else [text]
+        self._err.print(*lines, sep="\n", soft_wrap=True)
 
     def traceback(self) -> None:
         self._err.print_exception()
@@ -147,35 +158,29 @@ def heading(text: str, note: str = "") -> Text:
     return line.append(f"  {safe(note)}", style="dim") if note else line
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "") -> RenderableType:
-    """A plain table: `right` names the columns set flush right, by their first words."""
-    numeric = set(right.split())
-    out = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
-    for i, name in enumerate(columns):
-        is_number = name.partition(" ")[0] in numeric
-        justify: JustifyMethod = "right" if is_number else "left"
-        out.add_column(_INDENT + name if i == 0 else name, justify=justify, overflow="fold", no_wrap=is_number)
-    for row in rows:
-        first, *rest = map(_cell, row)
-        out.add_row(Text(_INDENT).append(first), *rest)
-    return out
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", least: str = "") -> Table:
+    """A plain table: `right` names the columns set flush right, `least` those to leave out first where the screen is
+    too narrow, all by their first words."""
+    return Table(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
 
 
-def facts(*pairs: tuple[str, str | Text]) -> RenderableType:
+def facts(*pairs: tuple[str, str | Text]) -> Facts:
     """Names and values, one a line."""
-    out = Table.grid(padding=(0, 2, 0, 0))
-    out.add_column(style="dim", no_wrap=True)
-    out.add_column(overflow="fold")
-    for name, value in pairs:
-        out.add_row(_INDENT + name, _cell(value))
-    return out
+    return Facts([(safe(name), _cell(value)) for name, value in pairs])
 
 
-_INDENT = "  "
+def _shown(given: RenderableType) -> RenderableType:
+    text = Text(safe(given)) if isinstance(given, str) else given
+    return Flowing(text) if isinstance(text, Text) else text
 
 
 def _cell(given: str | Text) -> Text:
     return given if isinstance(given, Text) else Text(safe(given))
+
+
+def copyable(line: str) -> Whole:
+    """A line to copy and run: in one piece on every screen."""
+    return Whole(Text(f"    {safe(line)}"))
 
 
 def good(text: str) -> Text:
@@ -190,6 +195,11 @@ def warn(text: str) -> Text:
     return Text.assemble(("! ", "bold yellow"), safe(text))
 
 
+def work(text: str) -> Text:
+    """What is at work: neither done nor failed."""
+    return Text.assemble(("▶ ", "bold cyan"), safe(text))
+
+
 def count(n: int | None) -> str:
     return "–" if n is None else f"{n:,}"
 
@@ -197,10 +207,25 @@ def count(n: int | None) -> str:
 def size(n: float) -> str:
     """Bytes, to three digits: `1.23 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
+        if n < _NEXT_UNIT:
             return f"{n:.3g} {unit}" if unit != "B" else f"{n:.0f} B"
         n /= 1000
     return f"{n:,.3g} TB"
+
+
+_NEXT_UNIT = 999.5
+"""From here on three digits do not do."""
+
+
+def percent(share: float) -> str:
+    """A share of a whole, to two digits or more: `0.012 %`, `3.4 %`, `100 %`."""
+    value = 100 * share
+    if 0 < value < _SMALLEST:
+        return f"under {_SMALLEST} %"
+    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
+
+
+_SMALLEST = 0.001
 
 
 def seconds(s: float) -> str:

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from sluice.cli import parse
-from sluice.cli.terminal import bad, count, good, warn
+from sluice.cli.terminal import bad, count, good, warn, work
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
 from sluice.pipelines.units import DAY, HOUR, many, show_duration, show_window
@@ -120,11 +120,10 @@ def verdict(s: WindowStanding) -> Text:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.OWED:
             return warn(f"{name} is {s.standing}: {owing(s.owes)}")
+        case Standing.RUNNING:
+            return work(f"{name}: batch {s.batch} is at work on it; {owing(s.owes)}")
         case _:
-            return bad(f"{name}: batch {s.batch} {_AT[s.standing]}; {owing(s.owes)}")
-
-
-_AT = {Standing.RUNNING: "is at work on it", Standing.FAILED: "failed or never finished"}
+            return bad(f"{name}: batch {s.batch} failed or never finished; {owing(s.owes)}")
 
 
 def owing(owes: Sequence[Owes], shown: int = 3) -> str:

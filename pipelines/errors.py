@@ -23,6 +23,7 @@
     │   │   ├── ContractBroken     the batch as a whole is not what the contract expects
     │   │   └── SchemaDrifted      records differ from the schema, and the feed does not take that
     │   ├── SchemaChanged          what would land is not one table with what has landed
+    │   ├── NotLocal               sample events for a Kafka that is not the project's own
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
@@ -149,6 +150,9 @@ class WindowIncomplete(Refused): ...
 
 
 class WindowRetired(Refused): ...
+
+
+class NotLocal(Refused): ...
 
 
 class WindowHeld(Refused): ...

@@ -14,11 +14,15 @@ from sluice.pipelines.kafka_settings import KAFKA_OWNED
 from sluice.pipelines.typed.schema import SchemaError
 from sluice.pipelines.yaml_file import Problem
 
+_WHERE = (
+    "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
+    "sluice kafka start"
+)
 _REMEDIES = {
     "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
     "kafka": "see docs/feeds.md for the settings of each way to log in",
-    "kafka.bootstrap": "write host:port, several with commas between",
+    "kafka.bootstrap": _WHERE,
     "lake": "name a folder, or s3://bucket/prefix",
     "s3": 'see docs/feeds.md, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
@@ -49,6 +53,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
     key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
         return _unknown(key, path, model)
+    if (key, detail["type"]) == ("kafka", "missing"):
+        key = "kafka.bootstrap"
     what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
     what = what.replace("Input should", "should")
     return Problem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.pipelines.errors import FeedError, UsageError
-from sluice.pipelines.feed import Feed, load_feed, load_feeds
+from sluice.pipelines.feed import BOOTSTRAP, LOCAL_KAFKA, Feed, load_feed, load_feeds
 from sluice.resources.local_kafka import LocalKafka
 
-BOOTSTRAP = "KAFKA_BOOTSTRAP"
 NOWHERE = "127.0.0.1:9"
 """What stands for an unset address where Kafka is not asked."""
 
@@ -55,18 +54,22 @@ class Project:
         return Path(os.environ.get("DAGSTER_HOME") or self.state / "dagster")
 
     def environ(self) -> dict[str, str]:
-        """The environment for `${NAME}` in feeds; a running local Kafka stands in for an unset KAFKA_BOOTSTRAP."""
-        env = dict(os.environ)
-        if BOOTSTRAP not in env and (local := self.local_bootstrap()):
-            env[BOOTSTRAP] = local
+        """The environment for feeds. A running local Kafka stands in for an unset KAFKA_BOOTSTRAP; for a feed that
+        names no Kafka at all it does so stopped, too: then it is that one which does not answer."""
+        env, local = dict(os.environ), self._local_kafka()
+        if local is not None:
+            env[LOCAL_KAFKA] = local.bootstrap
+            if local.running:
+                env.setdefault(BOOTSTRAP, local.bootstrap)
         return env
 
     def local_bootstrap(self) -> str | None:
-        """Addresses of the project's local Kafka, if it was started."""
-        if not self.kafka_folder.is_dir():
-            return None
-        local = LocalKafka.attach(self.kafka_folder)
-        return local.bootstrap if local.running else None
+        """Addresses of the project's local Kafka, if it runs."""
+        local = self._local_kafka()
+        return local.bootstrap if local is not None and local.running else None
+
+    def _local_kafka(self) -> LocalKafka | None:
+        return LocalKafka.attach(self.kafka_folder) if (self.kafka_folder / "cluster.json").exists() else None
 
     def feeds(self) -> Mapping[str, Feed]:
         """Every feed, by name. Raises FeedError naming each file that is wrong."""

@@ -117,7 +117,7 @@ def number(n: float | None) -> str:
 def size(n: float) -> str:
     """Bytes, to three digits: `1.23 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000:
+        if n < 999.5:  # beyond, three digits do not do
             return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:,.3g} TB"

@@ -152,7 +152,19 @@ def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], s
         case NoAddress():
             return KafkaUnavailable, (
                 f"check that a broker listens at {bootstrap} and is reachable from here, and that `security_protocol`"
-                " in the feed's `kafka:` section is what it speaks there"
+                f" in the feed's `kafka:` section is what it speaks there{_local(bootstrap)}"
             )
         case _:
-            return KafkaUnavailable, f"check that brokers run and are reachable at {bootstrap}, and repeat"
+            return (
+                KafkaUnavailable,
+                f"check that brokers run and are reachable at {bootstrap}, and repeat{_local(bootstrap)}",
+            )
+
+
+def _local(bootstrap: str) -> str:
+    """On this machine it may be the project's own Kafka that is meant."""
+    hosts = {address.rpartition(":")[0] for address in bootstrap.split(",")}
+    return "; the local Kafka of a project is started by: sluice kafka start" if hosts <= _LOOPBACK else ""
+
+
+_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}

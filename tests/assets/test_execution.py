@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -305,6 +307,36 @@ def test_an_interrupt_cancels_the_engine_and_the_run(world: World, instance: dg.
     world.bury()
     assert world.run().exit_code == 0
     assert world.group.offsets[P1].offset == 100
+
+
+_OF_A_RUN = ["PIPELINE_START", "RESOURCE_INIT_STARTED", "ENGINE_EVENT", "STEP_START"]
+_OF_A_RUN += ["ASSET_MATERIALIZATION", "ASSET_CHECK_EVALUATION", "STEP_SUCCESS", "PIPELINE_SUCCESS"]
+
+
+@pytest.mark.parametrize("moment", _OF_A_RUN)
+def test_an_interrupt_between_the_steps_is_one_and_no_failure(
+    moment: str, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, done = _interrupt_at(moment, monkeypatch), moment == "PIPELINE_SUCCESS"
+    with nullcontext() if done else pytest.raises(KeyboardInterrupt):
+        world.run()
+    assert left == [""]
+    (run,) = instance.get_runs()
+    assert run.status == (dg.DagsterRunStatus.SUCCESS if done else dg.DagsterRunStatus.CANCELED)
+
+
+def _interrupt_at(moment: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The first event of that type is told, and then comes Ctrl-C; the list holds "" once it came."""
+    told, left = dg.DagsterInstance.handle_new_event, [moment]
+
+    def tell(self: dg.DagsterInstance, event: Any, **options: Any) -> None:
+        told(self, event, **options)
+        if event.dagster_event and event.dagster_event.event_type_value == left[0]:
+            left[0] = ""
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(dg.DagsterInstance, "handle_new_event", tell)
+    return left
 
 
 def test_observing_after_landing_is_a_comfort_only(

@@ -19,7 +19,7 @@ import pytest
 from sluice.resources.local_kafka import LocalKafka
 from tests.cli.conftest import Sluice
 
-MAIN = [sys.executable, "-c", "import sys; from sluice.cli.main import main; sys.exit(main())"]
+MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
 
 def run_apart(*arguments: str) -> dict[str, Any]:
@@ -42,10 +42,24 @@ def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> s
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_first_day(topic: str, project: Path, sluice: Sluice) -> None:
+def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Sluice) -> None:
     assert sluice("plan", "orders", "--json").document["error"] == "UnknownTopic"
-    assert sluice("produce", "orders", "--json").code == 2  # not this project's own Kafka: --create is demanded
-    arguments = ("--create", "--partitions", "3", "--tombstones", "2%", "--headers", "20%", "--seed", "7", "--json")
+    assert sluice("produce", "orders", "--json").code == 3  # not this project's own Kafka: --to is demanded
+    there = ("--to", kafka.bootstrap)
+    assert sluice("produce", "orders", *there, "--json").code == 2  # and --create
+    arguments = (
+        *there,
+        "--create",
+        "--partitions",
+        "3",
+        "--tombstones",
+        "2%",
+        "--headers",
+        "20%",
+        "--seed",
+        "7",
+        "--json",
+    )
     sent = sluice("produce", "orders", "-n", "20000", "--transactional", "--aborted", "20%", *arguments).document
     assert 0 < sent["aborted"] < sent["records"] == 20_000
 
@@ -64,7 +78,7 @@ def test_the_first_day(topic: str, project: Path, sluice: Sluice) -> None:
     audit = sluice("audit", "orders", "--rescan", "--hashes", "--json").document
     assert (audit["closes"], audit["compared"]) == (True, sent["committed"])
 
-    more = sluice("produce", "orders", "-n", "500", "--json").document
+    more = sluice("produce", "orders", "-n", "500", *there, "--json").document
     again = run_apart("run", "orders")
     assert again["batches"][0]["landed"] == more["committed"] == 500
     starts = {p["partition"]: p["ranges"][0][0] for p in again["batches"][0]["partitions"]}
@@ -73,6 +87,26 @@ def test_the_first_day(topic: str, project: Path, sluice: Sluice) -> None:
     (status,) = sluice("status", "orders", "--json").document["feeds"]
     assert (status["lag"], status["uncommitted"]) == (0, 0)
     assert sluice("feeds", "refresh", "--json").document["feeds"] == [{"feed": "orders", "topics": [topic]}]
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_smallest_feed_of_the_docs_runs_as_it_stands_there(project: Path, sluice: Sluice) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "feeds.md").read_text()
+    smallest = text.partition("```yaml\n")[2].partition("```")[0]
+    (project / "feeds" / "orders.yaml").write_text(smallest)
+    without = sluice("plan", "orders", "--json")
+    assert (without.code, "sluice kafka start" in without.document["remedy"]) == (2, True)
+    sluice("kafka", "start")
+    try:
+        assert sluice("produce", "orders", "-n", "300", "--json").document["committed"] == 300
+        assert run_apart("run", "orders")["batches"][0]["landed"] == 300
+    finally:
+        sluice("kafka", "stop")
+    stopped = sluice("plan", "orders", "--json")
+    assert (stopped.document["error"], stopped.code) == ("KafkaUnavailable", 1)
+    assert "sluice kafka start" in stopped.document["remedy"]
 
 
 def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRelation, sluice: Sluice) -> None:

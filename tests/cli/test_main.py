@@ -93,13 +93,22 @@ def test_a_broken_feed_file_names_file_key_and_remedy_and_stops_no_other(sluice:
     assert "bad.yaml" in status.document["broken"][0]["message"]
 
 
-@pytest.mark.parametrize("command", ["plan", "produce"])
-def test_an_unreachable_broker_is_named(command: str, sluice: Sluice, project: Path) -> None:
-    said = sluice(command, "orders", "--json")
+@pytest.mark.parametrize("command", [["plan", "orders"], ["produce", "orders", "--to", "127.0.0.1:9"]])
+def test_an_unreachable_broker_is_named(command: list[str], sluice: Sluice, project: Path) -> None:
+    said = sluice(*command, "--json")
     assert said.code == 1
     assert said.document["error"] == "KafkaUnavailable"
     assert "127.0.0.1:9" in said.document["message"]
-    assert said.document["remedy"]
+    assert "sluice kafka start" in said.document["remedy"]
+
+
+def test_sample_events_go_to_the_local_kafka_or_where_they_are_sent_by_name(sluice: Sluice, project: Path) -> None:
+    refused = sluice("produce", "orders", "-n", "500", "--json")
+    assert (refused.code, refused.document["error"]) == (3, "NotLocal")
+    assert "127.0.0.1:9" in refused.document["message"]
+    assert "500 sample events there all the same: sluice produce orders --to 127.0.0.1:9" in refused.document["remedy"]
+    other = sluice("produce", "orders", "--to", "127.0.0.1:10", "--json")
+    assert (other.code, other.document["error"]) == (2, "UsageError")
 
 
 def test_status_tells_what_the_ledger_knows_when_kafka_does_not_answer(sluice: Sluice, project: Path) -> None:
@@ -172,9 +181,9 @@ def test_light_commands_load_no_heavy_library() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_without_a_word(number: signal.Signals, code: int, project: Path) -> None:
     (project / "feeds" / "orders.yaml").write_text(FEED.replace("300", "60000"))
-    script = "import sys; from sluice.cli.main import main; print('up', flush=True); sys.exit(main(['plan', 'orders']))"
+    script = "import sys; from sluice.cli.entry import main; print('up', flush=True); sys.exit(main())"
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, "plan", "orders"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
@@ -189,19 +198,3 @@ def _wait_until_it_asks(pid: int) -> None:
     """Until the process has a thread beside the main one: the one that talks to Kafka."""
     while len(os.listdir(f"/proc/{pid}/task")) < 2:
         os.sched_yield()
-
-
-def test_a_reader_that_has_enough_ends_it_quietly(project: Path) -> None:
-    script = "import sys; from sluice.cli.main import main; sys.stdin.readline(); sys.exit(main(['feeds', 'list']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        assert process.stderr is not None
-        err = process.stderr.read()
-    assert process.returncode == 1
-    assert err == ""

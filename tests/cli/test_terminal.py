@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.cli.session import Harmless
-from sluice.cli.terminal import Terminal, facts, safe, size, table
+from sluice.cli.terminal import Terminal, facts, percent, safe, size, table
 from sluice.pipelines.errors import Refused, UsageError
 
 
@@ -91,6 +91,12 @@ def test_progress_is_silent_where_stderr_is_no_terminal(capfd: pytest.CaptureFix
 
         meter(Progress("land", 1, 2))
     assert capfd.readouterr() == ("", "")
+
+
+def test_shares_and_sizes_have_no_exponents() -> None:
+    shares = (0, 1e-7, 0.00012, 0.034, 0.5, 0.996, 1)
+    assert [percent(s) for s in shares] == ["0 %", "under 0.001 %", "0.012 %", "3.4 %", "50 %", "100 %", "100 %"]
+    assert [size(n) for n in (999_499, 999_600, 9.996e8)] == ["999 kB", "1 MB", "1 GB"]
 
 
 def test_sizes() -> None:

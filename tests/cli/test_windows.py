@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sluice.cli import files, plan, run, status, wait
+from sluice.cli import files, plan, run, status, wait, windows
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete
+from sluice.pipelines.ranges import Range
+from sluice.pipelines.standing import Owes, Standing, WindowStanding
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import OpenTransaction
+from sluice.pipelines.values import Key, OpenTransaction
 from tests.assets.world import P0, P1, World, hour, in_hour
 from tests.cli.conftest import Over, Tell
+from tests.fake_groups import FakeGroups
 
 DAY = "2024-05-01"
 
@@ -286,3 +290,26 @@ def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tel
     world.run()
     told = tell(status.status, "orders", last=2)
     assert [w["window"] for w in told.document["feeds"][0]["windows"]] == [show_window(hour(5)), show_window(hour(6))]
+
+
+# -- how it is told
+
+
+def test_a_window_at_work_is_neither_done_nor_failed() -> None:
+    owes = (Owes(Key("orders", "id-1", 0), (Range(0, 9),)),)
+    at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, owes, 31)
+    assert windows.verdict(at_work).plain.startswith(f"▶ window {named(1)}:00: batch 31 is at work on it")
+    assert windows.verdict(replace(at_work, standing=Standing.FAILED)).plain.startswith("✗ window")
+
+
+def test_runs_over_several_windows_say_how_much_went_into_quarantine(
+    world: World, groups: FakeGroups, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    world.engine.bad = 2
+    session = Over(Terminal(), world.project.root, False, world, groups)
+    assert run.run(session, "orders", start=named(1), end=named(3)) == 0
+    out = capfd.readouterr().out
+    assert out.count("4 in quarantine") == 2
+    assert "landed       92 records in 2 runs" in out
+    assert "quarantined  8 records (8 %): sluice quarantine list orders" in out

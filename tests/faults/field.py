@@ -31,7 +31,7 @@ from tests.faults.runner import Forked
 from tests.resources.kafka.tools import until
 
 REPOSITORY = Path(__file__).parents[2]
-SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.main import main; sys.exit(main())")
+SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 TRIES = 20
 HEALED = Settings(healed=True)
 

@@ -523,6 +523,18 @@ def test_the_same_group_on_two_clusters_is_fine(write: Write, tmp_path: Path) ->
     assert len(load_feeds(tmp_path / "feeds", {})) == 2
 
 
+def test_a_feed_that_names_no_kafka_reads_from_the_environment_s_or_the_local_one(write: Write) -> None:
+    path = write(kafka=None)
+    assert "kafka.bootstrap: is missing" in refused(path)
+    assert "sluice kafka start" in refused(path)
+    local = {"SLUICE_LOCAL_KAFKA": "127.0.0.1:2"}
+    assert load_feed(path, local).kafka.bootstrap == "127.0.0.1:2"
+    assert load_feed(path, local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "a:1"
+    tuned = load_feed(write(kafka={"client_id": "me"}), local).kafka
+    assert (tuned.bootstrap, tuned.client_id) == ("127.0.0.1:2", "me")
+    assert load_feed(write(kafka={"bootstrap": "b:3"}), local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "b:3"
+
+
 def test_no_folder_of_feeds(tmp_path: Path) -> None:
     with pytest.raises(FeedError, match="no folder"):
         load_feeds(tmp_path / "feeds", {})
@@ -555,7 +567,8 @@ def test_the_docs_name_every_key() -> None:
 
 def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:
     least, full, *others = (
-        load_feed(write(text), {"KAFKA_PASSWORD": "x"}) for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+        load_feed(write(text), {"KAFKA_PASSWORD": "x", "KAFKA_BOOTSTRAP": "kafka.example:9092"})
+        for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     )
     assert full == least
     assert len(others) == 5

@@ -1,0 +1,186 @@
+"""How text and tables fit on a screen: words stay whole, commands stay in one piece, tables give columns up.
+
+Promises: no word is cut and nothing is broken inside a command, so that what is copied from a narrow screen runs; a
+line is wider than the screen only where one word, or one command, is. A table that is too wide first wraps prose, then
+leaves out what it was told is least important and says so, then breaks each row into several lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+_COMMAND = re.compile(r"\bsluice [a-z][^`;\n]*?(?=\s{2,}|[`;)\n]|$)")
+_GAP = 2
+_INDENT = 2
+_PROSE = 28
+"""Columns that prose is left at least."""
+
+
+def wrapped(text: Text, width: int, hang: int | None = None) -> list[Text]:
+    """The text in lines of at most `width` columns, as far as words and commands allow.
+
+    What goes on in the next line is indented by `hang`; without it a little deeper than its own first line.
+    """
+    return [piece for line in text.split("\n", allow_blank=True) for piece in _pieces(line, width, hang)]
+
+
+def _pieces(line: Text, width: int, hang: int | None) -> Iterator[Text]:
+    plain = line.plain
+    if line.cell_len <= width:
+        yield line
+        return
+    start = len(plain) - len(plain.lstrip())
+    indent = Text(" " * (start + _INDENT if hang is None else hang))
+    whole = [m.span() for m in _COMMAND.finditer(plain)]
+    ends = [m.start() for m in re.finditer(r"(?<=\S) +(?=\S)", plain[start:])]
+    breaks = [start + e for e in ends if not any(a < start + e < b for a, b in whole)]
+    at, room = 0, width
+    while line[at:].cell_len > room:
+        after = [b for b in breaks if b > at]
+        fits = [b for b in after if line[at:b].cell_len <= room]
+        if not after:
+            break
+        end = (fits or after[:1])[-1]
+        yield _indented(line[at:end], indent if at else None)
+        at = end + len(plain[end:]) - len(plain[end:].lstrip())
+        room = width - len(indent.plain)
+    yield _indented(line[at:], indent if at else None)
+
+
+def _indented(line: Text, indent: Text | None) -> Text:
+    return indent + line if indent else line
+
+
+@dataclass(frozen=True)
+class Flowing:
+    """Text that wraps between words."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from wrapped(self.text, options.max_width)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A line that is never broken."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.text
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, one a line; what does not fit goes on below its value."""
+
+    pairs: Sequence[tuple[str, Text]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        column = _INDENT + max((Text(name).cell_len for name, _ in self.pairs), default=0) + _GAP
+        for name, value in self.pairs:
+            label = Text(" " * _INDENT).append(name, style="dim")
+            for line in wrapped(value, max(_PROSE, options.max_width - column), 0):
+                yield label + Text(" " * (column - label.cell_len)) + line
+                label = Text()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with a dim head. `right`: those set flush right, numbers; `least`: those that go first where there is no
+    room, the least important one first. All by their first words."""
+
+    names: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+    right: Sequence[str] = ()
+    least: Sequence[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [self._column(i) for i in range(len(self.names))]
+        shown, gone = self._shown(columns, options.max_width)
+        lines = _lines(shown, options.max_width)
+        for number in range(len(self.rows) + 1):
+            for indent, line in lines:
+                yield from _row(line, number, indent)
+        if gone:
+            yield Text(f"  not shown on {options.max_width} columns: {', '.join(gone)}", style="dim")
+
+    def _column(self, i: int) -> _Column:
+        name = self.names[i]
+        cells = (Text(name, style="dim"), *(row[i] for row in self.rows))
+        return _Column(name, cells, number=name.partition(" ")[0] in self.right)
+
+    def _shown(self, columns: Sequence[_Column], width: int) -> tuple[list[_Column], list[str]]:
+        """The columns for rows of one line, and the names of those given up; all where that does not do."""
+        left, gone = list(columns), list[str]()
+        for word in ("", *self.least):
+            gone += [c.name for c in left if word and c.name.partition(" ")[0] == word]
+            left = [c for c in left if c.name not in gone]
+            if _least(left) <= width:
+                return left, gone
+        return list(columns), []
+
+
+class _Column:
+    """One column: its name and its cells, the head first, and how wide it wants and has to be."""
+
+    def __init__(self, name: str, cells: tuple[Text, ...], *, number: bool) -> None:
+        self.name, self.cells, self.number = name, cells, number
+        self.wants = max(line.cell_len for c in cells for line in c.split("\n", allow_blank=True))
+        words = max((Text(w).cell_len for c in cells for w in c.plain.split()), default=0)
+        self.needs = self.wants if number else min(self.wants, max(words, _PROSE))
+
+
+def _least(columns: Sequence[_Column]) -> int:
+    return _INDENT + sum(c.needs for c in columns) + _GAP * (len(columns) - 1)
+
+
+Line = Sequence[tuple["_Column", int]]
+"""Columns of one line, with their widths."""
+
+
+def _lines(columns: Sequence[_Column], width: int) -> list[tuple[int, Line]]:
+    """The lines of a row, each with its indent: one, or as many as the columns need one after the other."""
+    groups: list[list[_Column]] = [[]]
+    indent = _INDENT
+    for column in columns:
+        if groups[-1] and indent - _INDENT + _least([*groups[-1], column]) > width:
+            groups.append([])
+            indent = 2 * _INDENT
+        groups[-1].append(column)
+    indents = [_INDENT if i == 0 else 2 * _INDENT for i in range(len(groups))]
+    return [(n, _widths(group, width - n)) for n, group in zip(indents, groups, strict=True)]
+
+
+def _widths(columns: Sequence[_Column], room: int) -> Line:
+    """What each column gets: what it wants, less where there is no room, the widest first."""
+    widths = [c.wants for c in columns]
+    excess = sum(widths) + _GAP * (len(widths) - 1) - room
+    while excess > 0:
+        slack = [(w, i) for i, w in enumerate(widths) if w > columns[i].needs]
+        if not slack:
+            break
+        widths[max(slack)[1]] -= 1
+        excess -= 1
+    return list(zip(columns, widths, strict=True))
+
+
+def _row(line: Line, number: int, indent: int) -> Iterator[Text]:
+    """The lines of one row (0: the head), without blanks at their ends."""
+    cells = [wrapped(column.cells[number], width, 0) for column, width in line]
+    for pieces in zip_longest(*cells, fillvalue=Text()):
+        out = Text(" " * indent)
+        for piece, (column, width) in zip(pieces, line, strict=True):
+            pad = " " * (width - piece.cell_len)
+            out += Text(pad) + piece if column.number else piece + Text(pad)
+            out.append(" " * _GAP)
+        out.rstrip()
+        if out.plain:
+            yield out

@@ -1,0 +1,164 @@
+"""Where the command begins and ends: interrupts wherever they find it, and output that nobody reads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from sluice.resources.local_kafka import LocalKafka
+from tests.cli.conftest import FEED
+
+INTERRUPTED = """
+import signal, sys
+
+waited = [sys.argv.pop()]
+
+def hook(event, given):
+    if event == "import" and given[0] in waited:
+        waited.clear()
+        signal.raise_signal(signal.SIGINT)
+
+from sluice.cli.entry import main
+sys.addaudithook(hook)
+sys.exit(main())
+"""
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+
+
+def _interrupted(*arguments: str) -> None:
+    """The command is interrupted when it first imports the module that the last argument names."""
+    said = run(INTERRUPTED, *arguments)
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
+
+
+EARLY = ["sluice.cli.main", "typer", "rich.console", "sluice.cli.status", "sluice.bench.cli"]
+LATER = ["sluice.assets.execution", "dagster", "sqlalchemy", "kafka.admin"]
+
+
+@pytest.mark.parametrize("module", [*EARLY, *LATER])
+def test_an_interrupt_at_an_import_ends_it_with_130_and_one_line(module: str, project: Path) -> None:
+    _interrupted("run", "orders", module)
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["dagster._core.execution.api", "py4j.java_gateway"])
+def test_so_does_one_while_dagster_and_spark_start(
+    module: str, project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    topic = fresh_topic()
+    feed = FEED.replace("127.0.0.1:9\n", f"{kafka.bootstrap}\n").replace("topics: orders", f"topics: {topic}")
+    (project / "feeds" / "orders.yaml").write_text(feed)
+    with closing(KafkaProducer(bootstrap_servers=kafka.bootstrap)) as producer:
+        producer.send(topic, b"one").get(30)
+    _interrupted("run", "orders", module)
+
+
+SWALLOWED = """
+import signal, threading, weakref
+from sluice.cli import entry
+
+class Thing: pass
+
+entry.heed()
+thing = Thing()
+watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+try:
+    del thing
+    threading.Event().wait()
+except KeyboardInterrupt:
+    print("raised after all")
+"""
+
+
+def test_an_interrupt_that_a_callback_swallows_comes_again() -> None:
+    said = run(SWALLOWED)
+    assert (said.stdout, said.stderr) == ("raised after all\n", "")
+
+
+MADE_ERROR = """
+import signal, sys, typer
+from sluice.cli import entry, main
+
+app = typer.Typer()
+
+@app.command()
+def load() -> None:
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ImportError("cannot load module more than once") from None
+
+main.app = app
+sys.exit(entry.main())
+"""
+
+
+@pytest.mark.parametrize("becomes", ["ImportError", "SystemError", "BaseException"])
+def test_an_interrupt_that_became_an_error_is_one_all_the_same(becomes: str) -> None:
+    said = run(MADE_ERROR.replace("ImportError", becomes))
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "interrupted\n")
+
+
+AT_EXIT = """
+import atexit, signal, sys
+from sluice.cli import entry, main
+
+main.main = lambda: 0
+atexit.register(lambda: signal.raise_signal(signal.SIGINT))
+sys.exit(entry.main())
+"""
+
+
+def test_an_interrupt_at_exit_says_nothing() -> None:
+    said = run(AT_EXIT)
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "")
+
+
+def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
+    script = "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli import entry; entry.heed(); "
+    assert run(script + "signal.raise_signal(2); print('goes on')").stdout == "goes on\n"
+
+
+WAITING = "import sys; from sluice.cli.entry import main; sys.stdin.readline(); sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["feeds", "list"], ["feeds", "list", "--json"], ["--help"], ["status", "--json"]]
+)
+@pytest.mark.parametrize("merged", [False, True], ids=["stdout", "stderr too"])
+def test_a_reader_that_has_enough_ends_it_quietly(arguments: list[str], merged: bool, project: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        assert process.stderr is None or process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("arguments", ["feeds list", "feeds list --json", "--help"])
+def test_closed_output_is_no_error(arguments: str, project: Path) -> None:
+    script = "from sluice.cli.entry import main; raise SystemExit(main())"
+    said = subprocess.run(
+        f"'{sys.executable}' -c '{script}' {arguments} >&-", shell=True, capture_output=True, text=True, check=False
+    )
+    assert (said.returncode, said.stderr) == (0, "")
