@@ -87,7 +87,7 @@ def produce(
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
-    $ sluice produce orders --transactional --aborted 10% --seed 7
+    $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
     """
     from sluice.pipelines.ports import Progress
     from sluice.resources import events
