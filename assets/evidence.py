@@ -20,11 +20,14 @@ from sluice.assets.contracts import Said
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
-from sluice.pipelines.units import show_window
+from sluice.pipelines.units import many, show_window
+from sluice.pipelines.windows import searched
 
 VERSION = "dagster/data_version"
 COMPLETE = "complete"
 """The check of a window's rows: are they all there?"""
+BOUNDARY = "boundary"
+"""The check of a window's boundaries: are they known to be first records, or was one searched for?"""
 WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
@@ -98,8 +101,23 @@ def judged(books: Books, windows: Iterable[int]) -> Iterator[dg.AssetCheckEvalua
     key = landed_key(books.feed.name)
     for window in sorted(windows):
         yield evaluation(key, COMPLETE, window, WHOLE)
+        yield evaluation(key, BOUNDARY, window, bounded(books, window))
         for name, said in contracts.verdicts(books, window):
             yield evaluation(key, name, window, said)
+
+
+def bounded(books: Books, window: int) -> Said:
+    """Are the window's boundaries known to be first records?"""
+    found = searched(books.state, window, books.feed.window)
+    return {
+        "passed": not found,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
+        " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
+        " by offset; else records of this window may lie in the one beside it (docs/guarantees.md)"
+        if found
+        else "each boundary is the first record stamped at its time or later",
+    }
 
 
 def evaluation(key: dg.AssetKey, name: str, window: int | None, said: Said) -> dg.AssetCheckEvaluation:

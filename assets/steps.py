@@ -16,7 +16,7 @@ from dagster import DagsterExecutionInterruptedError
 from sluice.assets import batch_pages, contracts, evidence, metadata
 from sluice.assets.books import Books
 from sluice.assets.contracts import Said
-from sluice.assets.evidence import COMPLETE, WHOLE, committed_key, evaluation, landed_key
+from sluice.assets.evidence import BOUNDARY, COMPLETE, WHOLE, committed_key, evaluation, landed_key
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import informed
 from sluice.assets.memory import remember
@@ -95,6 +95,7 @@ def _own_window(books: Books, landed: Landed, window: int) -> Events:
         yield from (evidence.window_result(books, key, window) for key in evidence.outputs(feed))
     key = landed_key(feed.name)
     yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
+    yield dg.AssetCheckResult(check_name=BOUNDARY, asset_key=key, **evidence.bounded(books, window))
     yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed))
     for name, said in contracts.verdicts(books, window):
         yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
