@@ -274,8 +274,8 @@ def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
     session = _session(context)
     with session.step(context):
         feed = session.feed(name)
-        with session.open_edges(feed) as opened:
-            books, result = _committed(context, feed, informed(opened, context.instance))
+        with session.open_edges(feed) as edges:
+            books, result = _committed(context, feed, edges)
     session.reporter(context.log)(Progress("finish"))
     return books, result
 
@@ -286,6 +286,7 @@ def _committed(
     """Commit, once the event log holds every batch below the frontier."""
     session = _session(context)
     session.reporter(context.log)(Progress("commit"))
+    edges = informed(edges, context.instance)
     ledger = open_ledger(feed, edges, context.run.run_id)
     books = Books.open(feed, ledger, edges)
     evidence.roll_forward(context.instance, books)
