@@ -29,7 +29,8 @@ def keep_all(
 ) -> None:
     """Of batches that were carried out, whatever came of them. `outlook`: of the feed now, where Kafka told it."""
     for b in batches:
-        why = "" if b.number is not None else f"{many(len(b.failures), 'slice')} failed, and nothing is published."
+        failed = f"{many(len(b.failures), 'slice')} failed, and nothing is published."
+        why = b.refused or ("" if b.number is not None else failed)
         _keep(context, ledger, edges, b.batch, why, b.failures, outlook)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sluice.pipelines import layout, windows
+from sluice.pipelines import layout, owners, windows
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.contract.results import Outcome, contract_results
 from sluice.pipelines.contract.suite import Contract
@@ -18,10 +18,10 @@ from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.ranges import Range, subtract, union
 from sluice.pipelines.shape import Shape
-from sluice.pipelines.values import Key, Receipt
+from sluice.pipelines.values import Key, Met, Receipt
 
 
 def quarantines(feed: Feed) -> bool:
@@ -38,6 +38,7 @@ class Books:
     lake: Lake
     state: State
     now: int
+    liveness: Liveness
     _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
     _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
@@ -45,7 +46,13 @@ class Books:
 
     @classmethod
     def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
-        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock())
+        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness)
+
+    @cached_property
+    def live(self) -> tuple[Met, ...]:
+        """The live batches, and how their runs stand, as far as that is known without waiting."""
+        verdicts = owners.judged(self.liveness, self.state.live(), watch=False)
+        return tuple(owners.met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
 
     @cached_property
     def complete(self) -> frozenset[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from sluice.assets.instance import informed
 from sluice.assets.session import FEED_TAG, Session
 from sluice.pipelines.compaction import Compacted, compact
 from sluice.pipelines.errors import UsageError
@@ -81,8 +82,9 @@ def compact_step(context: dg.OpExecutionContext, name: str) -> Iterator[Any]:
     with session.step(context):
         feed = session.feed(name)
         asked = CompactConfig(**context.op_config).windows(feed.window)
-        with session.open_edges(feed) as edges:
-            done = compact(feed, edges, asked, new_owner(context.run.run_id), session.reporter(context.log))
+        with session.open_edges(feed) as opened:
+            edges, report = informed(opened, context.instance), session.reporter(context.log)
+            done = compact(feed, edges, asked, new_owner(context.run.run_id), report)
     yield dg.Output(None, metadata=_said(done))
 
 
@@ -95,4 +97,5 @@ def _said(done: Compacted) -> dict[str, Any]:
         "bytes_after": sum(p.bytes for r in made for p in r.parts),
         "batches": ", ".join(map(str, done.batches)) or "none",
         "left_alone": ", ".join(show_window(w) for w in done.incomplete) or "none",
+        **({"in_the_way": "; ".join(map(str, done.met))} if done.met else {}),
     }

@@ -8,11 +8,13 @@ evidence for who wants to take its batch over.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,10 +30,10 @@ from dagster._serdes import ConfigurableClassData
 from dagster._utils import ensure_file, touch_file
 
 from sluice.pipelines.batch import Edges
-from sluice.pipelines.ports import Liveness
-from sluice.pipelines.values import Owner, Verdict
+from sluice.resources.liveness import Informed
 from sluice.resources.project import Project
 
+log = logging.getLogger("sluice.instance")
 DAGSTER_YAML = """\
 # Dagster's instance for this project: runs, events and logs in SQLite and files, in this folder.
 # Yours to change: Sluice writes it once.
@@ -187,42 +189,24 @@ def _locks(home: Path) -> Path:
 # -- what Dagster knows
 
 
-@dataclass(frozen=True)
-class Informed:
-    """`ports.Liveness` that asks Dagster first: the owner whose run has ended is dead, whatever it still does.
-
-    A run that somebody else's instance knows is judged by its beat. Where Dagster is wrong, a run marked as failed
-    that goes on, its work is lost and nothing else: the ledger voids what it publishes after another took over.
-    """
-
-    liveness: Liveness
-    instance: dg.DagsterInstance
-
-    def beat(self, owner: Owner) -> AbstractContextManager[None]:
-        return self.liveness.beat(owner)
-
-    def is_dead(self, owner: Owner) -> bool:
-        return self.verdicts([owner])[owner.token].dead
-
-    def looks_dead(self, owner: Owner) -> bool:
-        return self._ended(owner) is not None or self.liveness.looks_dead(owner)
-
-    def last_beat(self, owner: Owner) -> int | None:
-        return self.liveness.last_beat(owner)
-
-    def owners(self) -> tuple[Owner, ...]:
-        return self.liveness.owners()
-
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        asked = tuple(owners)
-        ended = {o.token: seen for o in asked if (seen := self._ended(o))}
-        return ended | dict(self.liveness.verdicts([o for o in asked if o.token not in ended]))
-
-    def _ended(self, owner: Owner) -> Verdict | None:
-        run = self.instance.get_run_by_id(owner.run) if owner.run else None
-        return Verdict(True, f"Dagster knows it as {run.status.value}") if run and run.is_finished else None
-
-
 def informed(edges: Edges, instance: dg.DagsterInstance) -> Edges:
     """The edges, with Dagster's word on who is dead."""
-    return replace(edges, liveness=Informed(edges.liveness, instance))
+    known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
+    return replace(edges, liveness=Informed(known, partial(_ended, instance)))
+
+
+def ended(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
+    """What the project's instance knows as ended (see `Informed`); one that is not there, or away, knows nothing."""
+    if not project.dagster_home.is_dir():
+        return {}
+    try:
+        with open_instance(project) as instance:
+            return _ended(instance, runs)
+    except Exception as error:  # noqa: BLE001 - whatever its storage raises: beats tell, too
+        log.warning("Dagster could not be asked which runs have ended: %s", error)
+        return {}
+
+
+def _ended(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
+    found = (instance.get_run_by_id(run) for run in dict.fromkeys(runs) if run)
+    return {run.run_id: run.status.value for run in found if run and run.is_finished}

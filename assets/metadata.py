@@ -26,7 +26,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.timings import spent
 from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Counts, DriftKind, Key, Part, PartitionState, PartKind, Receipt
+from sluice.pipelines.values import Counts, DriftKind, Key, Met, Part, PartitionState, PartKind, Receipt
 from sluice.pipelines.watch import Watched
 
 Metadata = dict[str, Any]
@@ -304,12 +304,27 @@ def of_standings(found: Sequence[Standing]) -> Metadata:
             "origin": s.origin,
             "frontier": s.frontier,
             "holes": _listed(s.holes),
-            "at work": _listed(s.reserved),
+            "reserved": _listed(s.reserved),
         }
         for s in sorted(found, key=lambda s: (s.whole, s.key))
     ]
-    columns = {"partition": "string", "origin": "int", "frontier": "int", "holes": "string", "at work": "string"}
+    columns = {"partition": "string", "origin": "int", "frontier": "int", "holes": "string", "reserved": "string"}
     return {"partitions": len(found), "holes": sum(len(s.holes) for s in found), "account": table(rows, columns)}
+
+
+def of_live(books: Books, run: str) -> Metadata:
+    """The live batches of other runs: how those stand, and what goes on when they are dead."""
+    rows: list[dict[str, str | int]] = [
+        {
+            "batch": m.batch,
+            "standing": str(m),
+            "way out": " or ".join(f"`{command}` {what}" for command, what in m.ways) or "wait for it to end",
+        }
+        for m in books.live
+        if m.owner.run != run
+    ]
+    columns = {"batch": "int", "standing": "string", "way out": "string"}
+    return {"live_batches": table(rows, columns)} if rows else {}
 
 
 def of_failures(landed: Landed) -> Metadata:
@@ -347,26 +362,28 @@ def of_commit(group: str, result: CommitResult) -> Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A partition whose frontier has not reached a window's end; `window` (ms) is the one that it stands in."""
+    """A partition whose frontier has not reached a window's end; `window` (ms) is the one that it stands in, `live` the
+    batch that reserves what is owed there."""
 
     key: Key
     frontier: int
     end: int | None
     window: int | None
-    at_work: bool
+    live: Met | None
 
 
 def behind(books: Books, window: int) -> list[Behind]:
     """What keeps the frontier from passing a window, by partition; nothing when it has passed."""
     ends, at = books.ends(window), books.frontiers
-    return [_behind(books.state, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
+    return [_behind(books, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
 
 
-def _behind(state: State, key: Key, frontier: int, end: int | None) -> Behind:
+def _behind(books: Books, key: Key, frontier: int, end: int | None) -> Behind:
     here = Range(frontier, frontier + 1)
-    pieces = windows.pieces(state, key, here)
-    at_work = any(r.meets(here) for r in state.reserved(key))
-    return Behind(key, frontier, end, pieces[0].window if pieces else None, at_work)
+    pieces = windows.pieces(books.state, key, here)
+    holding = {b.id for b, s in books.state.live_slices() if s.key == key and s.range.meets(here)}
+    live = next((m for m in books.live if m.batch in holding), None)
+    return Behind(key, frontier, end, pieces[0].window if pieces else None, live)
 
 
 def of_behind(found: Sequence[Behind]) -> Metadata:
@@ -385,7 +402,7 @@ def of_behind(found: Sequence[Behind]) -> Metadata:
 
 def _held_by(b: Behind) -> str:
     where = "what lies before the first window" if b.window is None else f"window {show_window(b.window)}"
-    return f"{where}, {'which a batch is at work on' if b.at_work else 'owed'} from offset {b.frontier} on"
+    return f"{where}, {f'where {b.live}' if b.live else 'owed'}, from offset {b.frontier} on"
 
 
 # -- what to look at

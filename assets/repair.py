@@ -13,7 +13,8 @@ import dagster as dg
 from sluice.assets import evidence
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
-from sluice.pipelines.repair import Found, Kind, command, ends
+from sluice.pipelines.owners import asking
+from sluice.pipelines.repair import Found, Kind, ends
 from sluice.pipelines.units import many, parse_window, show_window
 from sluice.pipelines.values import Request, RequestKind
 
@@ -58,7 +59,7 @@ def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[Found]:
         end = windows[-1] + books.feed.window.length
         asked = Request(RequestKind.WINDOW, window=windows[0], until=end)
         ways = (
-            f"{command(name, asked)}   lands what is owed",
+            f"{asking(name, asked)}   lands what is owed",
             "or is theirs another lake than this one?",
         )
         yield Found(Kind.OVERTOLD, text, remedy=ways, items=names)

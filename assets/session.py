@@ -134,7 +134,9 @@ def _stages(log: Logger) -> Reporter:
 
     def report(progress: Progress) -> None:
         nonlocal last
-        if progress.stage != last:
+        if met := progress.met:
+            log.info("%s: %s%s", met.fate, met, f"; {met.why}" if met.why else "")
+        elif progress.stage != last:
             last = progress.stage
             log.info(f"{progress.stage} {progress.note}".strip())
 

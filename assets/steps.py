@@ -74,7 +74,7 @@ def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, windo
     except BatchRefused as refused:
         yield from _refused(context, feed, edges, refused, window)
         raise
-    yield from _own_window(books, landed, window)
+    yield from _own_window(books, landed, window, context.run.run_id)
 
 
 def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
@@ -89,14 +89,14 @@ def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, 
         yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
 
 
-def _own_window(books: Books, landed: Landed, window: int) -> Events:
+def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
     feed, whole = books.feed, books.is_complete(window)
     if whole and not _failed(landed):
         yield from (evidence.window_result(books, key, window) for key in evidence.outputs(feed))
     key = landed_key(feed.name)
     yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
     yield dg.AssetCheckResult(check_name=BOUNDARY, asset_key=key, **evidence.bounded(books, window))
-    yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed))
+    yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed, run))
     for name, said in contracts.verdicts(books, window):
         yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
     landed.check()
@@ -127,7 +127,7 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Eve
 
 def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: Asked) -> Events:
     books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
-    yield evaluation(landed_key(feed.name), ACCOUNT, None, _account(books, landed))
+    yield evaluation(landed_key(feed.name), ACCOUNT, None, _account(books, landed, context.run.run_id))
     landed.check()
 
 
@@ -137,10 +137,11 @@ def _land(
     """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
     session, run = _session(context), context.run.run_id
     report = session.reporter(context.log)
+    edges = informed(edges, context.instance)
     ledger = open_ledger(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
-        landed = land(feed, informed(edges, context.instance), request, new_owner(run), report, skip)
+        landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
@@ -197,7 +198,7 @@ def _window_said(whole: bool, landed: Landed) -> Said:
     return WHOLE if whole else {"passed": False, "description": said, "metadata": metadata.of_failures(landed)}
 
 
-def _account(books: Books, landed: Landed) -> Said:
+def _account(books: Books, landed: Landed, run: str) -> Said:
     """Is everything that was asked for landed, and every account closed up to where it reaches?"""
     found, failed = metadata.standings(books.state), _failed(landed)
     open_ = [s for s in found if not s.whole]
@@ -205,7 +206,7 @@ def _account(books: Books, landed: Landed) -> Said:
         "passed": not failed and not open_,
         "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
         "description": _said(failed, len(open_), len(found)),
-        "metadata": metadata.of_standings(found) | metadata.of_failures(landed),
+        "metadata": metadata.of_standings(found) | metadata.of_live(books, run) | metadata.of_failures(landed),
     }
 
 
@@ -225,7 +226,7 @@ def _said(failed: int, open_: int, partitions: int) -> str:
     if failed:
         return f"{failed} slices or partitions were asked for and did not land; they stay owed"
     if open_:
-        return f"{open_} of {partitions} partitions have holes below what landed, or another batch at work"
+        return f"{open_} of {partitions} partitions have holes below what landed, or ranges that a live batch reserves"
     return f"every offset from origin to frontier is accounted for in all {partitions} partitions"
 
 
@@ -286,6 +287,7 @@ def _committed(
     """Commit, once the event log holds every batch below the frontier."""
     session = _session(context)
     session.reporter(context.log)(Progress("commit"))
+    edges = informed(edges, context.instance)
     ledger = open_ledger(feed, edges, context.run.run_id)
     books = Books.open(feed, ledger, edges)
     evidence.roll_forward(context.instance, books)

@@ -22,8 +22,8 @@ from sluice.assets.schedule import is_of
 from sluice.assets.session import OpenEdges
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.repair import outlook
-from sluice.pipelines.values import Verdict
+from sluice.pipelines.owners import outlook
+from sluice.pipelines.values import Life, Verdict
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 
@@ -127,7 +127,7 @@ class Lakes:
         for feed in self.feeds if runs else ():
             with self.open_edges(feed) as edges:
                 owners = [o for o in edges.liveness.owners() if o.run in runs]
-                verdicts = edges.liveness.verdicts(owners)
+                verdicts = edges.liveness.judge(owners)
             for o in owners:
                 if o.run not in found or not verdicts[o.token].dead:
                     found[o.run] = verdicts[o.token]
@@ -147,11 +147,15 @@ class Lakes:
 # -- evidence
 
 
+def _said(dead: bool, why: str) -> Verdict:
+    return Verdict(Life.DEAD if dead else Life.ALIVE, why)
+
+
 def _by_lock(project: Project, run: str) -> Verdict | None:
     held = is_held(project.dagster_home, run)
     if held is None:
         return None
-    return Verdict(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
+    return _said(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
 
 
 def _judged(instance: dg.DagsterInstance, record: RunRecord, seen: Verdict | None) -> UnderWay:
@@ -168,7 +172,7 @@ def _by_process(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | No
         return None
     pid, at = noted
     gone = process_gone(pid, at)
-    return Verdict(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
+    return _said(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
 
 
 def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
@@ -188,4 +192,4 @@ def _by_start(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None
         return None
     launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
     age = get_current_timestamp() - (launched or record.create_timestamp.timestamp())
-    return Verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
+    return _said(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

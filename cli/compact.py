@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import windows
+from sluice.cli import met, windows
 from sluice.cli.plan import shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, good, heading, rate, seconds, size, table, warn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.compaction import Compacted
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.merging import Merge
-    from sluice.pipelines.values import Receipt
+    from sluice.pipelines.values import Met, Receipt
 
 
 def register(app: typer.Typer) -> None:
@@ -50,36 +50,40 @@ def compact(
     found = session.feed(feed)
     asked = windows.chosen(session, found, window, start, end) or None
     began = time.monotonic()
-    done = _looked(session, found, asked) if dry_run else _merged(session, found, asked)
-    ran = Ran(feed, found.compaction.target_file_bytes, done, 0.0 if dry_run else time.monotonic() - began, dry_run)
+    done, given_up = (_looked if dry_run else _merged)(session, found, asked)
+    spent = 0.0 if dry_run else time.monotonic() - began
+    ran = Ran(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran))
     session.terminal.document(document(ran))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What was merged, or would be, into files of `target` bytes."""
+    """What was merged, or would be, into files of `target` bytes; and what dead runs had left, and was given up."""
 
     feed: str
     target: int
     done: Compacted
     seconds: float
     dry_run: bool
+    given_up: tuple[Met, ...] = ()
 
 
-def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:
+def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.compaction import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
-        return foreseen(feed, edges, asked)
+        return foreseen(feed, edges, asked), ()
 
 
-def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> Compacted:
+def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.compaction import compact
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
-        return compact(feed, edges, asked, new_owner("compact"), meter)
+        heard = met.Heard(meter)
+        done = compact(feed, edges, asked, new_owner("compact"), heard)
+    return done, heard.met
 
 
 # -- how much
@@ -128,7 +132,7 @@ def view(ran: Ran) -> list[RenderableType]:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
         rows = [[name(w), *_row(t)][: len(names)] for w, t in _by_window(done).items()]
         out.append(table(names, shortened(rows, len(names)), right="files after bytes"))
-    return [*out, *_verdict(ran), *_left_out(done)]
+    return [*out, *_verdict(ran), *met.view(ran.given_up), *_left_out(done)]
 
 
 def _row(t: Tally) -> list[str]:
@@ -150,8 +154,7 @@ def _verdict(ran: Ran) -> Iterator[Text]:
 
 
 def _left_out(done: Compacted) -> Iterator[Text]:
-    for window, batch in done.busy.items():
-        yield warn(f"{name(window)} was left alone where batch {batch} is at work")
+    yield from met.standing(done.busy, done.met, name)
     if done.incomplete:
         shown = ", ".join(map(show_window, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
@@ -171,6 +174,7 @@ def document(ran: Ran) -> dict[str, Any]:
         "batches": list(done.batches),
         "windows": [{"window": _key(w), **_numbers(t)} for w, t in _by_window(done).items()],
         "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "other_batches": met.document((*ran.given_up, *done.met)),
         "incomplete": [show_window(w) for w in done.incomplete],
     }
 

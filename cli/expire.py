@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import parse
+from sluice.cli import met, parse
 from sluice.cli.compact import name
 from sluice.cli.plan import shortened
 from sluice.cli.session import FeedName, Session, command
@@ -20,10 +20,10 @@ from sluice.pipelines.errors import UsageError
 from sluice.pipelines.units import many, show_window
 
 if TYPE_CHECKING:
+    from sluice.pipelines.batch import Edges
     from sluice.pipelines.expiry import Expiry, Retired
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.ports import Lake
     from sluice.pipelines.values import Receipt
 
 
@@ -67,9 +67,9 @@ def expire(
         at = _time(found, before, edges.clock())
         if apply:
             with session.terminal.working("retiring"):
-                _applied(session, found, ledger, edges.lake, at, reason or "")
+                _applied(session, found, ledger, edges, at, reason or "")
         else:
-            _looked(session, found, ledger, at)
+            _looked(session, found, ledger, edges, at)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -82,22 +82,24 @@ def _time(feed: Feed, text: str, now: int) -> int:
         return parse.window(text)
 
 
-def _looked(session: Session, feed: Feed, ledger: Ledger, before: int) -> None:
+def _looked(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
     from sluice.pipelines.expiry import look
 
-    found = look(ledger, feed.name, before, feed.window)
+    found = look(ledger, feed.name, before, feed.window, edges.liveness)
     last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
     session.terminal.show(*view(feed, found), *([last] if found.receipts else []))
     session.terminal.document({"applied": False, **document(feed, found)})
 
 
-def _applied(session: Session, feed: Feed, ledger: Ledger, lake: Lake, before: int, reason: str) -> None:
+def _applied(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
     from sluice.pipelines.expiry import expire
 
-    done = expire(ledger, lake, feed.name, before, feed.window, reason)
-    session.terminal.show(*view(feed, done.expiry), *_done(done))
+    heard = met.Heard(lambda progress: None)
+    done = expire(ledger, edges.lake, feed.name, before, feed.window, reason, edges.liveness, heard)
+    session.terminal.show(*view(feed, done.expiry), *_done(done), *met.view(heard.met))
     removed = {"entry": done.number, "removed_files": len(done.removed.parts)}
-    session.terminal.document({"applied": True, **document(feed, done.expiry), **removed})
+    others = {"other_batches": met.document(heard.met)}
+    session.terminal.document({"applied": True, **document(feed, done.expiry), **removed, **others})
 
 
 # -- for people

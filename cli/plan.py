@@ -10,14 +10,14 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import met, parse, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, safe, size, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.errors import SluiceError, UsageError
 from sluice.pipelines.units import many, show_window
-from sluice.pipelines.values import Key, PartitionState, Plan, Request, RequestKind, Task, TopicPartition
+from sluice.pipelines.values import Fate, Key, Met, PartitionState, Plan, Request, RequestKind, Task, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch import Preview
@@ -144,6 +144,7 @@ def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
     out = [heading(f"Plan of {feed}", f"{asked}, cluster {seen.survey.cluster_id}"), _partitions(seen)]
     if seen.plan is not None:
         out += _work(seen.plan)
+    out += met.view(seen.met, dry_run=True)
     out += [line for error in problems(seen) for line in _refusal(error)]
     return [*out, *_verdict(seen), *(line for held in seen.held for line in outlooks.held_back(held).lines())]
 
@@ -159,7 +160,17 @@ def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list
         rows.append((show_window(request.window or 0) + until, *amount, told))
     names = ("window", "owed", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
-    return [*out, table(names, shortened(rows, len(names)), right="owed about tasks")]
+    out.append(table(names, shortened(rows, len(names)), right="owed about tasks"))
+    return [*out, *met.view(_of_all(seen), dry_run=True)]
+
+
+def _of_all(seen: Sequence[Preview]) -> list[Met]:
+    """Each batch of a dead run once, by the run that would do something about it, if one would."""
+    found: dict[int, Met] = {}
+    for each in (m for s in seen for m in s.met):
+        if each.fate is not Fate.LEFT or each.batch not in found:
+            found[each.batch] = each
+    return list(found.values())
 
 
 def _partitions(seen: Preview) -> RenderableType:
@@ -239,6 +250,8 @@ def _verdict(seen: Preview) -> list[RenderableType]:
         return [warn("a run would land the rest and stop with exit code 3")] if seen.plan and not seen.blocked else []
     if seen.plan is not None:
         return []
+    if seen.met:
+        return [good("nothing else is owed")]
     return [good(f"nothing {'that is stable ' if seen.held else ''}is owed: a run would land nothing")]
 
 
@@ -260,6 +273,7 @@ def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:
         "refusals": [r.error.fields() for r in seen.refusals],
         "blocked": seen.blocked.fields() if seen.blocked else None,
         "held_back": [h.document() for h in seen.held],
+        "other_batches": met.document(seen.met),
     }
 
 

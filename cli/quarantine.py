@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import parse, windows
+from sluice.cli import met, parse, windows
 from sluice.cli.compact import name
 from sluice.cli.plan import shortened
 from sluice.cli.records import document as record_document
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.held import Filter, Listing
     from sluice.pipelines.quarantine import Kind
     from sluice.pipelines.replay import Replayed, Trial
+    from sluice.pipelines.values import Met
 
 group = typer.Typer(help="What did not fit: count it, look at it, land it after all.", no_args_is_help=True)
 
@@ -276,7 +277,7 @@ def replay(
     in quarantine. Kafka is not asked, and committed offsets stay. The function is given a record (key, value, headers,
     topic, partition, offset, timestamp, stage, reason, field, detail, expectation) and returns bytes, text, or a dict
     or list for JSON; None leaves the record where it is. It is asked twice of each. Exit 3 when slices were left alone
-    because another batch is at work on them, or because what had landed there does not fit today's types.
+    because another live batch reserves them, or because what had landed there does not fit today's types.
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
@@ -288,8 +289,8 @@ def replay(
     asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
     mender = load(mend, session.project.root) if mend else None
     began = time.monotonic()
-    done = (_looked if dry_run else _landed)(session, found, asked, mender)
-    ran = Ran(feed, done, time.monotonic() - began, dry_run)
+    done, given_up = (_looked if dry_run else _landed)(session, found, asked, mender)
+    ran = Ran(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran))
     session.terminal.document(replay_document(ran))
     return REFUSED if done.busy or done.found.unfit else 0
@@ -297,31 +298,36 @@ def replay(
 
 @dataclass(frozen=True)
 class Ran:
-    """What was re-landed, or would be."""
+    """What was re-landed, or would be; and what dead runs had left, and was given up."""
 
     feed: str
     done: Replayed
     seconds: float
     dry_run: bool
+    given_up: tuple[Met, ...] = ()
 
 
-def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Replayed:
+Done = tuple["Replayed", tuple["Met", ...]]
+
+
+def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     from sluice.pipelines.replay import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
-        return foreseen(feed, edges, asked, mender, meter)
+        return foreseen(feed, edges, asked, mender, meter), ()
 
 
-def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Replayed:
+def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     from sluice.pipelines.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges:
         with session.terminal.progress() as meter:
-            done = carry_out(feed, edges, asked, mender, new_owner("replay"), meter)
+            heard = met.Heard(meter)
+            done = carry_out(feed, edges, asked, mender, new_owner("replay"), heard)
         if done.batches:
             _tell(session, feed, edges)
-    return done
+    return done, heard.met
 
 
 def _tell(session: Session, feed: Feed, edges: Edges) -> None:
@@ -380,8 +386,8 @@ def _verdict(ran: Ran) -> Iterator[Text]:
         yield Text(f"  {seconds(ran.seconds)}, {many(rows, 'row')} written anew", style="dim")
     else:
         yield warn("nothing was re-landed")
-    for window, batch in done.busy.items():
-        yield warn(f"{name(window)} was left alone where batch {batch} is at work")
+    yield from met.view(ran.given_up)
+    yield from met.standing(done.busy, done.met, name)
     for s, why in done.found.unfit[:5]:
         yield bad(f"{s} was left alone: {why}")
     if (more := len(done.found.unfit) - 5) > 0:
@@ -408,5 +414,6 @@ def replay_document(ran: Ran) -> dict[str, Any]:
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
         "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
+        "other_batches": met.document((*ran.given_up, *done.met)),
         "unfit": [{"slice": str(s), "why": why} for s, why in done.found.unfit],
     }

@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
 from sluice.pipelines.errors import UsageError
@@ -121,15 +122,6 @@ def _line(found: Found, dry_run: bool) -> Text:
     else:
         line = bad(found.text) if found.kind is Kind.MISSING else warn(found.text)
     return beneath(line, found.why, found.remedy)
-
-
-def beneath(line: Text, why: str, ways: Sequence[str]) -> Text:
-    """The line, the evidence and the ways out under it."""
-    if why:
-        line.append(f"\n    {safe(why)}", style="dim")
-    for way in ways:
-        line.append("\n  → ", style="bold").append(safe(way), style="not bold default")
-    return line
 
 
 # -- for programs

@@ -12,8 +12,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import met, profiles, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli import profiles, windows
 from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
@@ -26,7 +26,7 @@ from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import many
-from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Receipt, Request, RequestKind
+from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Met, Receipt, Request, RequestKind
 from sluice.resources import process
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
 class Ran:
     """One run: what was asked, what came of it, and the seconds that each stage took, in order.
 
-    `contract` is what its rows were held against.
+    `contract` is what its rows were held against, `met` other runs' batches that it came upon.
     """
 
     feed: str
@@ -197,6 +197,7 @@ class Ran:
     outcome: RunOutcome
     stages: Mapping[str, float]
     contract: Contract | None = None
+    met: tuple[Met, ...] = ()
 
     @property
     def batches(self) -> tuple[BatchResult, ...]:
@@ -207,11 +208,12 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     """One run of the feed's job, with a meter on a terminal."""
     began = process.age() if _EXECUTION not in sys.modules else None
     with session.terminal.progress() as meter:
-        watch = Stopwatch(meter, {} if began is None else {"start": began})
+        heard = met.Heard(meter)
+        watch = Stopwatch(heard, {} if began is None else {"start": began})
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
-    return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract)
+    return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)
 
 
 _EXECUTION = "sluice.assets.execution"
@@ -268,7 +270,7 @@ def by_partition(batch: BatchResult) -> Iterator[PartitionResult]:
 
 def view(ran: Ran) -> list[RenderableType]:
     landed = ran.outcome.landed
-    out: list[RenderableType] = [heading(f"Run of {ran.feed}", str(ran.asked))]
+    out: list[RenderableType] = [heading(f"Run of {ran.feed}", str(ran.asked)), *met.view(ran.met)]
     for batch in ran.batches:
         out.append(batch_view(batch))
     if landed is not None:
@@ -303,7 +305,8 @@ def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
     if counts.quarantined:
         landed += f", {count(counts.quarantined)} in quarantine"
     line = windows.verdict(stands) if stands else _named(ran)
-    return [line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")]
+    line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")
+    return [*met.view(ran.met), line]
 
 
 def _all_of(feed: str, runs: Sequence[Ran]) -> list[RenderableType]:
@@ -457,6 +460,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "run": ran.outcome.run_id,
         "seconds": {name: round(spent, 3) for name, spent in ran.stages.items()},
         "batches": [_batch(b) for b in ran.batches],
+        "other_batches": met.document(ran.met),
         "drift": [asdict(d) for d in _drift(ran)],
         "contract": [_outcome(o) for o in _outcomes(ran)],
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],

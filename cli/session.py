@@ -11,9 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,11 +79,20 @@ class Session:
         """One feed. Raises FeedError: what is wrong with its file, or that there is none."""
         return self.files.feed(name)
 
-    def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
-        """The feed's edges; no connection is opened before the first question."""
+    @contextmanager
+    def open_edges(self, feed: Feed) -> Iterator[Edges]:
+        """The feed's edges, with what Dagster knows of runs; no connection is opened before the first question."""
         from sluice.resources.edges import open_edges
+        from sluice.resources.liveness import Informed
 
-        return open_edges(feed)
+        with open_edges(feed) as edges:
+            yield replace(edges, liveness=Informed(edges.liveness, self._ended))
+
+    def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
+        """Of runs, those that the project's Dagster knows as ended. It is loaded for that, and only then."""
+        from sluice.assets.instance import ended
+
+        return ended(self.project, runs)
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         """Every group of the feed's Kafka; no connection is opened before the first question."""

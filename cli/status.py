@@ -10,8 +10,8 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import met, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli import windows
 from sluice.cli.plan import ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
@@ -20,7 +20,7 @@ from sluice.pipelines.errors import SluiceError
 from sluice.pipelines.side_by_side import each
 from sluice.pipelines.standing import Standing
 from sluice.pipelines.units import many, show_about, show_duration, show_instant
-from sluice.pipelines.values import Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.values import Key, Life, Met, OpenTransaction, PartitionState, TopicPartition, Verdict
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
@@ -60,7 +60,8 @@ class FeedStatus:
     """One feed; `error` says why Kafka's side is missing or refused, and then there is no `outlook`.
 
     Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
-    open transactions hold back; `beats`: by live batch, how long ago (ms) its owner was heard of.
+    open transactions hold back; `met`: how the runs of the live batches stand; `beats`: by live batch, how long ago
+    (ms) its owner was heard of.
     """
 
     feed: str
@@ -74,6 +75,7 @@ class FeedStatus:
     losses: tuple[SluiceError, ...] = ()
     held: tuple[HeldBack, ...] = ()
     beats: Mapping[int, int] = field(default_factory=dict)
+    met: Mapping[int, Met] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
@@ -156,10 +158,13 @@ class _Found:
 
 
 def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> FeedStatus:
+    from sluice.pipelines import owners
+
     state = found.state
     keys = sorted({*found.partitions, *state.known()})
     batches = sorted((b for b in state.batches.values() if not b.merges), key=lambda b: b.id)
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
+    verdicts = owners.judged(edges.liveness, state.live(), watch=False)
     return FeedStatus(
         feed=feed.name,
         partitions=tuple(_partition(found, k) for k in keys),
@@ -167,19 +172,22 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         last=batches[-1] if batches else None,
         error=found.error,
         length=feed.window.length,
-        windows=_windows(feed, edges, ledger, found, last),
+        windows=_windows(feed, edges, ledger, found, last, verdicts),
         outlook=found.outlook,
         losses=_losses(feed, found.outlook),
         held=_held(feed, found, edges.clock()),
         beats=beats,
+        met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
     )
 
 
-def _windows(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> tuple[WindowStanding, ...]:
+def _windows(
+    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int, verdicts: Mapping[int, Verdict]
+) -> tuple[WindowStanding, ...]:
     from sluice.pipelines import strip
 
     state, now = found.state, edges.clock()
-    gone = [b for b in state.live() if edges.liveness.looks_dead(b.owner)]
+    gone = [b for b in state.live() if verdicts[b.id].dead]
     asked = strip.last_windows(state, feed.window, now, last)
     ends = {k: p.stable_end for k, p in found.partitions.items()}
     return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, found.holders, gone))
@@ -269,8 +277,7 @@ def _state(status: FeedStatus) -> Text:
     if any(h.overdue for h in status.held):
         return warn("held back")
     if status.live:
-        alive = len(status.beats)
-        return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan") if alive else warn("left by a dead run")
+        return _living(status)
     if status.last is None:
         return Text("never run", style="dim")
     if outlook and outlook.falls_behind:
@@ -280,6 +287,13 @@ def _state(status: FeedStatus) -> Text:
     if status.held:
         return warn(f"{count(sum(h.offsets for h in status.held))} held back")
     return good("caught up") if status.lag == 0 else Text("")
+
+
+def _living(status: FeedStatus) -> Text:
+    lives = [m.verdict.life for m in status.met.values()]
+    if alive := lives.count(Life.ALIVE):
+        return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
+    return warn("left by a dead run" if Life.DEAD in lives else "by a run that may be dead")
 
 
 def _batch(batch: Batch | None, *, brief: bool = False) -> str:
@@ -311,9 +325,10 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
-            *(("live batch", _at_work(b, status.beats.get(b.id))) for b in status.live),
+            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live),
             *(outlooks.forgotten(outlook) if outlook else ()),
         ),
+        *met.view(m for m in status.met.values() if m.verdict.life is not Life.ALIVE),
     ]
     if status.windows:
         out += _windows_view(status, terminal)
@@ -322,9 +337,10 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     return out
 
 
-def _at_work(b: Batch, beat: int | None) -> str:
-    heard = "no sign of life: the next run takes it over" if beat is None else f"last beat {show_about(beat)} ago"
-    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {heard}"
+def _at_work(b: Batch, standing: Met) -> str:
+    seen = standing.verdict
+    stands = f"at work: {seen.why}" if seen.life is Life.ALIVE else {Life.DEAD: "dead"}.get(seen.life, str(seen.life))
+    return f"{b.id}: {b.request}, {count(b.reserved_span)} offsets, {b.owner.describe()}, {stands}"
 
 
 def _above(ranges: tuple[tuple[int, int], ...]) -> str:
@@ -376,7 +392,7 @@ def document(status: FeedStatus) -> dict[str, Any]:
         "windows": [windows.document(w) for w in status.windows],
         "outlook": outlooks.document(status.outlook, status.losses) if status.outlook else None,
         "held_back": [h.document() for h in status.held],
-        "live_batches": [_batch_document(b) | {"beat_seconds": _beat(status, b)} for b in status.live],
+        "live_batches": [_live_document(status, b) for b in status.live],
         "last_batch": _batch_document(status.last) if status.last else None,
         "problem": status.error.fields() if status.error else None,
     }
@@ -389,6 +405,13 @@ def _age(p: PartitionStatus) -> float | None:
 def _beat(status: FeedStatus, b: Batch) -> float | None:
     """How long ago the owner was heard of, in seconds."""
     return status.beats[b.id] / 1000 if b.id in status.beats else None
+
+
+def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
+    """The batch, how its run stands, and the commands that go on when it is dead."""
+    (standing,) = met.document([status.met[b.id]])
+    said = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
+    return _batch_document(b) | {"beat_seconds": _beat(status, b)} | said
 
 
 def _batch_document(b: Batch) -> dict[str, Any]:

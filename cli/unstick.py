@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.repair import beneath
+from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading, safe, warn
 from sluice.pipelines.errors import Refused, UsageError

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.pipelines import owners
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.batch import Edges, changed, open_ledger, survey
@@ -44,7 +45,6 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
 )
 from sluice.pipelines.ports import Fetcher, FetchFailed, FetchLimits
-from sluice.pipelines.publish import abandon
 from sluice.pipelines.ranges import Range, intersect, subtract
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
@@ -100,7 +100,7 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
     def decide(state: State) -> LossEntry | None:
         gone = _lost(feed, state, partitions)
         if in_the_way := _reserving(state, gone):
-            raise planning.busy(*in_the_way[0])
+            raise owners.busy(feed.name, *in_the_way[0], owners.NEW)
         return LossEntry(ranges=gone, reason=reason) if gone else None
 
     appended = ledger.append(decide)
@@ -127,10 +127,12 @@ def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Sl
 def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
     """Abandon the batches that hold some of the ranges. Raises PlanBusy for one that is at work."""
     found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
+    batches = [b for b, _ in found.values()]
+    verdicts = owners.judged(edges.liveness, batches)
     for batch, s in found.values():
-        if not edges.liveness.is_dead(batch.owner):
-            raise planning.busy(batch, s)
-    return tuple(b for b in found if abandon(ledger, b, "some of it was accepted as lost"))
+        if not verdicts[batch.id].dead:
+            raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
+    return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
 
 
 # -- another log

@@ -8,14 +8,14 @@ published even when other partitions fail, and those stay owed and are named. Co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
-from sluice.pipelines import evolution, held_back, layout, windows
+from sluice.pipelines import evolution, held_back, layout, owners, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.contract.decision import check_contract
@@ -23,6 +23,7 @@ from sluice.pipelines.contract.results import Result
 from sluice.pipelines.drift import check_drift
 from sluice.pipelines.errors import (
     BatchIncomplete,
+    BatchRefused,
     CorruptBatch,
     IncarnationChanged,
     KafkaUnavailable,
@@ -58,7 +59,9 @@ from sluice.pipelines.shape import Shape
 from sluice.pipelines.topics import match
 from sluice.pipelines.values import (
     Counts,
+    Fate,
     Key,
+    Met,
     Outcome,
     Owner,
     PartitionState,
@@ -69,6 +72,7 @@ from sluice.pipelines.values import (
     Slice,
     SliceFailure,
     TopicPartition,
+    Verdict,
 )
 
 MAX_ROUNDS = 6
@@ -112,21 +116,27 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would do, with nothing touched. `plan` is None when nothing is owed."""
+    """What a run would do, with nothing touched. `plan` is None when nothing is owed; `met` are the batches of dead
+    runs that it would come upon, and what it would do about each."""
 
     survey: Survey
     owed: tuple[Owed, ...]
     refusals: tuple[Refusal, ...]
     plan: Plan | None
     blocked: SluiceError | None = None
-    """The live batch in the way, if there is one."""
+    """The batch in the way that is at work, if there is one."""
+    met: tuple[Met, ...] = ()
     held: tuple[HeldBack, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any; `results` are
-    what it said as a whole to its contract."""
+    what it said as a whole to its contract.
+
+    `foreign`: another run's, that was finished for its own sake, or given up: its failures are told and are not this
+    run's. `refused`: why nothing of such a one was published.
+    """
 
     batch: int
     plan: Plan
@@ -134,6 +144,8 @@ class BatchResult:
     failures: tuple[SliceFailure, ...]
     number: int | None
     results: tuple[Result, ...] = ()
+    foreign: bool = False
+    refused: str = ""
 
     @property
     def counts(self) -> Counts:
@@ -168,7 +180,7 @@ class Landed:
     @property
     def failures(self) -> tuple[SliceFailure, ...]:
         """The slices that failed; not those of which Kafka lost records on the way, where this call accepted that."""
-        return tuple(f for b in self.batches for f in b.failures if not self._accepted(f))
+        return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._accepted(f))
 
     def _accepted(self, f: SliceFailure) -> bool:
         lost = (x.range for x in self.losses if x.key == f.slice.key)
@@ -241,9 +253,12 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     replaced = _replaced(feed, ledger, found, request, state)
     owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
     plan = _plan(feed, edges, found, request, owed, state, replaced)
-    refusals = _holders_named(feed, edges, found.refusals + refused + _losses_refused(feed, owed), found)
-    held = _held_back(feed, edges, found, request)
-    return Preview(found, owed, refusals, plan, _blocked(state, owed), held)
+    losses = _losses_refused(feed, owed)
+    free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
+    blocked, met = _company(feed, edges, state, request, free)
+    goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
+    refusals = _holders_named(feed, edges, found.refusals + (() if goes_on else refused + losses), found)
+    return Preview(found, owed, refusals, plan, blocked, met, _held_back(feed, edges, found, request))
 
 
 def _with_origins(found: Survey) -> State:
@@ -286,12 +301,43 @@ def _replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state
     return receipts_meeting(ledger, state, list(named))
 
 
-def _blocked(state: State, owed: Sequence[Owed]) -> SluiceError | None:
-    try:
-        planning.check_free(state, owed)
-    except Refused as e:
-        return e
-    return None
+def _company(
+    feed: Feed, edges: Edges, state: State, request: Request, owed: Sequence[Owed]
+) -> tuple[SluiceError | None, tuple[Met, ...]]:
+    """The batch in the way that is at work, and what a run would do about those of dead runs."""
+    verdicts = owners.judged(edges.liveness, state.live())
+    dead = {i for i, verdict in verdicts.items() if verdict.dead}
+    found = list(planning.overlapping(state, request, owed))
+    blocked = next((x for x in found if x[0].id not in dead), None)
+    in_the_way = {batch.id for batch, _ in found}
+    fates = ((b, _fate(feed, edges, b, request, in_the_way)) for b in state.live() if b.id in dead)
+    met = tuple(owners.met(feed.name, b, verdicts[b.id], *fate) for b, fate in fates)
+    return (owners.busy(feed.name, *blocked, verdicts[blocked[0].id]) if blocked else None), met
+
+
+def _fate(
+    feed: Feed, edges: Edges, batch: Batch, request: Request, in_the_way: Container[int] = ()
+) -> tuple[Fate, str]:
+    """What a run does about a batch whose run is dead, and why.
+
+    One that lands is finished by whoever needs its ranges, and by the next catch-up, since what it reads may go from
+    Kafka; but for one that ended with a word why it is not published: that waits for somebody.
+    """
+    if batch.rewrites:
+        return Fate.GIVEN_UP, owners.AS_THEY_WERE
+    if batch.id in in_the_way:
+        return Fate.TAKEN_OVER, ""
+    if request.kind is not RequestKind.CATCH_UP or request.only:
+        return Fate.LEFT, "this run was asked for other things; a catch-up finishes it"
+    if _was_refused(feed, edges, batch):
+        return Fate.LEFT, "its run ended, and said in the batch's report why it is not published"
+    return Fate.TAKEN_OVER, ""
+
+
+def _was_refused(feed: Feed, edges: Edges, batch: Batch) -> bool:
+    """Whether the run was not killed, but ended with a report on a batch that it could not publish."""
+    page = layout.batch_page_path(feed.name, batch.id, batch.owner.token)
+    return edges.liveness.last_beat(batch.owner) is None and edges.lake.size(page) is not None
 
 
 def _plan(
@@ -325,8 +371,9 @@ def land(
 ) -> Landed:
     """Land what the request still owes. Partial results are returned, not raised: see `Landed.check`.
 
-    Takes over and finishes a batch in the way whose run is known dead. Raises PlanBusy when it is not, and
-    whatever keeps a plan from being made at all.
+    Takes over and finishes a batch in the way whose run is known dead; a catch-up of the whole feed finishes every
+    such batch, and each is told to `report`. Raises PlanBusy for one in the way that is at work, and whatever keeps a
+    plan from being made at all.
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
@@ -349,12 +396,14 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         _pin_origins(ledger, found)
         _pin_boundaries(feed, edges, ledger, found, request)
         losses += _accept_losses(feed, ledger, found, request)
-        batch, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
+        batch, dead, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
         if batch is None:
             break
-        done.append(_carry_out(feed, shape, edges, ledger, batch, owner, report))
-        if not _goes_on(feed, done[-1], request, taken_over=batch.owner.token != owner.token):
+        result = _carry_out(feed, shape, edges, ledger, batch, owner, report)
+        done.append(_taken_over(ledger, batch, dead, result, request, report) if dead else result)
+        if not _goes_on(feed, result, request, taken_over=dead is not None):
             break
+    done += _others(feed, shape, edges, ledger, request, owner, report)
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
     refused, held = _holders_named(feed, edges, refusals, found), _held_back(feed, edges, found, request)
@@ -368,6 +417,75 @@ def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: b
     if result.number is None:
         return not mine and bool(_never(feed, result.plan.request, result.failures))
     return (taken_over and not mine) or _lost_on_the_way(feed, result)
+
+
+def _taken_over(
+    ledger: Ledger, batch: Batch, dead: Verdict, result: BatchResult, request: Request, report: Reporter
+) -> BatchResult:
+    """What came of a dead run's batch that was in the way. One that could never be carried out is told as given up;
+    what failed of it is planned anew, or refused, unless this very replacing was asked for."""
+    if ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
+        return result
+    owners.tell(report, owners.met(ledger.feed, batch, dead, Fate.GIVEN_UP, _first(result.failures)))
+    return result if request.replace and result.plan.request == request else replace(result, foreign=True)
+
+
+def _first(failures: Sequence[SliceFailure]) -> str:
+    more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
+    return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
+
+
+def _others(
+    feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter
+) -> list[BatchResult]:
+    """What is done about batches of dead runs that were not in the way. What fails of it does not fail this run."""
+    done: list[BatchResult] = []
+    live = [b for b in ledger.read().live() if b.owner.token != owner.token]
+    verdicts = owners.judged(edges.liveness, live)
+    for batch in (b for b in live if verdicts[b.id].dead):
+        fate, why = _fate(feed, edges, batch, request)
+        if fate is Fate.GIVEN_UP:
+            owners.give_up(ledger, [batch], verdicts, report)
+        elif fate is Fate.LEFT:
+            owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], fate, why))
+        else:
+            done += _finish(feed, shape, edges, ledger, batch, verdicts[batch.id], owner, report)
+    return done
+
+
+def _finish(
+    feed: Feed,
+    shape: Shape,
+    edges: Edges,
+    ledger: Ledger,
+    batch: Batch,
+    verdict: Verdict,
+    owner: Owner,
+    report: Reporter,
+) -> list[BatchResult]:
+    """Take a dead run's batch over and carry it out; none when another has it by now."""
+    tell = partial(owners.met, feed.name, batch, verdict)
+    if not _took_over(ledger, batch, owner):
+        return []
+    owners.tell(report, tell(Fate.TAKEN_OVER))
+    try:
+        result = _carry_out(feed, shape, edges, ledger, batch, owner, report)
+    except SluiceError as error:
+        owners.tell(report, tell(Fate.LEFT, error.message))
+        plan = batch.plan or ledger.plan(batch.id)
+        refused = isinstance(error, BatchRefused)
+        return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
+    if result.failures:
+        fate = _BECAME[ledger.read().batches[batch.id].status]
+        owners.tell(report, tell(fate, _first(result.failures)))
+    return [replace(result, foreign=True)]
+
+
+_BECAME = {
+    BatchStatus.PUBLISHED: Fate.TAKEN_OVER,
+    BatchStatus.ABANDONED: Fate.GIVEN_UP,
+    BatchStatus.PLANNED: Fate.LEFT,
+}
 
 
 def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
@@ -484,8 +602,9 @@ def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) 
 
 def _pinned(
     feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner, report: Reporter
-) -> tuple[Batch | None, tuple[Refusal, ...]]:
-    """The batch to carry out: one in the way whose run is dead (taken over), or a new plan in the ledger."""
+) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
+    """The batch to carry out: a new plan in the ledger, or one in the way that was taken over, with the evidence that
+    its run is dead."""
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
 
@@ -498,7 +617,9 @@ def _pinned(
         refusals = known.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = [o for o in owed if o.key.tp not in lost]
-        in_the_way = planning.overlap(state, free)
+        in_the_way = next(planning.overlapping(state, request, free), None)
+        if in_the_way and request.replace and in_the_way[0].request == request:
+            refusals = known.refusals  # it was planned, and says itself what it cannot read any more
         if in_the_way:
             return None
         plan = _plan(feed, edges, found, request, free, state, replaced)
@@ -506,30 +627,32 @@ def _pinned(
 
     appended = ledger.append(decide)
     if appended is not None:
-        return appended.state.batches[appended.number], refusals
+        return appended.state.batches[appended.number], None, refusals
     if in_the_way is None:
-        return None, refusals
+        return None, None, refusals
     batch, s = in_the_way
     report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
-    if not edges.liveness.is_dead(batch.owner):
-        raise planning.busy(batch, s)
+    verdicts = owners.judged(edges.liveness, [batch])
+    if not verdicts[batch.id].dead:
+        raise owners.busy(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
-        abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
+        owners.give_up(ledger, [batch], verdicts, report)
         return _pinned(feed, edges, ledger, found, request, owner, report)
-    return _take_over(ledger, batch, s, owner), refusals
+    if not _took_over(ledger, batch, owner):
+        raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
+    owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
+    return batch, verdicts[batch.id], refusals
 
 
-def _take_over(ledger: Ledger, batch: Batch, s: Slice, owner: Owner) -> Batch:
-    """Make the batch ours, whose run is known dead. Cleans nothing: finished slices are adopted."""
+def _took_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
+    """Whether the batch is ours now, whose run is known dead. Cleans nothing: finished slices are adopted."""
 
     def decide(state: State) -> OwnEntry | None:
         held = state.batches[batch.id]
         same = held.status is BatchStatus.PLANNED and held.owner.token == batch.owner.token
         return OwnEntry(batch=batch.id, owner=owner) if same else None
 
-    if ledger.append(decide) is None:
-        raise planning.busy(ledger.read().batches[batch.id], s)
-    return batch
+    return ledger.append(decide) is not None
 
 
 def _carry_out(

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sluice.pipelines import manifest, windows
+from sluice.pipelines import manifest, owners, windows
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import MAX_FOLDERS
@@ -23,8 +23,8 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.merging import MERGE_BYTES, Merge, Merger
 from sluice.pipelines.ports import Progress, Reporter
 from sluice.pipelines.publish import roll_forward
-from sluice.pipelines.rewriting import How, Rewriting, give_up_dead, is_free, rewriting
-from sluice.pipelines.values import Owner, Receipt, Request, RequestKind
+from sluice.pipelines.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.values import Met, Owner, Receipt, Request, RequestKind
 
 REQUEST = Request(RequestKind.COMPACT)
 
@@ -45,13 +45,15 @@ class Found:
 class Compacted:
     """What was merged, with the receipt that took its place, None where it is only foreseen; `batches` did it.
 
-    `busy`: where another batch is at work (its id), by window (None: outside windows); that was left alone.
+    `busy`: which other live batch reserves it (its id), by window (None: outside windows); that was left alone. `met`:
+    these batches, how their runs stand, and the ways out.
     """
 
     merged: tuple[tuple[Merge, Receipt | None], ...] = ()
     batches: tuple[int, ...] = ()
     busy: Mapping[int | None, int] = field(default_factory=dict)
     incomplete: tuple[int, ...] = ()
+    met: tuple[Met, ...] = ()
 
 
 def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
@@ -115,13 +117,14 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 
 
 def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
-    """What `compact` would merge now; what a dead run was merging, too. Writes nothing, and waits for no evidence."""
+    """What `compact` would merge now; what a dead run was merging, too. Writes nothing."""
     ledger = open_ledger(feed, edges)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
     state = ledger.read()
-    dead = {b.id for b in rewriting(state) if edges.liveness.looks_dead(b.owner)}
+    dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
     free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
-    return Compacted(tuple((m, None) for m in free), busy=busy, incomplete=found.incomplete)
+    met = company(feed.name, ledger, edges.liveness, busy.values())
+    return Compacted(tuple((m, None) for m in free), (), busy, found.incomplete, met)
 
 
 # -- carried out
@@ -130,13 +133,13 @@ def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Co
 def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner, report: Reporter) -> Compacted:
     """Merge what `find` finds, a batch after the other. What a batch put in place stays, whatever stops the next.
 
-    A batch of a dead run that merged is given up first. Raises PlanBusy while another one merges, OwnershipLost,
-    ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
+    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises PlanBusy while another
+    one merges, OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
         report(Progress("roll forward"))
-        give_up_dead(feed.name, ledger, edges.liveness, REQUEST.kind)
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)
         report(Progress("find"))
         found = find(feed, ledger, asked)
@@ -144,7 +147,8 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
         how = How(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
         run.all(found.merges)
-    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete)
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:

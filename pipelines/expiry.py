@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sluice.pipelines import layout, manifest, windows
+from sluice.pipelines import layout, manifest, owners, windows
 from sluice.pipelines.errors import UsageError, WindowIncomplete
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
 from sluice.pipelines.ledger.fold import NO_PINS
-from sluice.pipelines.plan import busy
-from sluice.pipelines.ports import Lake
+from sluice.pipelines.ports import Lake, Liveness, Reporter
 from sluice.pipelines.publish import roll_forward
 from sluice.pipelines.ranges import Range, union
+from sluice.pipelines.rewriting import give_up_dead
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import Key, Receipt
 
@@ -67,22 +67,33 @@ class Removed:
     manifests: tuple[str, ...] = ()
 
 
-def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings) -> Expiry:
+def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Expiry:
     """What `expire` would retire now. Raises as it does; writes nothing."""
-    return _decided(ledger, ledger.read(), feed, before, settings)
+    return _decided(ledger, ledger.read(), feed, before, settings, liveness)
 
 
-def expire(ledger: Ledger, lake: Lake, feed: str, before: int, settings: WindowSettings, reason: str) -> Retired:
+def expire(
+    ledger: Ledger,
+    lake: Lake,
+    feed: str,
+    before: int,
+    settings: WindowSettings,
+    reason: str,
+    liveness: Liveness,
+    report: Reporter = lambda p: None,
+) -> Retired:
     """Retire everything that landed before a boundary of windows (ms), then remove its files.
 
-    Raises UsageError for a time at which no window begins, or none has ended yet in some partition, WindowIncomplete
-    while anything before it is owed, PlanBusy while a live batch is at work there.
+    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises UsageError for a time at
+    which no window begins, or none has ended yet in some partition, WindowIncomplete while anything before it is owed,
+    PlanBusy while any other live batch reserves something there.
     """
+    give_up_dead(ledger, liveness, None, report)
     found = Expiry(before, ())
 
     def decide(state: State) -> RetireEntry | None:
         nonlocal found
-        found = _decided(ledger, state, feed, before, settings)
+        found = _decided(ledger, state, feed, before, settings, liveness)
         if not found.receipts:
             return None
         return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
@@ -108,12 +119,14 @@ def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
 # -- decided
 
 
-def _decided(ledger: Ledger, state: State, feed: str, before: int, settings: WindowSettings) -> Expiry:
+def _decided(
+    ledger: Ledger, state: State, feed: str, before: int, settings: WindowSettings, liveness: Liveness
+) -> Expiry:
     windows.check_aligned(before, settings)
     _check_pinned(state, feed, before, settings)
     ends = {k: _end(state, k, before) for k in state.origins}
     _check_nothing_owed(state, feed, ends, settings)
-    _check_nobody_at_work(state, feed, ends)
+    _check_free(state, feed, ends, liveness)
     earlier = (r for r in manifest.receipts_lying(ledger, state, lambda w: w is None or w < before))
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
     below = tuple(r for r in receipts if r.slice.end <= ends[r.slice.key])
@@ -171,10 +184,12 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
     return " ".join(f"--window {show_window(w)}" for w in starts[:5])
 
 
-def _check_nobody_at_work(state: State, feed: str, ends: dict[Key, int]) -> None:
-    for batch, s in state.live_slices():
-        if s.start < ends.get(s.key, 0):
-            raise busy(batch, s, f"wait for it to end; when its run is dead: sluice repair {feed}")
+def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
+    found = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
+    verdicts = owners.judged(liveness, (b for b, _ in found.values()))
+    for batch, s in found.values():
+        if not (batch.rewrites and verdicts[batch.id].dead):
+            raise owners.busy(feed, batch, s, verdicts[batch.id])
 
 
 def windows_of(expiry: Expiry, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:

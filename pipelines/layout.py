@@ -35,7 +35,7 @@ _WINDOW_FOLDER = {
     for n in (1, 2, 3)
 }
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
-_STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/.")
+_STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
 _RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^/]+\.parquet")
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")

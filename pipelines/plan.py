@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from sluice.pipelines import layout, windows
-from sluice.pipelines.errors import OffsetsLost, PlanBusy, SluiceError, UsageError, WindowHeld
+from sluice.pipelines.errors import OffsetsLost, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.held_back import HeldBack
 from sluice.pipelines.ledger import Batch, State
@@ -230,37 +230,16 @@ def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) 
     return UsageError(f"{tp} is no partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
-def check_free(state: State, found: Sequence[Owed]) -> None:
-    """Raises PlanBusy when a live plan reserves any of the owed ranges."""
-    if in_the_way := overlap(state, found):
-        raise busy(*in_the_way)
+def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
+    """The live batches that reserve any of the owed ranges, with the slices that do.
 
-
-def overlap(state: State, found: Sequence[Owed]) -> tuple[Batch, Slice] | None:
-    """The first live batch that reserves any of the owed ranges, with the slice that does."""
+    One that was asked to replace the same is among them whatever is owed by now: what it reads may be gone since.
+    """
     wanted = {o.key: (*o.ranges, *o.lost) for o in found}
     for batch, s in state.live_slices():
-        if any(r.meets(s.range) for r in wanted.get(s.key, ())):
-            return batch, s
-    return None
-
-
-_WAIT = (
-    "wait for it to end; when that run is dead, the next run takes its batch over by itself"
-    " (sluice repair --dry-run says whether it is)"
-)
-
-
-def busy(batch: Batch, s: Slice, remedy: str = _WAIT) -> PlanBusy:
-    """The refusal to touch what another live batch reserves."""
-    return PlanBusy(
-        f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is at work on {s}",
-        remedy=remedy,
-        topic=s.topic,
-        partition=s.partition,
-        start=s.start,
-        end=s.end,
-    )
+        same = request.replace and batch.request == request
+        if same or any(r.meets(s.range) for r in wanted.get(s.key, ())):
+            yield batch, s
 
 
 def build(

@@ -17,6 +17,7 @@ from sluice.pipelines.shape import RAW, Shape
 from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
+    Met,
     OffsetAtTime,
     OpenTransaction,
     Outcome,
@@ -224,7 +225,8 @@ class Lake(Protocol):
     def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Writes below the folder that have not ended, and for how long (ms) each has stood still.
 
-        Nothing else shows them. A killed process leaves them behind; their names are for `discard` alone.
+        Nothing else shows them. A killed process leaves them behind; their names are for `discard` alone. Where folders
+        are things of their own, an empty one is such a write, too, and its name ends in `/`.
         """
         ...
 
@@ -273,16 +275,12 @@ class Liveness(Protocol):
         """Say that we live, now and then, until the block ends."""
         ...
 
-    def is_dead(self, owner: Owner) -> bool:
-        """True only with evidence."""
-        ...
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        """By token, how each stands: alive, or dead, with the evidence. The one judge of that.
 
-    def looks_dead(self, owner: Owner) -> bool:
-        """True with evidence that is there at once; False while only watching would tell."""
-        ...
-
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        """By token, who of them is dead, and by what evidence. All suspects are watched at once."""
+        With `watch` suspects are watched, all at once, until it is known; without, nobody waits, and of a suspect it
+        is not known yet.
+        """
         ...
 
     def owners(self) -> tuple[Owner, ...]:
@@ -300,12 +298,14 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a batch is: a stage's name, and offsets done of all where it counts."""
+    """How far a batch is: a stage's name, and offsets done of all where it counts. `met`: another run's batch that was
+    just taken over, given up or left; what is said last of a batch holds."""
 
     stage: str
     done: int = 0
     total: int = 0
     note: str = ""
+    met: Met | None = None
 
 
 Reporter = Callable[[Progress], None]

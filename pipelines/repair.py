@@ -14,7 +14,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import BinaryIO
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, owners
 from sluice.pipelines.audit import live_receipts
 from sluice.pipelines.errors import PlanBusy, UsageError
 from sluice.pipelines.expiry import remove_retired
@@ -23,9 +23,8 @@ from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.manifest import write_manifests
 from sluice.pipelines.ports import Lake, Liveness
 from sluice.pipelines.publish import abandon, roll_forward
-from sluice.pipelines.rewriting import AGAIN
 from sluice.pipelines.units import many, show_window
-from sluice.pipelines.values import AskedRange, Owner, Part, Receipt, Request, RequestKind, Verdict
+from sluice.pipelines.values import AskedRange, Met, Owner, Part, Receipt, Request, RequestKind, Verdict
 
 STALE_MS = 3_600_000
 """How long a write that never ended must have stood still before it counts as a killed process's."""
@@ -41,6 +40,7 @@ class Kind(StrEnum):
     MANIFEST = "window without manifest"
     BEAT = "beat of a dead run"
     UNFINISHED = "write that never ended"
+    EMPTY = "empty folder"
     UNTOLD = "unknown to Dagster"
     WAITING = "batch of a dead run"
     AT_WORK = "batch at work"
@@ -80,8 +80,8 @@ def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
 
     Raises PlanBusy, UsageError for batches that cannot be given up: nothing has changed then.
     """
-    owners = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
-    verdicts = place.liveness.verdicts(dict.fromkeys(owners))
+    known = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
+    verdicts = place.liveness.judge(dict.fromkeys(known))
     _check_dead(place, giving_up, verdicts)
     yield from _given_up(place, giving_up)
     yield from _rolled_forward(place)
@@ -90,7 +90,7 @@ def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
     yield from _manifests(place)
     yield from _orphans(place)
     yield from _unfinished(place)
-    yield from _beats(place, {o.token: o for o in owners}, verdicts)
+    yield from _beats(place, {o.token: o for o in known}, verdicts)
     yield from _strangers(place)
 
 
@@ -104,19 +104,13 @@ Verdicts = Mapping[str, Verdict]
 WAYS = 5
 """Commands that one finding names at most."""
 
-_NEW = Verdict(False, "it has just begun")
-
 
 def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> None:
     state = place.ledger.read()
     for batch in [_known(place, state, number) for number in giving_up]:
-        seen = verdicts.get(batch.owner.token, _NEW)
+        seen = verdicts.get(batch.owner.token, owners.NEW)
         if batch.status is BatchStatus.PLANNED and not seen.dead:
-            raise PlanBusy(
-                f"{_at_work(batch, seen).text}: {seen.why}",
-                remedy=f"wait for it, or cancel it where it runs ({batch.owner.host}); if Dagster only thinks so: "
-                f"sluice unstick --run {batch.owner.run[:8]} --force",
-            )
+            raise PlanBusy(str(owners.met(place.feed, batch, seen)), remedy=owners.way_out(place.feed, batch, seen))
 
 
 def _known(place: Place, state: State, batch: int) -> Batch:
@@ -129,7 +123,7 @@ def _known(place: Place, state: State, batch: int) -> Batch:
 def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
     for number in giving_up:
         batch = place.ledger.read().batches[number]
-        finished, _ = finished_slices(place.lake, place.feed, batch)
+        finished, _ = owners.finished_slices(place.lake, place.feed, batch)
         if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
             yield Found(Kind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
@@ -139,50 +133,17 @@ def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
 
 def _live(place: Place, verdicts: Verdicts) -> Iterator[Found]:
     for batch in place.ledger.read().live():
-        seen = verdicts.get(batch.owner.token, _NEW)
-        yield _waiting(place, batch, seen) if seen.dead else _at_work(batch, seen)
+        met = owners.met(place.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
+        yield _waiting(place, batch, met) if met.verdict.dead else _found(Kind.AT_WORK, met, met.text)
 
 
-def _waiting(place: Place, batch: Batch, seen: Verdict) -> Found:
-    kept, ways = outlook(place.lake, place.feed, batch)
-    text = f"batch {batch.id} ({batch.request}) is unfinished, and {batch.owner.describe()} is dead; {kept}"
-    return Found(Kind.WAITING, text, remedy=ways, items=(str(batch.id),), why=seen.why)
+def _waiting(place: Place, batch: Batch, met: Met) -> Found:
+    kept, ways = owners.outlook(place.lake, place.feed, batch)
+    return _found(Kind.WAITING, met, f"{met.text}; {kept}", ways)
 
 
-def _at_work(batch: Batch, seen: Verdict) -> Found:
-    text = f"batch {batch.id} ({batch.request}) is at work: {batch.owner.describe()} lives"
-    return Found(Kind.AT_WORK, text, items=(str(batch.id),), why=seen.why)
-
-
-def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
-    """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
-    finished, planned = finished_slices(lake, feed, batch)
-    give_up = f"sluice repair {feed} --abandon {batch.id}   gives it up"
-    if again := AGAIN.get(batch.request.kind):
-        return "nothing of it counts yet", (f"{again.format(feed=feed)}   gives it up and begins anew", give_up)
-    kept = f"{finished} of {planned} slices are finished" if finished else "no slice is finished"
-    return kept, (f"{command(feed, batch.request)}   finishes it, and reads only what is missing", give_up)
-
-
-def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
-    """Of a live batch's slices, how many have a receipt in staging, and how many there are."""
-    names = {layout.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
-    receipts = (layout.receipt_slice(p) for p in lake.list(layout.staging_folder(feed, batch.id)))
-    return len(names.intersection(r for r in receipts if r)), len(names)
-
-
-def command(feed: str, asked: Request) -> str:
-    """The command that asks for the same."""
-    words = ["sluice run", feed]
-    match asked.kind:
-        case RequestKind.OFFSETS:
-            words += [f"--offsets {r.topic}:{r.partition}:{r.start}-{r.end}" for r in asked.ranges]
-        case RequestKind.WINDOW if asked.until is not None:
-            words.append(f"--from {show_window(asked.window or 0)} --to {show_window(asked.until)}")
-        case RequestKind.WINDOW:
-            words.append(f"--window {show_window(asked.window or 0)}")
-    words += [f"--only {tp}" for tp in asked.only]
-    return " ".join([*words, "--replace"] if asked.replace else words)
+def _found(kind: Kind, met: Met, text: str, ways: tuple[str, ...] = ()) -> Found:
+    return Found(kind, text, remedy=ways, items=(str(met.batch),), why=met.verdict.why)
 
 
 # -- what readers see
@@ -244,7 +205,7 @@ def _anew(place: Place, r: Receipt) -> str:
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
     whole = Request(RequestKind.WINDOW, window=window and place.windows.start_of(window), replace=True)
-    return f"{command(place.feed, slices if window is None else whole)}   lands their offsets anew"
+    return f"{owners.asking(place.feed, slices if window is None else whole)}   lands their offsets anew"
 
 
 def _visible(place: Place) -> set[str]:
@@ -288,9 +249,12 @@ def _unfinished(place: Place) -> Iterator[Found]:
     done = tuple(name for name, age in begun if _is_left(state, layout.staged_batch(name), age))
     for name in done:
         place.lake.discard(name)
-    if done:
-        text = f"{many(len(done), 'write')} that killed processes never ended"
-        yield Found(Kind.UNFINISHED, text, "removed", items=done)
+    folders = tuple(name for name in done if name.endswith("/"))
+    if writes := tuple(name for name in done if name not in folders):
+        text = f"{many(len(writes), 'write')} that killed processes never ended"
+        yield Found(Kind.UNFINISHED, text, "removed", items=writes)
+    if folders:
+        yield Found(Kind.EMPTY, many(len(folders), "empty folder"), "removed", items=folders)
 
 
 def _is_left(state: State, batch: int | None, age: int) -> bool:

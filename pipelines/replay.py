@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout, parquet
+from sluice.pipelines import layout, owners, parquet
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.compaction import open_ledger, threads
 from sluice.pipelines.contract.rows import RowChecks
@@ -51,7 +51,7 @@ from sluice.pipelines.publish import roll_forward
 from sluice.pipelines.quarantine import Kind, kinds_of
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.recast import plain, recast, unfit
-from sluice.pipelines.rewriting import How, Rewriting, give_up_dead, is_free, rewriting
+from sluice.pipelines.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
 from sluice.pipelines.shape import Shape
 from sluice.pipelines.task import Seen
 from sluice.pipelines.typed.landed import QUARANTINED, quarantined
@@ -59,6 +59,7 @@ from sluice.pipelines.values import (
     Counts,
     Drift,
     DriftKind,
+    Met,
     Owner,
     Part,
     PartKind,
@@ -302,13 +303,15 @@ class Found:
 class Replayed:
     """What was re-landed, with the receipt that took its place, None where it is only foreseen; `batches` did it.
 
-    `busy`: where another batch is at work (its id), by window (None: outside windows); that was left alone.
+    `busy`: which other live batch reserves it (its id), by window (None: outside windows); that was left alone. `met`:
+    these batches, how their runs stand, and the ways out.
     """
 
     found: Found
     done: tuple[tuple[Candidate, Receipt | None], ...] = ()
     batches: tuple[int, ...] = ()
     busy: Mapping[int | None, int] = field(default_factory=dict)
+    met: tuple[Met, ...] = ()
 
     @property
     def trial(self) -> Trial:
@@ -384,14 +387,15 @@ def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
 
 
 def foreseen(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
-    """What `replay` would do now. Writes nothing, and waits for no evidence. Raises SchemaChanged."""
+    """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = open_ledger(feed, edges)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
     found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
-    dead = {b.id for b in rewriting(state) if edges.liveness.looks_dead(b.owner)}
+    dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
     free = [c for c in found.fitting if is_free(state, c.slice, found.number, busy, dead)]
-    return Replayed(found, tuple((c, None) for c in free), busy=busy)
+    met = company(feed.name, ledger, edges.liveness, busy.values())
+    return Replayed(found, tuple((c, None) for c in free), busy=busy, met=met)
 
 
 # -- carried out
@@ -400,14 +404,14 @@ def foreseen(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, rep
 def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
     """Land what fits by now, a batch after the other. What a batch put in place stays, whatever stops the next.
 
-    A mending function is asked twice of each record. A batch of a dead run that replayed is given up first. Raises
-    SchemaChanged, PlanBusy while another one replays, OwnershipLost, ProofFailed for a part that is not what the ledger
-    says, LakeFull, LakeUnavailable.
+    A mending function is asked twice of each record. Batches of dead runs that wrote parts anew are given up first,
+    and told to `report`. Raises SchemaChanged, PlanBusy while another one replays, OwnershipLost, ProofFailed for a
+    part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
         report(Progress("roll forward"))
-        give_up_dead(feed.name, ledger, edges.liveness, REQUEST.kind)
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)
         _tidy(ledger, edges.lake)
         if ledger.read().origins:  # else nothing is in quarantine; and it is for a landing to begin a ledger
@@ -420,7 +424,8 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         )
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
         run.all(found.fitting)
-    return Replayed(found, tuple(run.done), tuple(run.batches), run.busy)
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Replayed(found, tuple(run.done), tuple(run.batches), run.busy, met)
 
 
 def _tidy(ledger: Ledger, lake: Lake) -> None:

@@ -15,21 +15,20 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Generic, Protocol, TypeVar
 
+from sluice.pipelines import owners
 from sluice.pipelines.batch import Edges
 from sluice.pipelines.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.feed import Feed
-from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.merging import Desk
 from sluice.pipelines.ports import Liveness, Progress, Reporter
 from sluice.pipelines.proof import prove
 from sluice.pipelines.publish import abandon, check_owner, publish, roll_forward
-from sluice.pipelines.values import Owner, Part, Plan, Receipt, Request, RequestKind, Slice, Task
+from sluice.pipelines.values import Met, Owner, Part, Plan, Receipt, Request, RequestKind, Slice, Task, Verdict
 
 MAX_PIECES = 1000
 """Pieces that one batch writes at most."""
-AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
-"""The requests that write parts anew, and the commands that ask for them."""
 _ENDLESS = 1 << 62
 
 
@@ -62,21 +61,30 @@ def rewriting(state: State) -> list[Batch]:
     return [b for b in state.live() if b.rewrites]
 
 
-def give_up_dead(feed: str, ledger: Ledger, liveness: Liveness, kind: RequestKind) -> None:
-    """Give up the batches of dead runs that wrote parts anew. Raises PlanBusy while one of this kind is at work."""
-    for batch in rewriting(ledger.read()):
-        same = batch.request.kind is kind
-        if liveness.is_dead(batch.owner) if same else liveness.looks_dead(batch.owner):
-            abandon(ledger, batch.id, "the run that wrote these parts anew died; they are as they were")
-        elif same:
-            raise _busy(feed, batch, kind)
+def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, report: Reporter) -> None:
+    """Give up the batches of dead runs that wrote parts anew, and say so. Raises PlanBusy while one of this kind is at
+    work."""
+    found = rewriting(ledger.read())
+    verdicts = owners.judged(liveness, found)
+    owners.give_up(ledger, found, verdicts, report)
+    for batch in found:
+        if batch.request.kind is kind and not verdicts[batch.id].dead:
+            raise _one_at_once(ledger.feed, batch, verdicts[batch.id])
 
 
-def _busy(feed: str, batch: Batch, kind: RequestKind) -> PlanBusy:
+def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
     return PlanBusy(
-        f"batch {batch.id} ({batch.request}, {batch.owner.describe()}) is writing parts of feed {feed} anew already",
-        remedy=f"wait for it to end; when its run is dead, the next `{AGAIN[kind].format(feed=feed)}` gives it up",
+        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} anew",
+        remedy=owners.way_out(feed, batch, verdict),
     )
+
+
+def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:
+    """Of batches that something was left alone for: how their runs stand, and the ways out."""
+    batches = ledger.read().batches
+    found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
+    verdicts = owners.judged(liveness, found)
+    return tuple(owners.met(feed, b, verdicts[b.id]) for b in found)
 
 
 def is_free(
@@ -122,7 +130,7 @@ class Rewriting(Generic[P]):
             kind = self._how.request.kind
             for batch in rewriting(state):
                 if batch.request.kind is kind:
-                    raise _busy(self._feed.name, batch, kind)
+                    raise _one_at_once(self._feed.name, batch, owners.NEW)
             left = [p for p in pieces if is_free(state, p.slice, self._since, self.busy)]
             plan = self._plan(state, left)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None

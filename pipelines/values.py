@@ -397,12 +397,64 @@ class Owner:
         return f"run {self.run[:8]} (pid {self.pid} on {self.host})"
 
 
+class Life(StrEnum):
+    """How an owner, or a run, stands."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "not known yet"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an owner, or a run, is dead, and by what evidence: "its process (pid 7) is gone from this machine"."""
+    """How an owner, or a run, stands, and by what evidence: "its process (pid 7) is gone from this machine". Of one
+    that is not known yet: what would tell."""
 
-    dead: bool
+    life: Life
     why: str
+
+    @property
+    def dead(self) -> bool:
+        return self.life is Life.DEAD
+
+
+class Fate(StrEnum):
+    """What became of a batch that a dead run left."""
+
+    TAKEN_OVER = "taken over"
+    GIVEN_UP = "given up"
+    LEFT = "left as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A live batch of another run that somebody came upon: how that run stands, and what became of the batch.
+
+    `why`: what it was given up for, or what keeps it. `ways`: commands, each with what it does to the batch.
+    """
+
+    batch: int
+    request: Request
+    owner: Owner
+    verdict: Verdict
+    fate: Fate = Fate.LEFT
+    why: str = ""
+    ways: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Without the evidence."""
+        return f"batch {self.batch} ({self.request}) {_STANDS[self.verdict.life].format(self.owner.describe())}"
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.verdict.why}"
+
+
+_STANDS = {
+    Life.ALIVE: "is at work: {} lives",
+    Life.DEAD: "is unfinished, and {} is dead",
+    Life.UNKNOWN: "may be at work: whether {} lives is not known yet",
+}
 
 
 def to_json(value: Any) -> str:

@@ -109,6 +109,7 @@ class LocalLake:
                 _move(temporary, place)
         except BaseException:
             _discard(temporary, file)
+            self._prune(temporary)
             raise
 
     def open(self, path: str) -> BinaryIO:
@@ -150,22 +151,25 @@ class LocalLake:
                     (self.root / folder).rmdir()
 
     def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """The `.tmp-…` files below the folder, each with the time (ms) since it was written to last."""
-        for folder, _, names in os.walk(self._place(prefix)):
+        """The `.tmp-…` files below the folder, and folders made for a file that never came (their names end in `/`);
+        each with the time (ms) since it was written to last."""
+        for folder, inner, names in os.walk(self._place(prefix)):
             above = Path(folder).relative_to(self.root)
-            for name in sorted(n for n in names if n.startswith(TEMPORARY)):
-                with suppress(FileNotFoundError):  # it has ended meanwhile
-                    age = time.time() - (Path(folder) / name).lstat().st_mtime
-                    yield str(above / name), max(0, int(age * 1000))
+            begun = sorted(n for n in names if n.startswith(TEMPORARY))
+            if not (inner or names):
+                yield from _aged(Path(folder), f"{above}/")
+            for name in begun:
+                yield from _aged(Path(folder) / name, str(above / name))
 
     def discard(self, name: str) -> None:
         above, _, last = name.rpartition("/")
-        if not last.startswith(TEMPORARY):
+        if last and not last.startswith(TEMPORARY):
             raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
         place = self._place(above) / last
-        with _told(name), suppress(FileNotFoundError, NotADirectoryError):
-            place.unlink()
-        self._prune(place)
+        if last:
+            with _told(name), suppress(FileNotFoundError, NotADirectoryError):
+                place.unlink()
+        self._prune(place if last else place / "gone")
 
     def _place(self, path: str) -> Path:
         """Where the path is. Checked before each call: no guard against who swaps folders meanwhile."""
@@ -205,6 +209,11 @@ def _meaning(error: OSError, path: str) -> SluiceError:
     if error.errno == errno.EPERM and error.filename2 is None:  # not of a link: the folder is immutable, or append-only
         remedy = f"{_RIGHTS} (lsattr shows whether the folder is immutable)"
     return Terminal(f"the lake refused {why}", remedy=remedy)
+
+
+def _aged(place: Path, name: str) -> Iterator[tuple[str, int]]:
+    with suppress(FileNotFoundError):  # it has ended meanwhile
+        yield name, max(0, int((time.time() - place.lstat().st_mtime) * 1000))
 
 
 def _temporary(place: Path) -> tuple[Path, BinaryIO]:

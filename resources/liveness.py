@@ -3,7 +3,7 @@
 Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
 or the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, and makes
 us watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids
-what an owner publishes after another has taken over. What Dagster knows of a run is `assets.instance`'s to add.
+what an owner publishes after another has taken over. `Informed` adds what Dagster knows of runs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 from sluice.pipelines import layout
-from sluice.pipelines.ports import Clock, Lake
-from sluice.pipelines.values import Owner, Verdict
+from sluice.pipelines.ports import Clock, Lake, Liveness
+from sluice.pipelines.values import Life, Owner, Verdict
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
@@ -82,34 +83,22 @@ class LakeLiveness:
             thread.join(_GRACE_S)
             self._tolerant("remove", lambda: self._lake.remove(self._path(owner)))
 
-    def is_dead(self, owner: Owner) -> bool:
-        """True only with evidence; may watch a suspect for `bound_ms` first.
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        """By token, how each stands, and by what evidence. An owner whose stamp is fresh by our clock is taken for
+        alive at once, one whose process is gone from this machine for dead.
 
-        An owner whose stamp is fresh by our clock is taken for alive at once, one whose process is gone from
-        this machine for dead.
+        With `watch` all suspects are watched together, for `bound_ms`; without, nobody waits: they are not known yet.
         """
-        return self.verdicts([owner])[owner.token].dead
-
-    def looks_dead(self, owner: Owner) -> bool:
-        """True when the beat or its process is gone. Never waits: one that only watching would tell from a live one
-        counts as alive.
-        """
-        seen = self._at_once(self._beat(owner))
-        return seen is not None and seen.dead
-
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        """By token, who of them is dead, and by what evidence. All suspects are watched together, for `bound_ms`."""
         beats = {o: self._beat(o) for o in owners}
         clear = {o.token: seen for o, beat in beats.items() if (seen := self._at_once(beat))}
-        return clear | self._watched({o: beat for o, beat in beats.items() if o.token not in clear})
+        suspects = {o: beat for o, beat in beats.items() if o.token not in clear}
+        if watch:
+            return clear | self._watched(suspects)
+        return clear | {o.token: self._suspected(beat or b"") for o, beat in suspects.items()}
 
     def owners(self) -> tuple[Owner, ...]:
         """Everybody whose beat stands in the lake, at work or killed; what a beat does not say is empty."""
         return tuple(o for path in self._lake.list(self._folder) if (o := _owner(path, self._lake.get(path) or b"")))
-
-    def forget(self, owner: Owner) -> None:
-        """Remove the beat of somebody who is dead: whoever asks next need not watch."""
-        self._lake.remove(self._path(owner))
 
     def last_beat(self, owner: Owner) -> int | None:
         """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
@@ -143,14 +132,23 @@ class LakeLiveness:
     def _at_once(self, beat: bytes | None) -> Verdict | None:
         """What a beat tells without waiting; None for a suspect."""
         if beat is None:
-            return Verdict(True, "it has ended: no beat of it is in the lake")
+            return Verdict(Life.DEAD, "it has ended: no beat of it is in the lake")
         if _process_gone(beat):
-            return Verdict(True, f"its process (pid {_parsed(beat)['pid']}) is gone from this machine")
+            return Verdict(Life.DEAD, f"its process (pid {_parsed(beat)['pid']}) is gone from this machine")
         at = _stamp(beat)
         age = None if at is None else self._clock() - at
         if age is not None and abs(age) <= self._bound_ms:
-            return Verdict(False, f"its last beat is {max(age, 0) / 1000:.0f} s old")
+            return Verdict(Life.ALIVE, f"its last beat is {max(age, 0) / 1000:.0f} s old")
         return None
+
+    def _suspected(self, beat: bytes) -> Verdict:
+        at, bound = _stamp(beat), self._bound_ms / 1000
+        aged = "its last beat says no time" if at is None else f"by our clock its last beat is {self._aged(at)}"
+        return Verdict(Life.UNKNOWN, f"{aged}; whether it goes on is seen by watching it for {bound:.0f} s")
+
+    def _aged(self, at: int) -> str:
+        age = self._clock() - at
+        return f"{abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
 
     def _watched(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
         """Watch for `bound_ms`, by counted pauses and no clock; whose beat changes lives."""
@@ -162,11 +160,46 @@ class LakeLiveness:
             for owner, first in left.items():
                 now = self._beat(owner)
                 if now is None or _process_gone(first or b""):
-                    found[owner.token] = Verdict(True, "it ended while it was watched")
+                    found[owner.token] = Verdict(Life.DEAD, "it ended while it was watched")
                 elif now != first:
-                    found[owner.token] = Verdict(False, "its beat goes on")
-        silent = Verdict(True, f"its beat did not change while it was watched for {self._bound_ms / 1000:.0f} s")
+                    found[owner.token] = Verdict(Life.ALIVE, "its beat goes on")
+        silent = Verdict(Life.DEAD, f"its beat did not change while it was watched for {self._bound_ms / 1000:.0f} s")
         return {o.token: silent for o in suspects} | found
+
+
+Ended = Callable[[Iterable[str]], Mapping[str, str]]
+"""Of runs by their ids, those that Dagster knows as ended, and as what: `FAILURE`."""
+
+
+@dataclass(frozen=True)
+class Informed:
+    """`ports.Liveness` that asks Dagster, too: the owner whose run has ended is dead, whatever it still does.
+
+    A run that somebody else's instance knows is judged by its beat. Where Dagster is wrong, a run marked as failed
+    that goes on, its work is lost and nothing else: the ledger voids what it publishes after another took over.
+    """
+
+    liveness: Liveness
+    ended: Ended
+
+    def beat(self, owner: Owner) -> AbstractContextManager[None]:
+        return self.liveness.beat(owner)
+
+    def last_beat(self, owner: Owner) -> int | None:
+        return self.liveness.last_beat(owner)
+
+    def owners(self) -> tuple[Owner, ...]:
+        return self.liveness.owners()
+
+    def judge(self, asked: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        """Those whose beat alone tells that they are dead cost no question."""
+        everybody = tuple(asked)
+        said = dict(self.liveness.judge(everybody, watch=False))
+        left = [o for o in everybody if not said[o.token].dead]
+        ended = self.ended([o.run for o in left]) if left else {}
+        said |= {o.token: Verdict(Life.DEAD, f"Dagster knows it as {ended[o.run]}") for o in left if o.run in ended}
+        suspects = [o for o in left if said[o.token].life is Life.UNKNOWN]
+        return said | dict(self.liveness.judge(suspects) if watch and suspects else {})
 
 
 def _parsed(beat: bytes) -> dict[str, Any]:

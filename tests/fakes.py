@@ -14,6 +14,7 @@ from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
+    Life,
     OffsetAtTime,
     OpenTransaction,
     Owner,
@@ -206,9 +207,10 @@ class FakeMembership:
 
 @dataclass
 class FakeLiveness:
-    """Owners are alive until their token is in `dead`."""
+    """Owners are alive until their token is in `dead`; of `suspects` only watching tells."""
 
     dead: set[str] = field(default_factory=set)
+    suspects: set[str] = field(default_factory=set)
     beaten: list[str] = field(default_factory=list)
     beats: dict[str, int] = field(default_factory=dict)
     """By token, when it was heard of last (ms)."""
@@ -220,14 +222,13 @@ class FakeLiveness:
         self.beaten.append(owner.token)
         yield
 
-    def is_dead(self, owner: Owner) -> bool:
-        return owner.token in self.dead
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        return {o.token: Verdict(self._life(o.token, watch), "so it was said") for o in owners}
 
-    def looks_dead(self, owner: Owner) -> bool:
-        return self.is_dead(owner)
-
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        return {o.token: Verdict(self.is_dead(o), "so it was said") for o in owners}
+    def _life(self, token: str, watch: bool) -> Life:
+        if token in self.suspects:
+            return (Life.DEAD if token in self.dead else Life.ALIVE) if watch else Life.UNKNOWN
+        return Life.DEAD if token in self.dead else Life.ALIVE
 
     def owners(self) -> tuple[Owner, ...]:
         return tuple(self.known)

@@ -14,11 +14,12 @@ from dagster._core.events import EngineEventData
 
 from sluice.assets import stuck
 from sluice.assets.evidence import committed_key, landed_key
-from sluice.assets.instance import Informed, bury_dead_runs, holding, informed, is_held, prepare_home
+from sluice.assets.instance import bury_dead_runs, holding, informed, is_held, prepare_home
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
 from sluice.pipelines.repair import Kind
-from sluice.pipelines.values import Verdict
+from sluice.pipelines.values import Life, Verdict
+from sluice.resources.liveness import Informed
 from tests.assets.world import World, in_hour, versions, windows
 from tests.fakes import FakeLiveness, owner
 
@@ -78,7 +79,7 @@ def test_a_run_is_judged_by_its_lock_then_its_beat_then_its_process(world: World
         noted(instance, run, dead_pid())
     for run in (silent, there):
         noted(instance, run, os.getpid())
-    said = {beats: Verdict(False, "its beat goes on"), silent: Verdict(True, "its beat did not change")}
+    said = {beats: Verdict(Life.ALIVE, "its beat goes on"), silent: Verdict(Life.DEAD, "its beat did not change")}
     with holding(home, held):
         found = judged(instance, world, lambda runs: {r: said[r] for r in runs if r in said})
     assert found == {
@@ -168,16 +169,18 @@ def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instanc
 
 def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = begun(instance, Status.FAILURE), begun(instance)
-    liveness = Informed(FakeLiveness(dead={"beatless"}), instance)
-    owners = [owner("failed", failed), owner("alive", alive), owner("beatless", alive), owner("elsewhere", "unknown")]
-    verdicts = liveness.verdicts(owners)
-    assert {t: v.dead for t, v in verdicts.items()} == {
-        "failed": True, "alive": False, "beatless": True, "elsewhere": False,
+    beats = FakeLiveness(dead={"beatless"}, suspects={"suspect"})
+    with world.open_edges(world.session().feed("orders")) as edges:
+        liveness = informed(replace(edges, liveness=beats), instance).liveness
+    runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}
+    owners = [owner(token, run) for token, run in runs.items()]
+    at_once, known = (liveness.judge(owners, watch=watch) for watch in (False, True))
+    assert at_once["failed"].why == "Dagster knows it as FAILURE"
+    assert {t: v.life for t, v in at_once.items()} == {
+        "failed": Life.DEAD, "alive": Life.ALIVE, "beatless": Life.DEAD, "elsewhere": Life.ALIVE,
+        "suspect": Life.UNKNOWN,
     }  # fmt: skip
-    assert verdicts["failed"].why == "Dagster knows it as FAILURE"
-    assert (
-        [liveness.is_dead(o) for o in owners] == [liveness.looks_dead(o) for o in owners] == [True, False, True, False]
-    )
+    assert known == at_once | {"suspect": Verdict(Life.ALIVE, "so it was said")}
 
 
 def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,12 @@ def gather(
     topics = {*topics, *(i["key"][0] for e in entries if e["kind"] == "origin" for i in e["items"])}
     committed = all(e["plan"]["isolation"] == "read_committed" for e in entries if e["kind"] == "plan")
     folders, offsets = list(log_dirs), None
-    log = tools.dump(java, folders, topics, keep / "log.jsonl") if folders else None
+    log = None
     if folders:
-        offsets = facts.committed(tools.dump_offsets(java, folders, keep / "offsets.jsonl"))
+        with ThreadPoolExecutor(2) as pool:
+            dumped = pool.submit(tools.dump, java, folders, topics, keep / "log.jsonl")
+            committed_to = pool.submit(tools.dump_offsets, java, folders, keep / "offsets.jsonl")
+        log, offsets = dumped.result(), facts.committed(committed_to.result())
     scan = _scan(java, bootstrap, topics, keep, log, committed) if bootstrap else None
     return Evidence(facts.logs(scan, log), None, offsets)
 

@@ -9,11 +9,13 @@ import pytest
 
 from sluice.cli import audit, explain, plan, run, status
 from sluice.cli.terminal import Terminal
+from sluice.pipelines.audit import live_receipts
 from sluice.pipelines.errors import KafkaUnavailable
-from sluice.pipelines.values import CommittedOffset
+from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.values import AskedRange, CommittedOffset, Isolation, Plan, Request, RequestKind, Task
 from tests.assets.world import P1, SECRET, World
 from tests.cli.conftest import Over, Tell
-from tests.fakes import partition
+from tests.fakes import owner, partition
 
 # -- plan
 
@@ -123,6 +125,33 @@ def test_a_partial_run_lands_the_rest_and_fails(world: World, tell: Tell, capfd:
     assert "orders:1:0-25 stays owed" in out
     assert "error: " in err
     assert "→" in err
+
+
+def test_what_became_of_another_run_s_batch_is_in_the_summary_and_in_the_document(world: World, tell: Tell) -> None:
+    """A killed replacing stayed in the way, and the next catch-up ended well without a word of it."""
+    world.run()
+    (receipt,) = (
+        r for r in live_receipts(world.ledger(), world.state()) if (r.slice.partition, r.slice.start) == (0, 0)
+    )
+    asked = Request(
+        RequestKind.OFFSETS, (AskedRange("orders", 0, receipt.slice.start, receipt.slice.end),), replace=True
+    )
+    parts = tuple(p.path for p in receipt.parts)
+    tasks = (Task(0, 1, (receipt.slice,)),)
+    left = Plan("orders", world.cluster.id, asked, Isolation.READ_COMMITTED, tasks, parts)
+    batch = world.ledger().append(lambda s: PlanEntry(plan=left, hash=left.hash, owner=owner("killed"))).number  # type: ignore[union-attr]
+    world.liveness.dead.add("killed")
+    planned = tell(plan.plan, "orders")
+    assert [(o["batch"], o["became"]) for o in planned.document["other_batches"]] == [(batch, "taken over")]
+    assert "is dead; to be taken over" in planned.text
+    aside = tell(run.run, "orders", only=["orders:1"])
+    (other,) = aside.document["other_batches"]
+    assert (aside.code, other["became"], len(other["ways"])) == (0, "left as it is", 2)
+    assert f"→ sluice repair orders --abandon {batch}   gives it up" in aside.text
+    told = tell(run.run, "orders", text=False)
+    assert (told.code, [o["became"] for o in told.document["other_batches"]]) == (0, ["taken over"])
+    assert [(b["batch"], b["replaced_files"]) for b in told.document["batches"]] == [(batch, len(parts))]
+    assert tell(run.run, "orders", text=False).document["other_batches"] == []
 
 
 def test_a_run_that_another_one_blocks_is_refused(world: World, tell: Tell) -> None:

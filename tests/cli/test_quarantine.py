@@ -175,6 +175,14 @@ def test_slices_that_are_left_alone_are_named_and_refuse(landed: World, tell: Te
     _reserve(landed, receipts[0])
     told = tell(quarantine.replay, "orders", dry_run=True)
     assert (told.code, [b["window"] for b in told.document["busy"]]) == (3, [f"{DAY}T00:00"])
+    (other,) = told.document["other_batches"]
+    assert (other["owner_is"], other["ways"]) == ("alive", [])
+    landed.liveness.dead.add("rival")
+    told = tell(quarantine.replay, "orders")
+    (other,) = told.document["other_batches"]
+    give_up = f"sluice repair orders --abandon {other['batch']}"
+    assert (told.code, other["owner_is"], other["ways"]) == (3, "dead", ["sluice run orders", give_up])
+    assert f"→ {give_up}   gives it up" in told.text
 
 
 def _reserve(world: World, s: Slice) -> None:

@@ -110,9 +110,34 @@ def test_a_live_batch_says_when_its_owner_was_heard_of(world: World, tell: Tell)
     (live,) = told.document["feeds"][0]["live_batches"]
     assert 7 <= live["beat_seconds"] < 60
     assert (live["owner"]["pid"], live["offsets"]) == (77, 10)
-    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), last beat" in told.text
-    world.liveness.beats.clear()
-    assert "no sign of life" in tell(status.status, "orders").text
+    assert "catch-up, 10 offsets, run run-1234 (pid 77 on host), at work: so it was said" in told.text
+    assert (live["owner_is"], live["ways"]) == ("alive", [])
+
+
+def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out_are_told(
+    world: World, tell: Tell
+) -> None:
+    """The beat of a killed run stays: by it alone the batch was at work, for status, while repair knew better."""
+    world.land_unrecorded(in_hour(0))
+    who = owner(run="run-123456789")
+    plan = Plan("orders", world.cluster.id, CATCH_UP, Isolation.READ_COMMITTED, (Task(0, 1, (_slice(),)),))
+    with world.open_edges(world.session().feed("orders")) as edges:
+        open_ledger(world.session().feed("orders"), edges).append(
+            lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=who)
+        )
+        world.liveness.beats[who.token] = edges.clock() - 7_000
+    world.liveness.dead = {who.token}
+    told = tell(status.status, "orders")
+    (live,) = told.document["feeds"][0]["live_batches"]
+    give_up = f"sluice repair orders --abandon {live['batch']}"
+    assert (live["owner_is"], live["evidence"]) == ("dead", "so it was said")
+    assert live["ways"] == ["sluice run orders", give_up]
+    assert f"batch {live['batch']} (catch-up) is unfinished, and run run-1234 (pid 1 on host) is dead" in told.text
+    assert f"→ {give_up}   gives it up" in told.text
+    assert "left by a dead run" in tell(status.status).text
+    world.liveness.suspects = {who.token}
+    assert tell(status.status, "orders").document["feeds"][0]["live_batches"][0]["owner_is"] == "not known yet"
+    assert "by a run that may be dead" in tell(status.status).text
 
 
 def _slice() -> Slice:

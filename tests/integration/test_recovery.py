@@ -32,7 +32,7 @@ from sluice.pipelines.errors import (
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Job, Membership
-from sluice.pipelines.values import Outcome, TopicPartition
+from sluice.pipelines.values import Life, Outcome, TopicPartition, Verdict
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local_kafka import LocalKafka
@@ -231,8 +231,12 @@ class DeadTo:
     def beat(self, owner):  # type: ignore[no-untyped-def]
         return self._real.beat(owner)  # type: ignore[attr-defined]
 
-    def is_dead(self, owner) -> bool:  # type: ignore[no-untyped-def]
-        return owner.token == self._token
+    def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
+        lives = {True: Life.DEAD, False: Life.ALIVE}
+        return {o.token: Verdict(lives[o.token == self._token], "so it was said") for o in owners}
+
+    def last_beat(self, owner):  # type: ignore[no-untyped-def]
+        return self._real.last_beat(owner)  # type: ignore[attr-defined]
 
 
 # -- the commit

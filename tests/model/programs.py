@@ -100,7 +100,7 @@ def _replay(world: World, name: str) -> str:
 
 def _expire(world: World, name: str, hour: int) -> str:
     feed, lake = world.feed, world.edges(name).lake
-    done = expire(world.ledger(name), lake, FEED, START + hour * HOUR, feed.window, "old")
+    done = expire(world.ledger(name), lake, FEED, START + hour * HOUR, feed.window, "old", world.edges(name).liveness)
     return f"retired {len(done.expiry.receipts)}"
 
 

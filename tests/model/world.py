@@ -42,6 +42,7 @@ from sluice.pipelines.values import (
     CommittedOffset,
     Isolation,
     Key,
+    Life,
     OffsetAtTime,
     OpenTransaction,
     Outcome,
@@ -625,18 +626,14 @@ class Liveness:
     def beat(self, owner: Owner) -> Iterator[None]:
         yield
 
-    def is_dead(self, owner: Owner) -> bool:
+    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
+        return {o.token: Verdict(self._life(o), "so it was said") for o in owners}
+
+    def _life(self, owner: Owner) -> Life:
         answer = self._world.stage.point(f"is {owner.token} dead?", answers=("wrongdead",))
         dead = bool(answer) or owner.token in self._world.dead
         self._world.stage.saw(dead)
-        return dead
-
-    def looks_dead(self, owner: Owner) -> bool:
-        self._world.stage.saw(dead := owner.token in self._world.dead)
-        return dead
-
-    def verdicts(self, owners: Iterable[Owner]) -> Mapping[str, Verdict]:
-        return {o.token: Verdict(self.is_dead(o), "so it was said") for o in owners}
+        return Life.DEAD if dead else Life.ALIVE
 
     def owners(self) -> tuple[Owner, ...]:
         return ()

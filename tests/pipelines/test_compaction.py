@@ -27,10 +27,11 @@ from sluice.pipelines.explain import Class, explain
 from sluice.pipelines.feed import CompactionSettings, Feed
 from sluice.pipelines.landing import PartWriter
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
+from sluice.pipelines.ports import Progress
 from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.shape import Shape
 from sluice.pipelines.typed.landed import quarantined
-from sluice.pipelines.values import Counts, PartKind, Plan, Receipt, RequestKind
+from sluice.pipelines.values import Counts, Fate, Life, PartKind, Plan, Receipt, RequestKind
 from tests.fakes import MemoryLake, owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
 
@@ -188,7 +189,29 @@ def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> N
     at_work = world.plan([world.slice(A, 20, 30)], by="replacing")
     for done in (foreseen(world.feed, world.edges), world.compact()):
         assert done.busy == {START: at_work}
+        assert [(m.batch, m.verdict.life, m.ways) for m in done.met] == [(at_work, Life.ALIVE, ())]
         assert [str(m.slice) for m, _ in done.merged] == ["orders:1:0-100", "orders:0:100-200", "orders:1:100-200"]
+
+
+def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: World) -> None:
+    """It was "at work" for ever, which was untrue."""
+    world.land(*pieces(A, 10), *pieces(B, 10))
+    left = world.plan([world.slice(A, 20, 30)], by="replacing")
+    world.liveness.dead.add("replacing")
+    for done in (foreseen(world.feed, world.edges), world.compact()):
+        (met,) = done.met
+        assert (met.batch, met.verdict.life) == (left, Life.DEAD)
+        assert [command for command, _ in met.ways] == ["sluice run orders", f"sluice repair orders --abandon {left}"]
+
+
+def test_what_a_dead_run_was_writing_anew_is_given_up_and_said(world: World) -> None:
+    world.land(*pieces(A, 10), *pieces(B, 10))
+    left = world.plan([world.slice(B, 0, 100)], RequestKind.REPLAY, by="rival")
+    world.liveness.dead.add("rival")
+    said: list[Progress] = []
+    compact(world.feed, world.edges, None, owner("merging"), said.append)
+    heard = [p.met for p in said if p.met]
+    assert [(m.batch, m.fate) for m in heard] == [(left, Fate.GIVEN_UP)]
 
 
 def test_one_compaction_at_a_time(world: World) -> None:

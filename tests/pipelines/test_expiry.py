@@ -13,7 +13,7 @@ from sluice.pipelines import expiry, layout, manifest, windows
 from sluice.pipelines.errors import PlanBusy, UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.expiry import Retired, expire, look, remove_retired
 from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
     Boundaries,
@@ -22,7 +22,7 @@ from sluice.pipelines.ledger.entries import (
     OriginItem,
     RetireEntry,
 )
-from sluice.pipelines.publish import publish, roll_forward
+from sluice.pipelines.publish import abandon, publish, roll_forward
 from sluice.pipelines.values import Key, PartKind, RequestKind
 from tests.fakes import MemoryLake, owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> World:
 
 def by_hand(world: World, before: int = START + HOUR) -> Retired:
     ledger = Ledger(world.lake, "orders", lambda: world.now, "ada on hal", "c")  # type: ignore[arg-type]
-    return expire(ledger, world.lake, "orders", before, world.feed.window, "kept for a day")  # type: ignore[arg-type]
+    return expire(ledger, world.lake, "orders", before, world.feed.window, "kept for a day", world.liveness)  # type: ignore[arg-type]
 
 
 def first_hour(path: str) -> bool:
@@ -71,7 +71,7 @@ def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None
 
 def test_a_look_changes_nothing(world: World) -> None:
     before = dict(world.lake.files)
-    found = look(world.ledger, "orders", START + HOUR, world.feed.window)
+    found = look(world.ledger, "orders", START + HOUR, world.feed.window, world.liveness)
     assert world.lake.files == before
     assert [(w, sum(len(r.parts) for r in held)) for w, held in expiry.windows_of(found, world.feed.window)] == [
         (START, 12)
@@ -149,7 +149,7 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
     plan = world.ledger.plan(batch)
 
     publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
-    found = look(world.ledger, "orders", START + 2 * HOUR, world.feed.window)
+    found = look(world.ledger, "orders", START + 2 * HOUR, world.feed.window, world.liveness)
     assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
 
 
@@ -169,7 +169,7 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
     with pytest.raises(UsageError, match="in orders:1"):
         by_hand(world, START + 3 * HOUR)
     with pytest.raises(UsageError, match="nothing of feed orders has landed"):
-        look(Ledger(MemoryLake(), "orders", lambda: 0), "orders", START, world.feed.window)  # type: ignore[arg-type]
+        look(Ledger(MemoryLake(), "orders", lambda: 0), "orders", START, world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
 def test_what_is_owed_before_it_is_named_with_the_command(tmp_path: Path) -> None:
@@ -190,6 +190,21 @@ def test_while_somebody_is_at_work_there_nothing_is_retired(world: World) -> Non
     with pytest.raises(PlanBusy, match=f"batch {batch}"):
         by_hand(world)
     assert len(world.visible()) == 24
+
+
+def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it_landed_nothing(world: World) -> None:
+    batch = world.plan([world.slice(B, 50, 100)], by="rival")
+    world.liveness.dead.add("rival")
+    with pytest.raises(
+        PlanBusy, match=rf"batch {batch} .* is unfinished, and run run-1 .* is dead: so it was"
+    ) as refused:
+        by_hand(world)
+    assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy
+    abandon(world.ledger, batch, "by hand")
+    merging = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
+    assert look(world.ledger, "orders", START + HOUR, world.feed.window, world.liveness).receipts
+    assert by_hand(world).number is not None
+    assert world.state().batches[merging].status is BatchStatus.ABANDONED
 
 
 def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:

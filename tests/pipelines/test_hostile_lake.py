@@ -245,7 +245,7 @@ def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
         world.lake.put(f"{folder}/{name}", b"[")
     lake: Any = world.lake
     roll_forward(world.fresh_ledger(), lake, "orders")
-    expire(world.fresh_ledger(), lake, "orders", START + HOUR, world.feed.window, "old")
+    expire(world.fresh_ledger(), lake, "orders", START + HOUR, world.feed.window, "old", world.liveness)
     list(repair(Place("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
     world.compact()
     assert world.rows(windows=[START + HOUR]).num_rows == 200

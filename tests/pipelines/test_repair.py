@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +13,13 @@ from sluice.pipelines.errors import PlanBusy, UsageError
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
+from sluice.pipelines.owners import asking
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publish import publish
 from sluice.pipelines.ranges import Range
-from sluice.pipelines.repair import STALE_MS, Found, Kind, Place, Pretended, command, repair
+from sluice.pipelines.repair import STALE_MS, Found, Kind, Place, Pretended, repair
 from sluice.pipelines.values import AskedRange, Owner, Receipt, Request, RequestKind, Slice, TopicPartition
+from sluice.resources.lake_local import LocalLake
 from tests.fakes import FakeLiveness, MemoryLake, owner
 from tests.pipelines.test_publish import KEY
 from tests.pipelines.test_publish import World as Published
@@ -106,6 +109,28 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     assert world.staged == staged
 
 
+def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    ledger = Ledger(lake, "orders", lambda: 1, "test", "c")
+    world.plan(0, 10)
+    for entry in world.fresh_ledger().entries():
+        ledger.append(lambda state, entry=entry: entry[1])
+    batch = ledger.read().live()[0].id
+    live, unknown = (tmp_path / "_sluice" / "orders" / "staging" / str(b) / "a" for b in (batch, 99))
+    for folder in (live, unknown):
+        folder.mkdir(parents=True)
+    place = Place("orders", ledger, lake, world.liveness, WindowSettings())
+    assert kinds(list(repair(place))) == [Kind.AT_WORK], "a batch at work stages, and of 99 nothing is known yet"
+    world.bury()
+    (emptied,) = (f for f in repair(place, [batch]) if f.kind is Kind.EMPTY)
+    assert (emptied.text, emptied.act, emptied.items) == (
+        "1 empty folder",
+        "removed",
+        (f"_sluice/orders/staging/{batch}/a/",),
+    )
+    assert (live.exists(), unknown.exists()) == (False, True)
+
+
 def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> None:
     dead, alive = world.plan(0, 10), world.plan(10, 20)
     world.ledger.append(lambda s: OwnEntry(batch=alive, owner=owner("token-2", "run-2")))
@@ -137,8 +162,8 @@ def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World)
     world.bury()
 
     class TakenOver(FakeLiveness):
-        def verdicts(self, owners):  # type: ignore[no-untyped-def]
-            said = super().verdicts(owners)
+        def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
+            said = super().judge(owners)
             world.ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2", "run-2")))
             return said
 
@@ -168,7 +193,7 @@ ASKED = {
 
 @pytest.mark.parametrize(("spelled", "asked"), ASKED.items(), ids=list(ASKED))
 def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked: Request) -> None:
-    assert command("orders", asked) == spelled
+    assert asking("orders", asked) == spelled
 
 
 # -- leftovers

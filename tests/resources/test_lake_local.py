@@ -373,6 +373,26 @@ def test_unfinished_writes_are_shown_with_their_age_and_can_be_discarded(lake: L
     assert list(lake.list("")) == ["log/1.json"]
 
 
+def test_a_folder_made_for_a_file_that_never_came_is_an_unfinished_write(lake: LocalLake) -> None:
+    """A process that was killed before its file left folders that nothing removed."""
+    lake.put("staging/8/a/x", b"1")
+    (lake.root / "staging" / "7" / "a" / "data").mkdir(parents=True)
+    ((name, age),) = lake.unfinished("staging")
+    assert (name, age < 3_600_000) == ("staging/7/a/data/", True)
+    for _ in range(2):
+        lake.discard(name)
+    assert list(lake.unfinished("staging")) == []
+    assert not (lake.root / "staging" / "7").exists()
+    lake.discard("staging/8/a/")
+    assert lake.get("staging/8/a/x") == b"1", "a folder that is not empty stays"
+
+
+def test_a_write_that_fails_leaves_no_folder(lake: LocalLake) -> None:
+    with pytest.raises(ValueError, match="stop"), lake.create("staging/7/a/x"):
+        raise ValueError("stop")
+    assert list(lake.root.iterdir()) == []
+
+
 def test_only_what_is_unfinished_can_be_discarded(lake: LocalLake) -> None:
     lake.put("log/1.json", b"1")
     for name in ("log/1.json", "../.tmp-1", "log"):

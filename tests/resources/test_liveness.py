@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.errors import LakeUnavailable
-from sluice.pipelines.values import Owner
+from sluice.pipelines.values import Life, Owner
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.liveness import LakeLiveness, new_owner, process_gone
 
@@ -51,6 +51,9 @@ class Watcher:
         self.pauses: list[float] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.liveness = LakeLiveness(lake, "orders", clock, BOUND, BEAT, self._pause)
+
+    def is_dead(self, owner: Owner) -> bool:
+        return self.liveness.judge([owner])[owner.token].dead
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -98,9 +101,9 @@ def test_it_beats_at_once_says_who_it_is_and_stops_with_the_block(
         assert {k: beat[k] for k in ("token", "run", "host", "pid", "at")} == {
             "token": owner.token, "run": "run-1", "host": owner.host, "pid": os.getpid(), "at": clock.now,
         }  # fmt: skip
-        assert not watcher.liveness.is_dead(owner)
+        assert not watcher.is_dead(owner)
         assert watcher.liveness.last_beat(owner) == clock.now
-    assert watcher.liveness.is_dead(owner)
+    assert watcher.is_dead(owner)
     assert watcher.liveness.last_beat(owner) is None
     assert list(lake.list("")) == []
     assert watcher.pauses == []
@@ -119,7 +122,7 @@ def test_the_file_goes_when_the_block_raises(lake: LocalLake, watcher: Watcher) 
     owner = new_owner("run-1")
     with pytest.raises(RuntimeError), watcher.liveness.beat(owner):
         raise RuntimeError
-    assert watcher.liveness.is_dead(owner)
+    assert watcher.is_dead(owner)
 
 
 def test_two_owners_of_one_process_end_by_themselves(watcher: Watcher) -> None:
@@ -127,8 +130,8 @@ def test_two_owners_of_one_process_end_by_themselves(watcher: Watcher) -> None:
     with watcher.liveness.beat(one):
         with watcher.liveness.beat(other):
             pass
-        assert watcher.liveness.is_dead(other)
-        assert not watcher.liveness.is_dead(one)
+        assert watcher.is_dead(other)
+        assert not watcher.is_dead(one)
 
 
 BEATS = """
@@ -162,12 +165,12 @@ def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
     lake: LocalLake, watcher: Watcher, clock: Clock
 ) -> None:
     with another_run(lake, clock) as (process, owner):
-        assert not watcher.liveness.is_dead(owner)
+        assert not watcher.is_dead(owner)
         process.send_signal(signal.SIGKILL)
         # It stays a zombie until its parent, we, asks for it.
-        until(lambda: watcher.liveness.is_dead(owner), "death seen while unburied")
+        until(lambda: watcher.is_dead(owner), "death seen while unburied")
         process.wait()
-        assert watcher.liveness.is_dead(owner)
+        assert watcher.is_dead(owner)
     assert said(lake, owner), "its last beat is still there"
     assert watcher.pauses == []
 
@@ -175,13 +178,13 @@ def test_a_killed_run_on_this_machine_is_dead_at_once_though_its_beat_is_fresh(
 def test_a_pid_that_now_belongs_to_another_process_is_no_sign_of_life(lake: LocalLake, watcher: Watcher) -> None:
     owner = replace(new_owner("run-1"), started=1)  # this pid, but not this process
     with watcher.liveness.beat(owner):
-        assert watcher.liveness.is_dead(owner)
+        assert watcher.is_dead(owner)
 
 
 def test_a_pid_of_another_machine_proves_nothing(lake: LocalLake, watcher: Watcher, clock: Clock) -> None:
     owner = new_owner("run-1")
     elsewhere(lake, owner, clock.now - BOUND)
-    assert not watcher.liveness.is_dead(owner)
+    assert not watcher.is_dead(owner)
     assert watcher.pauses == []
 
 
@@ -197,7 +200,7 @@ def test_a_live_owner_whose_clock_is_off_is_seen_to_beat(
             elsewhere(lake, owner, clock.now + off, number=2)
 
     watcher.meanwhile = beats_at_the_third_look
-    assert not watcher.liveness.is_dead(owner)
+    assert not watcher.is_dead(owner)
     assert len(watcher.pauses) == 3
 
 
@@ -208,7 +211,7 @@ def test_an_owner_that_does_not_beat_while_watched_for_the_bound_is_dead(
     owner = new_owner("run-1")
     elsewhere(lake, owner, clock.now + off)
     watcher.meanwhile = lambda: setattr(clock, "now", clock.now - HOUR)  # our clock plays no part in it
-    assert watcher.liveness.is_dead(owner)
+    assert watcher.is_dead(owner)
     assert sum(watcher.pauses) * 1000 == BOUND
 
 
@@ -216,7 +219,7 @@ def test_an_owner_that_ends_while_watched_is_dead_at_once(lake: LocalLake, watch
     owner = new_owner("run-1")
     elsewhere(lake, owner, clock.now - HOUR)
     watcher.meanwhile = lambda: lake.remove(PATH.format(owner.token))
-    assert watcher.liveness.is_dead(owner)
+    assert watcher.is_dead(owner)
     assert len(watcher.pauses) == 1
 
 
@@ -226,7 +229,7 @@ def test_a_run_that_hangs_on_this_machine_is_dead_after_the_bound(
     with another_run(lake, clock) as (process, owner):
         process.send_signal(signal.SIGSTOP)
         clock.now += HOUR
-        assert watcher.liveness.is_dead(owner)
+        assert watcher.is_dead(owner)
         assert sum(watcher.pauses) * 1000 == BOUND
 
 
@@ -236,9 +239,9 @@ def test_a_beat_that_cannot_be_read_is_watched_like_any_other(lake: LocalLake, w
     lake.put(PATH.format(owner.token), beat)
     assert watcher.liveness.last_beat(owner) is None
     watcher.meanwhile = lambda: lake.put(PATH.format(owner.token), beat + b" ")
-    assert not watcher.liveness.is_dead(owner)
+    assert not watcher.is_dead(owner)
     watcher.meanwhile = lambda: None
-    assert watcher.liveness.is_dead(owner)
+    assert watcher.is_dead(owner)
 
 
 def test_a_lake_that_takes_no_beat_is_logged_and_stops_nothing(
@@ -280,7 +283,7 @@ def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
             lake.remove(PATH.format(ended.token))
 
     watcher.meanwhile = at_the_second_look
-    said = watcher.liveness.verdicts([beating, silent, ended, fresh, gone])
+    said = watcher.liveness.judge([beating, silent, ended, fresh, gone])
     assert {o.run: (said[o.token].dead, said[o.token].why) for o in (beating, silent, ended, fresh, gone)} == {
         "run-0": (False, "its beat goes on"),
         "run-1": (True, "its beat did not change while it was watched for 60 s"),
@@ -289,6 +292,23 @@ def test_all_suspects_are_watched_at_once_and_each_by_its_own_evidence(
         "run-4": (True, "it has ended: no beat of it is in the lake"),
     }
     assert sum(watcher.pauses) * 1000 == BOUND, "for all of them together"
+
+
+def test_without_watching_a_suspect_is_not_known_yet_and_what_would_tell_is_said(
+    lake: LocalLake, watcher: Watcher, clock: Clock
+) -> None:
+    silent, undated, fresh, gone = (new_owner(f"run-{i}") for i in range(4))
+    elsewhere(lake, silent, clock.now - HOUR)
+    lake.put(PATH.format(undated.token), b"{}")
+    elsewhere(lake, fresh, clock.now - 3000)
+    said = watcher.liveness.judge([silent, undated, fresh, gone], watch=False)
+    assert [said[o.token].life for o in (silent, undated, fresh, gone)] == [
+        Life.UNKNOWN, Life.UNKNOWN, Life.ALIVE, Life.DEAD,
+    ]  # fmt: skip
+    watching = "whether it goes on is seen by watching it for 60 s"
+    assert said[silent.token].why == f"by our clock its last beat is 3600 s old; {watching}"
+    assert said[undated.token].why == f"its last beat says no time; {watching}"
+    assert watcher.pauses == [], "nobody waited"
 
 
 def test_everybody_who_beats_is_known_and_what_a_beat_does_not_say_is_empty(lake: LocalLake, watcher: Watcher) -> None:
