@@ -1,0 +1,96 @@
+"""Runs from the command line, as Dagster's UI shows them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
+
+from sluice.assets import definitions, internals
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.instance import prepare_workspace
+from sluice.pipelines.errors import UsageError
+from sluice.pipelines.ports import Member
+from tests.assets.ui import Pages, opened
+from tests.assets.world import World, in_hour
+
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+JOB = """
+query ($job: String!) {
+  pipelineOrError(params: {repositoryName: "__repository__", repositoryLocationName: "sluice", pipelineName: $job}) {
+    ... on Pipeline { runs { runId status } }
+  }
+}"""
+TIMELINE = """
+query ($label: String!) {
+  runsOrError(filter: {tags: [{key: ".dagster/repository", value: $label}]}) {
+    ... on Runs { results {
+      runId repositoryOrigin { repositoryName repositoryLocationName } hasReExecutePermission
+    } }
+  }
+}"""
+AGAIN = """
+mutation ($run: String!, $strategy: ReexecutionStrategy!) {
+  launchRunReexecution(reexecutionParams: {parentRunId: $run, strategy: $strategy}) {
+    __typename
+    ... on LaunchRunSuccess { run { parentRunId pipelineName status stepKeysToExecute } }
+    ... on PythonError { message }
+  }
+}"""
+
+
+def runs_of_job(pages: Pages, job: str) -> list[str]:
+    return [r["runId"] for r in pages.ask(JOB, job=job)["pipelineOrError"]["runs"]]
+
+
+def test_a_run_from_the_command_line_is_as_good_as_one_of_the_ui(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, window = world.run().run_id, world.run(in_hour(0)).run_id
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert (runs_of_job(pages, "catch_up_orders"), runs_of_job(pages, "land_orders")) == ([whole], [window])
+        shown = pages.ask(TIMELINE, label="__repository__@sluice")["runsOrError"]["results"]
+        assert {r["runId"] for r in shown} == {whole, window}
+        assert {r["repositoryOrigin"]["repositoryLocationName"] for r in shown} == {"sluice"}
+        for run, job in ((whole, "catch_up_orders"), (window, "land_orders")):
+            again = pages.ask(AGAIN, run=run, strategy="ALL_STEPS")["launchRunReexecution"]
+            assert again["__typename"] == "LaunchRunSuccess", again
+            assert (again["run"]["parentRunId"], again["run"]["pipelineName"]) == (run, job)
+            assert again["run"]["stepKeysToExecute"] is None, "all of them"
+
+
+def test_a_failed_run_is_executed_again_from_where_it_failed(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    failed = world.run(in_hour(0)).run_id
+    with opened(instance, world.project, monkeypatch) as pages:
+        again = pages.ask(AGAIN, run=failed, strategy="FROM_FAILURE")["launchRunReexecution"]
+        assert again["__typename"] == "LaunchRunSuccess", again
+        assert again["run"]["stepKeysToExecute"] == ["orders__committed"]
+
+
+# -- one home, one name
+
+
+def test_the_location_is_named_as_in_workspace_yaml(world: World) -> None:
+    (ours,) = yaml.safe_load((Path(__file__).parents[2] / "workspace.yaml").read_text())["load_from"]
+    (made,) = yaml.safe_load(prepare_workspace(world.project).read_text())["load_from"]
+    assert made["python_module"] == ours["python_module"] | {"working_directory": str(world.project.root)}
+    assert made["python_module"]["location_name"] == internals.LOCATION
+
+
+def test_dagster_in_a_home_for_a_moment_says_what_to_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PROJECT", str(world.project.root))
+    assert internals.TEMPORARY == TMP_DAGSTER_HOME_PREFIX
+    monkeypatch.setattr(sys, "argv", ["dagster", "--instance-ref", f'{{"dir": "/x/{TMP_DAGSTER_HOME_PREFIX}3"}}'])
+    monkeypatch.setenv("DAGSTER_verbose", "")
+    with pytest.raises(UsageError, match="without DAGSTER_HOME") as raised:
+        definitions.load()
+    assert f"DAGSTER_HOME={world.project.dagster_home}" in raised.value.remedy
+    monkeypatch.delenv("DAGSTER_verbose")  # `dagster definitions validate` needs no home
+    assert definitions.load().resolve_job_def("land_orders")
