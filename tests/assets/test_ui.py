@@ -11,12 +11,15 @@ import yaml
 from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
 
 from sluice.assets import definitions, internals
+from sluice.assets.definitions import build
 from sluice.assets.evidence import committed_key, landed_key
-from sluice.assets.instance import prepare_workspace
-from sluice.pipelines.errors import UsageError
+from sluice.assets.instance import bury_dead_runs, prepare_home, prepare_workspace
+from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.ports import Member
+from tests.assets.test_schedule import tick as schedule_tick
+from tests.assets.test_sensors import Sensor
 from tests.assets.ui import Pages, opened
-from tests.assets.world import World, in_hour
+from tests.assets.world import CATCH_UP, World, in_hour, versions
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 JOB = """
@@ -72,6 +75,99 @@ def test_a_failed_run_is_executed_again_from_where_it_failed(
         again = pages.ask(AGAIN, run=failed, strategy="FROM_FAILURE")["launchRunReexecution"]
         assert again["__typename"] == "LaunchRunSuccess", again
         assert again["run"]["stepKeysToExecute"] == ["orders__committed"]
+
+
+# -- green is green
+
+
+def kafka_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(world.cluster, "topics", gone)
+    monkeypatch.setattr(world.cluster, "partitions", gone)
+
+
+def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
+    """A run over a window whose process was killed before its first step."""
+    job = build(world.project).resolve_job_def("land_orders")
+    tags = {"dagster/partition": window}
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
+    (prepare_home(world.project) / "attended").mkdir(exist_ok=True)
+    (prepare_home(world.project) / "attended" / run.run_id).touch()
+
+
+GOOD = {"account": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
+
+
+def test_after_a_first_good_run_all_is_well(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(instance, world.project, monkeypatch) as pages:
+        for asked in (in_hour(3), CATCH_UP):  # the newest hour first: the UI offers that one
+            assert world.run(asked).exit_code == 0
+            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"}), asked
+
+
+def test_a_window_that_is_complete_stays_green_whatever_fails(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    with opened(instance, world.project, monkeypatch) as pages, monkeypatch.context() as away:
+        kafka_is_away(world, away)
+        failed = world.run(in_hour(1))
+        assert failed.exit_code == 1
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+    assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
+
+
+def test_a_commit_that_is_refused_later_leaves_what_was_committed(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(in_hour(0))
+    world.land_unrecorded(in_hour(1))
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert world.run(in_hour(0)).exit_code == 3
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+
+
+def test_what_a_killed_run_left_the_next_one_tells(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    with opened(instance, world.project, monkeypatch) as pages:
+        killed(world, instance, "2024-05-01T01:00")
+        bury_dead_runs(instance, prepare_home(world.project))
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
+        assert pages.checks(LANDED)["complete"] == pages.checks(LANDED)["account"] == "EXECUTION_FAILED"
+        world.run()
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+
+        for tick in (lambda: schedule_tick(world, instance), Sensor(world, instance).tick):
+            killed(world, instance, "2024-05-01T02:00")
+            bury_dead_runs(instance, prepare_home(world.project))
+            assert pages.failed(LANDED) == 1
+            tick()
+            assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+            assert (pages.checks(LANDED)["complete"], pages.checks(LANDED)["account"]) == ("SUCCEEDED", "SUCCEEDED")
+            assert pages.checks(COMMITTED) == {"frontier": "SUCCEEDED"}
+    assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
+
+
+def test_a_window_that_is_owed_stays_red(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(in_hour(0))
+    with opened(instance, world.project, monkeypatch) as pages:
+        with monkeypatch.context() as away:
+            kafka_is_away(world, away)
+            assert world.run(in_hour(1)).exit_code == 1
+        world.run(in_hour(2))
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
 
 
 # -- one home, one name
