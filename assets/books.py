@@ -72,6 +72,15 @@ class Books:
         """The end of the contiguous accounted prefix of each current partition."""
         return self.state.frontiers()
 
+    def untried(self, key: Key) -> bool:
+        """Whether nothing was ever done about what a partition owes first: no batch is at work there, none published
+        anything in its windows, and nothing landed on both sides of it."""
+        at, holes = self.frontiers[key], self.state.holes(key)
+        owed = holes[0] if holes else Range(at, at + 1)
+        if (holes and at != self.state.origins[key].offset) or any(r.meets(owed) for r in self.state.reserved(key)):
+            return False
+        return not any(p.window in self.state.published_in for p in windows.pieces(self.state, key, owed))
+
     def ends(self, window: int) -> Mapping[Key, int | None]:
         """Where a window ends in each current partition; None while that is not resolved."""
         ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}

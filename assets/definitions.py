@@ -6,6 +6,7 @@ loads, the location fails with all that is wrong.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import dagster as dg
 from sluice.assets.evidence import landed_key
 from sluice.assets.factory import feed_definitions
 from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
+from sluice.assets.instance import check_home
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
@@ -74,4 +76,11 @@ def _broken(what: str, key: dg.AssetKey, error: FeedError) -> dg.AssetSpec:
     return dg.AssetSpec(key, group_name=f"broken_{what}s", description=text)
 
 
-defs = build(Project.find())
+def load() -> dg.Definitions:
+    """The project's, for Dagster's servers. Raises FeedError, and UsageError where they show another home."""
+    project = Project.find()
+    check_home(project, sys.argv)
+    return build(project)
+
+
+defs = load()

@@ -14,21 +14,14 @@ from collections.abc import Collection, Iterable, Iterator
 
 import dagster as dg
 
-from sluice.assets import contracts, metadata
+from sluice.assets import metadata
 from sluice.assets.books import Books, quarantines
-from sluice.assets.contracts import Said
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
-from sluice.pipelines.units import many, show_window
-from sluice.pipelines.windows import searched
+from sluice.pipelines.units import show_window
 
 VERSION = "dagster/data_version"
-COMPLETE = "complete"
-"""The check of a window's rows: are they all there?"""
-BOUNDARY = "boundary"
-"""The check of a window's boundaries: are they known to be first records, or was one searched for?"""
-WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
 def landed_key(feed: str) -> dg.AssetKey:
@@ -44,7 +37,7 @@ def committed_key(feed: str) -> dg.AssetKey:
 
 
 def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
-    """The assets that landing makes: the rows, and those that did not fit, of feeds that can say so."""
+    """The assets that landing tells of: the rows, and those that did not fit, of feeds that can say so."""
     landed = (landed_key(feed.name),)
     return (*landed, quarantined_key(feed.name)) if quarantines(feed) else landed
 
@@ -63,12 +56,12 @@ def told(books: Books, batches: Iterable[Batch], windows: Collection[int], why: 
         if len(of) > 1 or not {(books.batch_version(batch), w) for w in of} <= whole:
             yield _batch_event(books, batch, why)
     for window in sorted(windows):
-        yield from (_window_event(books, key, window, why) for key in outputs(books.feed))
+        yield from (window_event(books, key, window, why) for key in outputs(books.feed))
 
 
-def window_result(books: Books, key: dg.AssetKey, window: int) -> dg.MaterializeResult[None]:
+def window_result(books: Books, window: int) -> dg.MaterializeResult[None]:
     """The complete window that is the run's own partition, as the step's result."""
-    version = dg.DataVersion(books.window_version(window))
+    key, version = landed_key(books.feed.name), dg.DataVersion(books.window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_window_metadata(books, key, window), data_version=version)
 
 
@@ -81,7 +74,8 @@ def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterializatio
     )
 
 
-def _window_event(books: Books, key: dg.AssetKey, window: int, why: str) -> dg.AssetMaterialization:
+def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
+    """A complete window, from the ledger: the same whoever tells of it. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
         partition=show_window(window),
@@ -94,36 +88,6 @@ def _window_event(books: Books, key: dg.AssetKey, window: int, why: str) -> dg.A
 def _window_metadata(books: Books, key: dg.AssetKey, window: int) -> metadata.Metadata:
     of = metadata.of_quarantine if key == quarantined_key(books.feed.name) else metadata.of_window
     return of(books, window)
-
-
-def judged(books: Books, windows: Iterable[int]) -> Iterator[dg.AssetCheckEvaluation]:
-    """What complete windows say to the feed's checks."""
-    key = landed_key(books.feed.name)
-    for window in sorted(windows):
-        yield evaluation(key, COMPLETE, window, WHOLE)
-        yield evaluation(key, BOUNDARY, window, bounded(books, window))
-        for name, said in contracts.verdicts(books, window):
-            yield evaluation(key, name, window, said)
-
-
-def bounded(books: Books, window: int) -> Said:
-    """Are the window's boundaries known to be first records?"""
-    found = searched(books.state, window, books.feed.window)
-    return {
-        "passed": not found,
-        "severity": dg.AssetCheckSeverity.WARN,
-        "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
-        " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
-        " by offset; else records of this window may lie in the one beside it (docs/guarantees.md)"
-        if found
-        else "each boundary is the first record stamped at its time or later",
-    }
-
-
-def evaluation(key: dg.AssetKey, name: str, window: int | None, said: Said) -> dg.AssetCheckEvaluation:
-    """A check's result of another partition than the step's, or from a step without partition."""
-    partition = None if window is None else show_window(window)
-    return dg.AssetCheckEvaluation(asset_key=key, check_name=name, partition=partition, **said)
 
 
 # -- what the event log lacks

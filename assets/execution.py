@@ -18,6 +18,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.feeds import topics_of
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.internals import belong
 from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
@@ -72,6 +73,7 @@ def run_feed(
     witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
     feed = Session(project).feed(feed_name)
     with open_instance(project) as instance, holding(home, run_id):
+        belong(instance, project)
         bury_dead_runs(instance, home)
 
         def cancel(run: str) -> None:
@@ -116,6 +118,7 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
     )
     with open_instance(project) as instance, holding(home, run_id):
+        belong(instance, project)
         job = dg.Definitions.merge(report_definitions([report], windows), own).resolve_job_def(f"report_{name}")
         result = job.execute_in_process(
             instance=instance,

@@ -19,8 +19,10 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from pydantic import Field
 
 from sluice.assets import contracts, metadata, steps
+from sluice.assets.books import quarantines
+from sluice.assets.checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER
 from sluice.assets.compaction import compact_job
-from sluice.assets.evidence import BOUNDARY, COMPLETE, committed_key, landed_key, outputs, quarantined_key
+from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, Session, pool
 from sluice.assets.steps import topic_key
@@ -128,8 +130,9 @@ def feed_definitions(
     """Everything for one feed, run in that session. `readers`: all feeds of each topic that it is the first to read."""
     landed, committed = _landed(feed, topics, windows), _committed(feed, windows)
     observed = [_observed(feed.name, readers)] if readers else []
+    beside = [_quarantined(feed, topics, windows)] if quarantines(feed) else []
     return dg.Definitions(
-        assets=[*observed, landed, committed],
+        assets=[*observed, landed, *beside, committed],
         jobs=[_land(feed, [landed, committed], session), _catch_up(feed), compact_job(feed.name)],
         schedules=[schedule_of(feed, land_job(feed.name), windows)],
     )
@@ -149,37 +152,20 @@ def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: Session) -
 
 def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
     key = landed_key(feed.name)
-    specs = [
-        dg.AssetSpec(
-            key,
-            deps=[topic_key(t) for t in topics],
-            group_name=feed.name,
-            description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
-            kinds={"parquet", "kafka"},
-            metadata={"dagster/column_schema": metadata.columns_of(landed_schema(feed.columns))},
-        )
-    ]
-    if quarantined_key(feed.name) in outputs(feed):
-        specs.append(
-            dg.AssetSpec(
-                quarantined_key(feed.name),
-                deps=[topic_key(t) for t in topics],
-                group_name=feed.name,
-                description=f"The records of `{feed.topics}` that do not fit {_not(feed)}: as they came, and why.",
-                kinds={"parquet", "kafka"},
-                metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
-            )
-        )
 
-    @dg.multi_asset(
-        name=f"{feed.name}__landed",
-        specs=specs,
+    @dg.asset(
+        key=key,
+        deps=[topic_key(t) for t in topics],
         check_specs=[
             _check(COMPLETE, key, _COMPLETE, windows),
             _check(BOUNDARY, key, _BOUNDARY, windows),
             *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
-            dg.AssetCheckSpec(steps.ACCOUNT, asset=key, description=_ACCOUNT),
+            dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
         ],
+        group_name=feed.name,
+        description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
+        kinds={"parquet", "kafka"},
+        metadata={"dagster/column_schema": metadata.columns_of(landed_schema(feed.columns))},
         pool=pool(feed.name),
         required_resource_keys={"session"},
         partitions_def=windows,
@@ -188,6 +174,19 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
         yield from steps.land_window(context, feed.name)
 
     return landed
+
+
+def _quarantined(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
+    """What landing tells of beside the rows. It is nothing to run: whoever asks for it asks for what landed."""
+    return dg.AssetSpec(
+        quarantined_key(feed.name),
+        deps=[topic_key(t) for t in topics],
+        group_name=feed.name,
+        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}: as they came, and why.",
+        kinds={"parquet", "kafka"},
+        metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
+        partitions_def=windows,
+    )
 
 
 def _not(feed: Feed) -> str:
@@ -200,7 +199,7 @@ def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
     @dg.asset(
         key=key,
         deps=[landed_key(feed.name)],
-        check_specs=[_check(steps.FRONTIER, key, _FRONTIER, windows)],
+        check_specs=[_check(FRONTIER, key, _FRONTIER, windows)],
         group_name=feed.name,
         description=f"The committed offsets of group `{feed.group}`: never beyond what has landed.",
         kinds={"kafka"},

@@ -29,7 +29,9 @@ from dagster._core.storage.local_compute_log_manager import (
 from dagster._serdes import ConfigurableClassData
 from dagster._utils import ensure_file, touch_file
 
+from sluice.assets.internals import shows_nothing, workspace
 from sluice.pipelines.batch import Edges
+from sluice.pipelines.errors import UsageError
 from sluice.resources.liveness import Informed
 from sluice.resources.project import Project
 
@@ -58,6 +60,23 @@ def prepare_home(project: Project) -> Path:
     if home.is_relative_to(project.state) and not config.exists():
         config.write_text(DAGSTER_YAML)
     return home
+
+
+def prepare_workspace(project: Project) -> Path:
+    """The file by which Dagster's servers load the project under its one name; written anew."""
+    path = project.state / "workspace.yaml"
+    path.write_text(workspace(project))
+    return path
+
+
+def check_home(project: Project, arguments: Sequence[str]) -> None:
+    """Raises UsageError where a process with these arguments shows a home that `dagster dev` made for a moment: an
+    empty world, which knows nothing of the project's runs."""
+    if shows_nothing(arguments, os.environ):
+        raise UsageError(
+            "Dagster was started without DAGSTER_HOME: this is an empty home, which goes away with it",
+            remedy=f"sluice ui, or start Dagster with DAGSTER_HOME={prepare_home(project)}",
+        )
 
 
 @contextmanager

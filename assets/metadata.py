@@ -275,26 +275,31 @@ _RANGE_NUMBERS = ("start", "end", "landed", "quarantined", "invisible", "files")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far one partition's account is closed. `holes` lie between the frontier and the furthest landed offset."""
+    """How far one partition's account is closed. `holes` lie between the frontier and the furthest landed offset;
+    `untried`: the first of them is what nothing was done about yet.
+    """
 
     key: Key
     origin: int
     frontier: int
     holes: tuple[Range, ...]
     reserved: tuple[Range, ...]
+    untried: bool = False
 
     @property
     def whole(self) -> bool:
-        return not self.holes and not self.reserved
+        return not self.holes[self.untried :] and not self.reserved
 
 
-def standings(state: State) -> list[Standing]:
+def standings(books: Books) -> list[Standing]:
     """Every current partition's account, by the ledger alone."""
-    return [_standing(state, key) for key in state.known()]
+    return [_standing(books, key) for key in books.state.known()]
 
 
-def _standing(state: State, key: Key) -> Standing:
-    return Standing(key, state.origins[key].offset, state.frontier(key), state.holes(key), state.reserved(key))
+def _standing(books: Books, key: Key) -> Standing:
+    state = books.state
+    origin, holes, reserved = state.origins[key].offset, state.holes(key), state.reserved(key)
+    return Standing(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
 
 
 def of_standings(found: Sequence[Standing]) -> Metadata:

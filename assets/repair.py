@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from sluice.assets import evidence
+from sluice.assets import evidence, settling
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
 from sluice.pipelines.owners import asking
@@ -22,6 +22,7 @@ from sluice.pipelines.values import Request, RequestKind
 def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[Found]:
     """Tell Dagster what it does not know of the feed, and name what it alone knows. Idempotent."""
     yield from _untold(instance, books, dry_run)
+    yield from _unsettled(instance, books, dry_run)
     yield from _overtold(instance, books)
 
 
@@ -38,6 +39,15 @@ def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterat
         yield Found(Kind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
     if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
+        yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)
+
+
+def _unsettled(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[Found]:
+    left = settling.unsettled(instance, books.feed)
+    if not dry_run:
+        settling.settle(instance, books.feed, lambda: books)
+    if names := tuple(show_window(w) for w in sorted(left[landed_key(books.feed.name)] & books.complete)):
+        text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)
 
 

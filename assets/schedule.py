@@ -14,8 +14,10 @@ from itertools import islice
 import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
+from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
+from sluice.assets.settling import settle
 from sluice.assets.windows import closing_cron
 from sluice.pipelines.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -47,7 +49,7 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
     )
     def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         session: Session = context.resources.session
-        keys = [w for w in _owed(session, feed.name) if windows.has_partition_key(w)]
+        keys = [w for w in _owed(context.instance, session, feed.name) if windows.has_partition_key(w)]
         asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
         now = context.scheduled_execution_time.isoformat()  # a tick that is repeated asks for nothing twice
         return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
@@ -55,11 +57,13 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
     return windows_owed
 
 
-def _owed(session: Session, name: str) -> list[str]:
-    """The keys of the windows owed, by the ledger alone."""
+def _owed(instance: dg.DagsterInstance, session: Session, name: str) -> list[str]:
+    """The keys of the windows owed, by the ledger alone. What killed runs left untold of others is told."""
     feed = session.feed(name)
     with session.open_edges(feed) as edges:
-        state = Ledger(edges.lake, name, edges.clock).read()
+        ledger = Ledger(edges.lake, name, edges.clock)
+        settle(instance, feed, lambda: Books.open(feed, ledger, edges))
+        state = ledger.read()
         return [show_window(w) for w in owed(state, feed.window, edges.clock())]
 
 

@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import dagster as dg
 
-from sluice.assets import metadata
+from sluice.assets import checks, settling
+from sluice.assets.books import Books
+from sluice.assets.checks import WATCH
 from sluice.assets.evidence import landed_key
 from sluice.assets.feeds import read_feeds
+from sluice.assets.internals import executes
 from sluice.assets.markdown import plain
 from sluice.assets.session import Session
 from sluice.pipelines.batch import Edges
@@ -28,7 +32,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.watch import View, Watched, view, watch
 
-SENSOR, WATCH = "watch_feeds", "watch"
+SENSOR = "watch_feeds"
 EVERY_SECONDS = 300
 SECONDS = 20
 """What one tick may take until it stops between two feeds; Dagster ends those that take longer than a minute."""
@@ -50,17 +54,19 @@ def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
     )
     def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         session: Session = context.resources.session
-        return dg.AssetCheckResult(**_looked_at(session, feed.name))
+        landing = executes(context.op_execution_context, landed_key(feed.name))
+        return dg.AssetCheckResult(**_looked_at(session, feed.name, landing=landing))
 
     return watched
 
 
-def _looked_at(session: Session, name: str) -> dict[str, Any]:
-    """What the check says now. That nothing could be seen is said too, and fails no run."""
+def _looked_at(session: Session, name: str, *, landing: bool) -> dict[str, Any]:
+    """What the check says now; `landing`: in a run that lands. Not to see anything is said too, and fails no run."""
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            return verdict(_watch(feed, edges, edges.cluster, view(edges.cluster, [feed])))
+            watched = _watch(feed, edges, edges.cluster, view(edges.cluster, [feed]))
+            return checks.seen(checks.by_the_way(watched) if landing else watched)
     except SluiceError as error:
         said = plain(f"could not look: {error.message}")
         return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
@@ -68,19 +74,6 @@ def _looked_at(session: Session, name: str) -> dict[str, Any]:
 
 def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> Watched:
     return watch(feed, Ledger(edges.lake, feed.name, edges.clock), cluster, seen, edges.clock())
-
-
-def verdict(seen: Watched) -> dict[str, Any]:
-    """What the check says: passed, severity, description, metadata."""
-    first = seen.findings[0] if seen.findings else None
-    more = f" ({len(seen.findings) - 1} more in the table)" if len(seen.findings) > 1 else ""
-    severe = first is not None and first.severe
-    return {
-        "passed": first is None,
-        "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
-        "description": plain(f"{first}{more}") if first else "nothing to look at",
-        "metadata": metadata.of_watched(seen),
-    }
 
 
 # -- the sensor
@@ -159,12 +152,16 @@ class Tick:
                 if clock() > until:
                     self.news.append(f"out of time before {name}: the next tick begins there")
                     break
-                self._look(files.feeds[name], files.feeds.values(), newest.get(name, 0), opened)
+                self._look(instance, files.feeds[name], files.feeds.values(), newest.get(name, 0), opened)
                 self.cursor.last = name
 
-    def _look(self, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack) -> None:
+    def _look(
+        self, instance: dg.DagsterInstance, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack
+    ) -> None:
         try:
             with self.session.open_edges(feed) as edges:
+                ledger = Ledger(edges.lake, feed.name, edges.clock)
+                settling.settle(instance, feed, partial(Books.open, feed, ledger, edges))
                 cluster, seen = self._kafka(feed, feeds, opened)
                 watched = _watch(feed, edges, cluster, seen)
         except SluiceError as error:
@@ -195,7 +192,7 @@ class Tick:
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
-            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **verdict(seen)))
+            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **checks.seen(seen)))
             self.cursor.told[name] = after
 
     @property

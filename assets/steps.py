@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
 
-from sluice.assets import batch_pages, contracts, evidence, metadata
+from sluice.assets import batch_pages, checks, contracts, evidence, internals, metadata, settling
 from sluice.assets.books import Books
+from sluice.assets.checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
-from sluice.assets.evidence import BOUNDARY, COMPLETE, WHOLE, committed_key, evaluation, landed_key
+from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import informed
+from sluice.assets.internals import executes
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
@@ -34,14 +36,13 @@ from sluice.pipelines.ports import Engine, Progress
 from sluice.pipelines.positions import key_of
 from sluice.pipelines.units import parse_window, show_window
 from sluice.pipelines.values import PartitionState, Request, RequestKind, TopicPartition
+from sluice.pipelines.watch import Watched, view, watch
 from sluice.pipelines.windows import earliest
 from sluice.resources.liveness import new_owner
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
 Topics = Mapping[str, list[PartitionState]]
-ACCOUNT, FRONTIER = "account", "frontier"
-"""The checks of the whole feed's account, and of whether the committed offsets have passed a window."""
 
 
 def topic_key(topic: str) -> dg.AssetKey:
@@ -57,7 +58,8 @@ def _session(context: Context) -> Session:
 
 
 def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
-    """Land the window that is the run's partition; it is materialized when it is complete, and only then.
+    """Land the window that is the run's partition; it is materialized when it is complete, and only then. Where the run
+    has no step that commits, it commits: what lands is never left for somebody to remember.
 
     Raises dagster.Failure, or an interrupt.
     """
@@ -65,14 +67,22 @@ def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            yield from _else_commit(context, feed, edges, _land_own(context, feed, edges, window))
+            try:
+                yield from _else_commit(context, feed, edges, _land_own(context, feed, edges, window))
+            except Exception:
+                yield from _told_again(context, feed, edges, window, settling.committed_again)
+                raise
+    if not executes(context, committed_key(name)):
+        yield from _commit_after(context, name, window)
 
 
 def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, window: int) -> Events:
     try:
         books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
-    except BatchRefused as refused:
-        yield from _refused(context, feed, edges, refused, window)
+    except Exception as error:
+        if isinstance(error, BatchRefused):
+            yield from _refused(context, feed, edges, error, window)
+        yield from _told_again(context, feed, edges, window, settling.landed_again)
         raise
     yield from _own_window(books, landed, window, context.run.run_id)
 
@@ -89,14 +99,23 @@ def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, 
         yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
 
 
+def _told_again(context: Context, feed: Feed, edges: Edges, window: int, again: settling.Again) -> Events:
+    """What stays true of the run's window whatever failed. Without its lake, the next run tells it."""
+    try:
+        yield from again(context.instance, Books.open(feed, open_ledger(feed, edges), edges), window)
+    except SluiceError as error:
+        context.log.warning("the window's checks could not be told again: %s", error.message)
+
+
 def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
     feed, whole = books.feed, books.is_complete(window)
-    if whole and not _failed(landed):
-        yield from (evidence.window_result(books, key, window) for key in evidence.outputs(feed))
     key = landed_key(feed.name)
+    if whole:
+        yield evidence.window_result(books, window)
+        yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed) if k != key)
     yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
-    yield dg.AssetCheckResult(check_name=BOUNDARY, asset_key=key, **evidence.bounded(books, window))
-    yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **_account(books, landed, run))
+    yield dg.AssetCheckResult(check_name=BOUNDARY, asset_key=key, **checks.bounded(books, window))
+    yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **checks.account(books, landed, run))
     for name, said in contracts.verdicts(books, window):
         yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
     landed.check()
@@ -127,7 +146,7 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Eve
 
 def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: Asked) -> Events:
     books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
-    yield evaluation(landed_key(feed.name), ACCOUNT, None, _account(books, landed, context.run.run_id))
+    yield evaluation(landed_key(feed.name), ACCOUNT, None, checks.account(books, landed, context.run.run_id))
     landed.check()
 
 
@@ -140,6 +159,7 @@ def _land(
     edges = informed(edges, context.instance)
     ledger = open_ledger(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
+    settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
         landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
@@ -148,10 +168,22 @@ def _land(
     report(Progress("tell"))
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
-    outlook = yield from _read_topics(context, feed, edges, landed, books.state)
-    batch_pages.keep_all(context, ledger, edges, landed.batches, outlook)
+    yield from _read_topics(context, feed, edges, landed, books.state)
+    watched = _watched(context, feed, edges, ledger)
+    batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
     yield from _published(context, books, landed, request.window if context.has_partition_key else None, rolled)
+    if watched:
+        yield evaluation(landed_key(feed.name), WATCH, None, checks.seen(watched))
     return books, landed
+
+
+def _watched(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> Watched | None:
+    """What the sensor would find now. Not to see it is only logged."""
+    try:
+        return checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
+    except SluiceError as error:
+        context.log.warning("the feed could not be looked at after landing: %s", error.message)
+        return None
 
 
 def _remember(session: Session, feed: Feed, books: Books, landed: Landed) -> None:
@@ -169,7 +201,7 @@ def _published(context: Context, books: Books, landed: Landed, own: int | None, 
     for event in evidence.told(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event
-    yield from evidence.judged(books, (tell | rolled) - {own})
+    yield from checks.judged(context.instance, books, key, (tell | rolled) - {own})
 
 
 @contextmanager
@@ -194,20 +226,11 @@ def _canceling(engine: Engine) -> Iterator[None]:
 
 def _window_said(whole: bool, landed: Landed) -> Said:
     """Is the window whole?"""
-    said = _said(_failed(landed), 0, 0)
-    return WHOLE if whole else {"passed": False, "description": said, "metadata": metadata.of_failures(landed)}
-
-
-def _account(books: Books, landed: Landed, run: str) -> Said:
-    """Is everything that was asked for landed, and every account closed up to where it reaches?"""
-    found, failed = metadata.standings(books.state), _failed(landed)
-    open_ = [s for s in found if not s.whole]
-    return {
-        "passed": not failed and not open_,
-        "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
-        "description": _said(failed, len(open_), len(found)),
-        "metadata": metadata.of_standings(found) | metadata.of_live(books, run) | metadata.of_failures(landed),
-    }
+    if whole:
+        return WHOLE
+    failed = checks.failures(landed)
+    said = checks.in_vain(failed) if failed else "it landed in part: the feed's limits end a run before"
+    return {"passed": False, "description": said, "metadata": metadata.of_failures(landed)}
 
 
 def _in_part(feed: str, window: int) -> WindowIncomplete:
@@ -217,22 +240,7 @@ def _in_part(feed: str, window: int) -> WindowIncomplete:
     )
 
 
-def _failed(landed: Landed) -> int:
-    """How many slices and partitions were asked for in vain; with any, `landed.check` raises."""
-    return len(landed.refusals) + len(landed.failures)
-
-
-def _said(failed: int, open_: int, partitions: int) -> str:
-    if failed:
-        return f"{failed} slices or partitions were asked for and did not land; they stay owed"
-    if open_:
-        return f"{open_} of {partitions} partitions have holes below what landed, or ranges that a live batch reserves"
-    return f"every offset from origin to frontier is accounted for in all {partitions} partitions"
-
-
-def _read_topics(
-    context: Context, feed: Feed, edges: Edges, landed: Landed, state: State
-) -> Generator[Any, None, Outlook | None]:
+def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
     """The topics that were just read, as they are now. Seeing them is a comfort: failing to is only logged."""
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
@@ -240,11 +248,10 @@ def _read_topics(
         outlook = _outlook(edges, feed, state, seen)
     except SluiceError as error:
         context.log.warning("the topics could not be observed after landing: %s", error.message)
-        return None
+        return
     for topic, partitions in sorted(seen.items()):
         said = metadata.of_topic(partitions, [_reader(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(topic_key(topic), metadata=said)
-    return outlook
 
 
 # -- committed
@@ -256,11 +263,33 @@ def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
     Raises dagster.Failure, or an interrupt.
     """
     window = parse_window(context.partition_key)
-    books, result = _commit(context, name)
+    try:
+        books, result = _commit(context, name)
+    except Exception:
+        yield from _stood(context, name, window)
+        raise
     said = metadata.of_commit(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
-    yield dg.AssetCheckResult(check_name=FRONTIER, **_passed(books, window))
+    yield dg.AssetCheckResult(check_name=FRONTIER, **checks.passed(books, window))
     yield from _also_committed(context, books, result, window)
+
+
+def _stood(context: Context, name: str, window: int) -> Events:
+    """A window whose commit was told of before stays so, whatever became of this one."""
+    session = _session(context)
+    try:
+        feed = session.feed(name)
+        with session.open_edges(feed) as edges:
+            yield from _told_again(context, feed, edges, window, settling.committed_again)
+    except SluiceError as error:
+        context.log.warning("what was committed could not be told again: %s", error.message)
+
+
+def _commit_after(context: Context, name: str, window: int) -> Events:
+    """Commit in the step that landed the window. Raises dagster.Failure, or an interrupt."""
+    books, result = _commit(context, name)
+    yield _committed_event(books, result, window)
+    yield from _also_committed(context, books, result, None, told=(window,))
 
 
 def commit_frontier(context: dg.OpExecutionContext, name: str) -> Events:
@@ -328,13 +357,19 @@ def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
     yield from _also_committed(context, books, result, None)
 
 
-def _also_committed(context: Context, books: Books, result: CommitResult, own: int | None) -> Events:
-    """The other windows: those landed and not told of here yet, and the check of those that were just passed."""
-    untold = evidence.untold_windows(context.instance, books, committed_key(books.feed.name)) - {own}
+def _also_committed(
+    context: Context, books: Books, result: CommitResult, own: int | None, told: Collection[int] = ()
+) -> Events:
+    """The other windows: those landed and not told of here yet, and the check of those that were just passed. `told`:
+    windows that were just told of, and their check was not."""
+    key = committed_key(books.feed.name)
+    untold = evidence.untold_windows(context.instance, books, key) - {own}
     for window in sorted(untold):
         yield _committed_event(books, result, window)
-    for window in sorted((untold | _just_passed(books, result)) - {own}):
-        yield evaluation(committed_key(books.feed.name), FRONTIER, window, _passed(books, window))
+    evaluated = sorted({*told, *untold, *_just_passed(books, result)} - {own})
+    targets = internals.targets(context.instance, key, map(show_window, evaluated))
+    for window in evaluated:
+        yield evaluation(key, FRONTIER, window, checks.passed(books, window), targets.get(show_window(window)))
 
 
 def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
@@ -350,19 +385,6 @@ def _just_passed(books: Books, result: CommitResult) -> set[int]:
     """Complete windows that the committed offsets passed with this commit, in some partition."""
     moved = (books.ending(m.key, m.before or 0, m.after) for m in result.offsets)
     return {w for windows in moved for w in windows} & books.complete
-
-
-def _passed(books: Books, window: int) -> Said:
-    """Has the frontier, which is what is committed, passed the window?"""
-    held = metadata.behind(books, window)
-    return {
-        "passed": not held,
-        "severity": dg.AssetCheckSeverity.WARN,
-        "description": f"{len(held)} partitions are committed only up to an earlier window, which is owed"
-        if held
-        else "the committed offsets have passed this window in all partitions",
-        "metadata": metadata.of_behind(held),
-    }
 
 
 # -- topics

@@ -105,7 +105,7 @@ Servers = Mapping[str, _Server]
 
 def _start(project: Project, address: str) -> Servers:
     from sluice.assets import compaction, reports
-    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
+    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home, prepare_workspace
     from sluice.assets.session import pool
 
     home = prepare_home(project)
@@ -113,7 +113,7 @@ def _start(project: Project, address: str) -> Servers:
         limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
         bury_dead_runs(instance, home)  # or those that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
-    code = ["-m", "sluice.assets.definitions", "-d", str(project.root)]
+    code = ["-w", str(prepare_workspace(project))]
     port = address.rpartition(":")[2]
     commands = {
         "webserver": ["dagster_webserver", "-h", HOST, "-p", port, *code],

@@ -26,6 +26,9 @@ from sluice.pipelines.values import Isolation, Key, OpenTransaction, PartitionSt
 
 T = TypeVar("T")
 
+LAG = "lag"
+"""What the finding of a feed that is late is about."""
+
 WINDOWS = 100
 """Owed windows, the oldest, that are looked at for those that stay partial."""
 
@@ -155,7 +158,7 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     pace = "; more is produced than lands" if outlook.falls_behind else ""
     takes = "" if outlook.eta is None else f", which takes about {show_about(outlook.eta)}"
     yield Finding(
-        "lag",
+        LAG,
         f"the oldest record that is owed, of {oldest.key}, is {show_about(outlook.age)} old (alerts.lag "
         f"{show_duration(late)}); {outlook.lag} offsets are behind{pace}",
         f"catch up: sluice run {feed.name}{takes}; see that its schedule is on and its runs succeed",

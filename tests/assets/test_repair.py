@@ -20,6 +20,7 @@ from sluice.assets.session import FEED_TAG
 from sluice.pipelines.repair import Kind
 from sluice.pipelines.values import Life, Verdict
 from sluice.resources.liveness import Informed
+from tests.assets.test_ui import killed
 from tests.assets.world import World, in_hour, versions, windows
 from tests.fakes import FakeLiveness, owner
 
@@ -222,3 +223,15 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     world.run(in_hour(1))
     assert list(reconcile(instance, world.books())) == []
     assert len(versions(instance, LANDED, "2024-05-01T01:00")) == 2
+
+
+def test_what_a_killed_run_left_red_is_told_again(world: World, instance: dg.DagsterInstance) -> None:
+    world.run()
+    killed(world, instance, "2024-05-01T01:00")
+    bury_dead_runs(instance, prepare_home(world.project))
+    for dry_run in (True, False):
+        (found,) = reconcile(instance, world.books(), dry_run=dry_run)
+        assert (found.kind, found.items) == (Kind.UNTOLD, ("2024-05-01T01:00",))
+        assert "left red" in found.text
+    assert list(reconcile(instance, world.books())) == []
+    assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1

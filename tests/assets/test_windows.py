@@ -73,23 +73,52 @@ def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
 
 
 def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:
-    late = world.run(in_hour(1))
-    held = checks(instance, late.run_id, FRONTIER)[f"{DAY}01:00"]
+    world.run(in_hour(0))
+    late = world.run(in_hour(2))
+    held = checks(instance, late.run_id, FRONTIER)[f"{DAY}02:00"]
     assert late.exit_code == 0
     assert (held.passed, held.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert cells(held.metadata["behind"].value)[0] == {
         "partition": "orders:0",
-        "frontier": 0,
-        "end of the window": "50",
-        "held by": "window 2024-05-01T00:00, owed from offset 0 on",
+        "frontier": 25,
+        "end of the window": "75",
+        "held by": "window 2024-05-01T01:00, owed from offset 25 on",
     }
-    assert f"{DAY}01:00" in windows(instance, COMMITTED), "committed is told of all the same"
+    assert f"{DAY}02:00" in windows(instance, COMMITTED), "committed is told of all the same"
     assert not checks(instance, late.run_id, ACCOUNT)[None].passed
 
-    early = world.run(in_hour(0))
+    early = world.run(in_hour(1))
     passed = checks(instance, early.run_id, FRONTIER)
-    assert {w: e.passed for w, e in passed.items()} == {f"{DAY}00:00": True, f"{DAY}01:00": True}
-    assert world.group.offsets[P0].offset == 50
+    assert {w: e.passed for w, e in passed.items()} == {f"{DAY}01:00": True, f"{DAY}02:00": True}
+    assert world.group.offsets[P0].offset == 75
+
+
+def test_what_nothing_was_done_about_yet_is_no_warning(world: World, instance: dg.DagsterInstance) -> None:
+    """A new feed's first run, of the newest hour: the UI offers that one first."""
+    newest = world.run(in_hour(3))
+    frontier, account = (checks(instance, newest.run_id, name) for name in (FRONTIER, ACCOUNT))
+    assert frontier[f"{DAY}03:00"].passed
+    assert "wait for an earlier window" in (frontier[f"{DAY}03:00"].description or "")
+    assert cells(frontier[f"{DAY}03:00"].metadata["behind"].value)[0]["frontier"] == 0
+    assert account[None].passed
+    assert cells(account[None].metadata["account"].value)[0]["holes"] == "[0, 75)"
+
+
+def test_a_quiet_hour_that_is_whole_already_waits_without_a_warning(world: World, instance: dg.DagsterInstance) -> None:
+    first = world.run(in_hour(0))
+    assert {w: c.passed for w, c in checks(instance, first.run_id, FRONTIER).items()} == {
+        f"{DAY}00:00": True,
+        f"{DAY}04:00": True,
+    }
+
+
+def test_a_hole_that_something_was_done_about_is_a_warning(world: World, instance: dg.DagsterInstance) -> None:
+    world.run(in_hour(3))
+    world.run(in_hour(0, only=(P1,)))
+    again = world.run(in_hour(3))
+    check = checks(instance, again.run_id, ACCOUNT)[None]
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN), "hour 0 landed in part"
+    assert not checks(instance, again.run_id, FRONTIER)[f"{DAY}03:00"].passed
 
 
 def test_a_catch_up_tells_of_every_window_that_it_completes(world: World, instance: dg.DagsterInstance) -> None:
@@ -206,6 +235,44 @@ def test_a_typed_feed_s_quarantine_stands_beside_what_landed(root: Path) -> None
         {"stage": "decode", "reason": "not_json", "expectation": "", "field": "", "rows": 6}
     ]
     assert first["dagster/uri"] == "memory://quarantine/orders/date=2024-05-01/hour=00"
+
+
+# -- an asset by itself
+
+
+def test_landing_by_itself_commits(world: World, instance: dg.DagsterInstance) -> None:
+    """From its own page, or in a backfill of it."""
+    made = build(world.project, world.session()).resolve_implicit_job_def_def_for_assets([LANDED])
+    assert made is not None
+    for _ in range(2):
+        run = made.execute_in_process(instance=instance, asset_selection=[LANDED], partition_key=f"{DAY}00:00")
+        assert run.success
+        assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
+        assert f"{DAY}00:00" in windows(instance, COMMITTED)
+        assert checks(instance, run.run_id, FRONTIER)[f"{DAY}00:00"].passed
+
+
+def test_with_the_commit_in_the_run_it_is_done_once(world: World, instance: dg.DagsterInstance) -> None:
+    outcome = world.run(in_hour(0))
+    said = instance.get_records_for_run(outcome.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    keys = [
+        r.asset_materialization.asset_key for r in said if r.asset_materialization and r.partition_key == f"{DAY}00:00"
+    ]
+    assert sorted(keys) == [COMMITTED, LANDED]
+
+
+def test_what_landed_can_be_asked_for_without_its_quarantine(root: Path) -> None:
+    """`dagster asset materialize --select 'key:"orders/landed"+'`."""
+    world = World(root, {"orders": TYPED})
+    world.engine.bad = 3
+    defs = build(world.project, world.session())
+    keys = dg.AssetSelection.from_string('key:"orders/landed"+').resolve(defs.resolve_asset_graph())
+    assert keys == {LANDED, COMMITTED}
+    made = defs.resolve_implicit_job_def_def_for_assets([*keys])
+    assert made is not None
+    with open_instance(world.project) as instance:
+        assert made.execute_in_process(instance=instance, asset_selection=[*keys], partition_key=f"{DAY}00:00").success
+        assert windows(instance, QUARANTINED)[f"{DAY}00:00"]["rows"] == 6
 
 
 # -- what the code location shows

@@ -16,13 +16,13 @@ import dagster as dg
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from sluice.assets.instance import open_instance, prepare_home
+from sluice.assets.internals import LOCATION
 from sluice.resources.project import Project
 from tests.faults.arena import words
 from tests.faults.field import REPOSITORY, SLUICE, Running
 from tests.faults.nemeses.engines import Process, Processes
 from tests.resources.kafka.tools import free_port, until
 
-LOCATION = "sluice.assets.definitions"
 _LAUNCH = """mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 _TERMINATE = """mutation($run: String!) { terminateRun(runId: $run) {

@@ -1,0 +1,137 @@
+"""What a feed's checks say by the ledger: is a window whole, is the feed without holes, are its offsets committed?
+
+What nothing was done about yet is no warning: of a new feed, what lies before the first window that landed is owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import dagster as dg
+
+from sluice.assets import contracts, internals, metadata
+from sluice.assets.books import Books
+from sluice.assets.contracts import Said
+from sluice.assets.markdown import plain
+from sluice.pipelines.batch import Landed
+from sluice.pipelines.units import many, show_window
+from sluice.pipelines.watch import LAG, Watched
+from sluice.pipelines.windows import searched
+
+COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
+"""Of a window's rows: are they all there? Of its boundaries: are they known to be first records, or was one searched
+for? Of the whole feed's account; of whether the committed offsets have passed a window; and what the sensor sees."""
+
+WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
+
+
+def of_window(books: Books, window: int) -> dict[str, Said]:
+    """What a complete window says to each check of what landed."""
+    return {COMPLETE: WHOLE, BOUNDARY: bounded(books, window), **dict(contracts.verdicts(books, window))}
+
+
+def bounded(books: Books, window: int) -> Said:
+    """Are the window's boundaries known to be first records?"""
+    found = searched(books.state, window, books.feed.window)
+    return {
+        "passed": not found,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
+        " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
+        " by offset; else records of this window may lie in the one beside it (docs/guarantees.md)"
+        if found
+        else "each boundary is the first record stamped at its time or later",
+    }
+
+
+def judged(
+    instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: Iterable[int]
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """What complete windows say to the checks of what landed, of which was told before."""
+    ordered = sorted(windows)
+    targets = internals.targets(instance, key, map(show_window, ordered))
+    for window in ordered:
+        for name, said in of_window(books, window).items():
+            yield evaluation(key, name, window, said, targets.get(show_window(window)))
+
+
+def evaluation(
+    key: dg.AssetKey, name: str, window: int | None, said: Said, target: internals.Target | None = None
+) -> dg.AssetCheckEvaluation:
+    """A check's result of another partition than the step's, or from a step without partition. `target`: the
+    materialization that it speaks of; without one, Dagster counts a partition as not looked at."""
+    partition = None if window is None else show_window(window)
+    return dg.AssetCheckEvaluation(
+        asset_key=key, check_name=name, partition=partition, target_materialization_data=target, **said
+    )
+
+
+def account(books: Books, landed: Landed | None = None, run: str = "") -> Said:
+    """Is everything that was asked for landed, and every account closed up to where it reaches? `landed`: of the run
+    that asks, `run`."""
+    found, failed = metadata.standings(books), failures(landed) if landed else 0
+    open_ = [s for s in found if not s.whole]
+    return {
+        "passed": not failed and not open_,
+        "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
+        "description": in_vain(failed) if failed else _standing(found, len(open_)),
+        "metadata": metadata.of_standings(found)
+        | metadata.of_live(books, run)
+        | (metadata.of_failures(landed) if landed else {}),
+    }
+
+
+def failures(landed: Landed) -> int:
+    """How many slices and partitions were asked for in vain; with any, `landed.check` raises."""
+    return len(landed.refusals) + len(landed.failures)
+
+
+def in_vain(failed: int) -> str:
+    return f"{failed} slices or partitions were asked for and did not land; they stay owed"
+
+
+def _standing(found: list[metadata.Standing], open_: int) -> str:
+    if open_:
+        return f"{open_} of {len(found)} partitions have holes below what landed, or ranges that a live batch reserves"
+    if waiting := sum(bool(s.holes) for s in found):
+        return f"what lies before the first window that landed is owed in {waiting} of {many(len(found), 'partition')}"
+    return f"every offset from origin to frontier is accounted for in all {len(found)} partitions"
+
+
+def passed(books: Books, window: int) -> Said:
+    """Has the frontier, which is what is committed, passed the window? To wait for what was not tried is no warning."""
+    held = metadata.behind(books, window)
+    stuck = [b for b in held if not books.untried(b.key)]
+    return {
+        "passed": not stuck,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": _held(len(held), len(stuck)),
+        "metadata": metadata.of_behind(held),
+    }
+
+
+def _held(held: int, stuck: int) -> str:
+    if stuck:
+        return f"{held} partitions are committed only up to an earlier window, which is owed"
+    if held:
+        return f"{held} partitions wait for an earlier window, which is owed and nothing was done about yet"
+    return "the committed offsets have passed this window in all partitions"
+
+
+def by_the_way(watched: Watched) -> Watched:
+    """What a run that lands sees, without lag: it is catching up just now. The sensor tells of lag."""
+    return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
+
+
+def seen(watched: Watched) -> Said:
+    """What a look at the feed found."""
+    first = watched.findings[0] if watched.findings else None
+    more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""
+    severe = first is not None and first.severe
+    return {
+        "passed": first is None,
+        "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
+        "description": plain(f"{first}{more}") if first else "nothing to look at",
+        "metadata": metadata.of_watched(watched),
+    }

@@ -1,0 +1,192 @@
+"""What Dagster has no public door for: where a run belongs, what it executes, and what it planned and left untold.
+
+Nothing else of ours leans on these. Dagster's version is pinned, and the tests ask the instance, and GraphQL as the UI
+does, whether it still holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.events import DagsterEvent
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.storage.asset_check_execution_record import (
+    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
+    AssetCheckExecutionRecordStatus,
+)
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster_shared.record import replace
+
+from sluice.resources.project import Project
+
+Target = AssetCheckEvaluationTargetMaterializationData
+"""The materialization that an evaluation of a check speaks of."""
+
+LOCATION, MODULE = "sluice", "sluice.assets.definitions"
+"""The code location's name, and what it loads: as in the `workspace.yaml` of whoever starts Dagster's own commands."""
+
+TEMPORARY = ".tmp_dagster_home_"
+"""How the home is called that Dagster's commands make, and remove, where DAGSTER_HOME is not set."""
+
+_DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
+
+
+# -- where a run belongs
+
+
+def workspace(project: Project) -> str:
+    """The text of a `workspace.yaml` that loads the project from anywhere."""
+    module = {"module_name": MODULE, "working_directory": str(project.root), "location_name": LOCATION}
+    return json.dumps({"load_from": [{"python_module": module}]}, indent=2) + "\n"
+
+
+def belong(instance: dg.DagsterInstance, project: Project) -> None:
+    """From now on, runs that this process creates on the instance belong to the project's code location.
+
+    That is what Dagster's UI lists runs by, and finds the job by that it executes again. No location is loaded for it.
+    """
+    create = instance.create_run_for_job
+
+    @functools.wraps(create)
+    def created(job_def: dg.JobDefinition, **how: object) -> dg.DagsterRun:
+        how["asset_selection"] = how.get("asset_selection") or None  # as the UI says `all of the job's`
+        return create(job_def=job_def, remote_job_origin=job_origin(project, job_def.name), **how)  # type: ignore[arg-type]
+
+    instance.create_run_for_job = created  # type: ignore[method-assign, assignment]
+
+
+def job_origin(project: Project, job: str) -> RemoteJobOrigin:
+    """What Dagster's servers say of a job that they loaded from the workspace."""
+    target = LoadableTargetOrigin(
+        executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root)
+    )
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, LOCATION)
+    return RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME).get_job_origin(job)
+
+
+def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a process with these arguments is `dagster dev`'s, in a home that it made for a moment."""
+    return _DEV in environ and any(TEMPORARY in argument for argument in arguments)
+
+
+# -- what a run executes
+
+
+def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
+    """Whether the asset is made by a step of its own in this run."""
+    steps, step = context.run.step_keys_to_execute, key.to_python_identifier()
+    return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
+
+
+# -- what was planned
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """An evaluation that an ended run was to make of a check, of one partition or of none, and did not."""
+
+    check: dg.AssetCheckKey
+    partition: str | None
+    run: str
+
+
+def untold(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+    """The asset's partitions that a run was to materialize last, and ended without."""
+    log = instance.event_log_storage
+    planned = log.get_latest_asset_partition_materialization_attempts_without_materializations(key)
+    ended = _ended(instance, {run for run, _ in planned.values()})
+    return {partition for partition, (run, _) in planned.items() if run in ended}
+
+
+def unevaluated(
+    instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey], partitions: Sequence[str]
+) -> list[Planned]:
+    """What ended runs were to evaluate last, and did not: of these partitions, or of checks that have none."""
+    log = instance.event_log_storage
+    if partitions:
+        infos = log.get_asset_check_partition_info(checks, partition_keys=partitions)
+        found = [
+            (Planned(i.check_key, i.partition_key, i.latest_planned_run_id), i.latest_execution_status) for i in infos
+        ]
+    else:
+        latest = log.get_latest_asset_check_execution_by_key(checks).values()
+        found = [(Planned(r.key, r.partition, r.run_id), r.status) for r in latest]
+    planned = [p for p, status in found if status is AssetCheckExecutionRecordStatus.PLANNED]
+    ended = _ended(instance, {p.run for p in planned})
+    return [p for p in planned if p.run in ended]
+
+
+def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:
+    """Store an evaluation as that run's, which was to make it: one of no run can be stored but once."""
+    made = instance.get_run_by_id(run)
+    event = DagsterEvent(
+        event_type_value=dg.DagsterEventType.ASSET_CHECK_EVALUATION.value,
+        job_name=made.job_name if made else "",
+        message=f"The check {evaluation.check_name} was evaluated after the run had ended, by the ledger.",
+        event_specific_data=evaluation,
+    )
+    instance.report_dagster_event(event, run)
+
+
+def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation | None:
+    """What a check without partitions found last."""
+    history = instance.event_log_storage.get_asset_check_execution_history
+    found = history(dg.AssetCheckKey(key, name), limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES)
+    return found[0].evaluation if found else None
+
+
+def aimed(evaluation: dg.AssetCheckEvaluation, target: Target | None) -> dg.AssetCheckEvaluation:
+    """The evaluation, as one that speaks of that materialization."""
+    return replace(evaluation, target_materialization_data=target)
+
+
+def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
+    """The asset's newest materialization, of whatever partition: what a check without partitions speaks of."""
+    found = instance.fetch_materializations(key, limit=1).records
+    return _target(found[0]) if found else None
+
+
+def _target(record: dg.EventLogRecord) -> Target:
+    return Target(storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp)
+
+
+_CHUNK = 100
+
+
+def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, Target]:
+    """The newest materialization of each partition, as an evaluation names what it speaks of."""
+    wanted, found = [*partitions], dict[str, Target]()
+    for at in range(0, len(wanted), _CHUNK):
+        found |= _targets(instance, key, wanted[at : at + _CHUNK])
+    return found
+
+
+def _targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collection[str]) -> dict[str, Target]:
+    found: dict[str, Target] = {}
+    cursor, of = None, dg.AssetRecordsFilter(key, asset_partitions=[*partitions])
+    while len(found) < len(partitions):
+        page = instance.fetch_materializations(of, limit=2 * _CHUNK, cursor=cursor)
+        for r in page.records:  # the newest first
+            if r.partition_key is not None:
+                found.setdefault(
+                    r.partition_key, Target(storage_id=r.storage_id, run_id=r.run_id, timestamp=r.timestamp)
+                )
+        if not page.has_more:
+            break
+        cursor = page.cursor
+    return found
+
+
+def _ended(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
+    """Those of the runs that have ended."""
+    statuses = [*FINISHED_STATUSES]
+    found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=statuses)) if runs else ()
+    return {r.run_id for r in found}

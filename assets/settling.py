@@ -1,0 +1,131 @@
+"""A window that is complete is green whatever failed afterwards, and its checks say what they last found.
+
+When a run is made, Dagster notes what it is to materialize and to evaluate. A run that fails, or is killed, leaves that
+untold, which shows as red. What is complete by the ledger is told again, from the ledger and with the same data
+version, so that nothing runs again because of it. A run that fails does so itself (`Again`); what a killed one left,
+the next run, the schedule's tick, the sensor's or `sluice repair` tells (`settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets import checks, contracts, evidence, internals
+from sluice.assets.books import Books
+from sluice.assets.checks import ACCOUNT, FRONTIER, WATCH
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.internals import Planned
+from sluice.pipelines.feed import Feed
+from sluice.pipelines.units import parse_window, show_window
+
+WHY = "told again: a run over this window ended without telling of it, and by the ledger it is complete"
+
+
+Again = Callable[[dg.DagsterInstance, Books, int], Iterator[Any]]
+"""The events that a run over a window, its partition, ends with when it fails."""
+
+
+def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
+    """What landed of the window, if that is all of it, and what the feed's checks say by the ledger."""
+    key = landed_key(books.feed.name)
+    if books.is_complete(window):
+        yield evidence.window_event(books, key, window, WHY)
+        yield from checks.judged(instance, books, key, [window])
+    yield checks.evaluation(key, ACCOUNT, None, checks.account(books))
+    if (seen := internals.last_evaluation(instance, key, WATCH)) is not None:
+        yield seen
+
+
+def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
+    """The window's commit, if that was told of before."""
+    key, partition = committed_key(books.feed.name), show_window(window)
+    if books.is_complete(window) and (stood := _stood(instance, books.feed.name, window)) is not None:
+        yield stood
+        target = internals.targets(instance, key, [partition]).get(partition)
+        yield checks.evaluation(key, FRONTIER, window, checks.passed(books, window), target)
+
+
+def settle(instance: dg.DagsterInstance, feed: Feed, open_books: Callable[[], Books]) -> set[int]:
+    """Tell again of the complete windows that ended runs left untold, and evaluate what these left of the feed's
+    checks; which windows. Idempotent. The ledger is read only where something is left."""
+    left = unsettled(instance, feed)
+    planned = internals.unevaluated(instance, _unpartitioned(feed), ())
+    if not planned and not any(left.values()):
+        return set()
+    books = open_books()
+    told = {key: _tell(instance, books, key, windows & books.complete) for key, windows in left.items()}
+    for p in (*planned, *_planned(instance, feed, told)):
+        if (said := _evaluation(instance, books, p)) is not None:
+            internals.evaluate(instance, p.run, said)
+    return set().union(*told.values())
+
+
+def unsettled(instance: dg.DagsterInstance, feed: Feed) -> dict[dg.AssetKey, set[int]]:
+    """By asset, the windows that a run was to materialize and ended without."""
+    keys = (*evidence.outputs(feed), committed_key(feed.name))
+    return {key: set(_windows(internals.untold(instance, key))) for key in keys}
+
+
+def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: set[int]) -> set[int]:
+    """Those that could be told of: of a commit, those that were told of before."""
+    events = {w: _event(instance, books, key, w) for w in sorted(windows)}
+    for event in filter(None, events.values()):
+        instance.report_runless_asset_event(event)
+    return {w for w, event in events.items() if event is not None}
+
+
+def _event(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, window: int) -> dg.AssetMaterialization | None:
+    if key == committed_key(books.feed.name):
+        return _stood(instance, books.feed.name, window)
+    return evidence.window_event(books, key, window, WHY)
+
+
+def _stood(instance: dg.DagsterInstance, feed: str, window: int) -> dg.AssetMaterialization | None:
+    """What was told last of a window's commit, whatever was tried since."""
+    of = dg.AssetRecordsFilter(committed_key(feed), asset_partitions=[show_window(window)])
+    found = instance.fetch_materializations(of, limit=1).records
+    return found[0].asset_materialization if found else None
+
+
+# -- checks
+
+
+def _unpartitioned(feed: Feed) -> list[dg.AssetCheckKey]:
+    return [dg.AssetCheckKey(landed_key(feed.name), name) for name in (ACCOUNT, WATCH)]
+
+
+def _planned(instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]) -> Iterator[Planned]:
+    """The evaluations of the windows that were just told of again."""
+    landed, committed = landed_key(feed.name), committed_key(feed.name)
+    names = [checks.COMPLETE, checks.BOUNDARY, *contracts.described_checks(feed)]
+    for key, of in ((landed, names), (committed, [FRONTIER])):
+        windows = [show_window(w) for w in told.get(key, ())]
+        if windows:
+            yield from internals.unevaluated(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
+
+
+def _evaluation(instance: dg.DagsterInstance, books: Books, p: Planned) -> dg.AssetCheckEvaluation | None:
+    """By the ledger; what the sensor sees is not in it, and stays as it was seen last."""
+    key, name = p.check.asset_key, p.check.name
+    if name == ACCOUNT:
+        return checks.evaluation(key, name, None, checks.account(books), internals.newest(instance, key))
+    if name == WATCH:
+        seen = internals.last_evaluation(instance, key, name)
+        return internals.aimed(seen, internals.newest(instance, key)) if seen else None
+    if p.partition is None:
+        return None
+    window, target = parse_window(p.partition), internals.targets(instance, key, [p.partition]).get(p.partition)
+    found = {FRONTIER: checks.passed(books, window)} if name == FRONTIER else checks.of_window(books, window)
+    return checks.evaluation(key, name, window, found[name], target) if name in found else None
+
+
+def _windows(partitions: Collection[str]) -> Iterator[int]:
+    """Those of the partitions that are windows: a feed may have had others once."""
+    for text in partitions:
+        try:
+            yield parse_window(text)
+        except ValueError:
+            continue

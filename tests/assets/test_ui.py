@@ -1,0 +1,192 @@
+"""Runs from the command line, as Dagster's UI shows them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
+
+from sluice.assets import definitions, internals
+from sluice.assets.definitions import build
+from sluice.assets.evidence import committed_key, landed_key
+from sluice.assets.instance import bury_dead_runs, prepare_home, prepare_workspace
+from sluice.pipelines.errors import KafkaUnavailable, UsageError
+from sluice.pipelines.ports import Member
+from tests.assets.test_schedule import tick as schedule_tick
+from tests.assets.test_sensors import Sensor
+from tests.assets.ui import Pages, opened
+from tests.assets.world import CATCH_UP, World, in_hour, versions
+
+LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
+JOB = """
+query ($job: String!) {
+  pipelineOrError(params: {repositoryName: "__repository__", repositoryLocationName: "sluice", pipelineName: $job}) {
+    ... on Pipeline { runs { runId status } }
+  }
+}"""
+TIMELINE = """
+query ($label: String!) {
+  runsOrError(filter: {tags: [{key: ".dagster/repository", value: $label}]}) {
+    ... on Runs { results {
+      runId repositoryOrigin { repositoryName repositoryLocationName } hasReExecutePermission
+    } }
+  }
+}"""
+AGAIN = """
+mutation ($run: String!, $strategy: ReexecutionStrategy!) {
+  launchRunReexecution(reexecutionParams: {parentRunId: $run, strategy: $strategy}) {
+    __typename
+    ... on LaunchRunSuccess { run { parentRunId pipelineName status stepKeysToExecute } }
+    ... on PythonError { message }
+  }
+}"""
+
+
+def runs_of_job(pages: Pages, job: str) -> list[str]:
+    return [r["runId"] for r in pages.ask(JOB, job=job)["pipelineOrError"]["runs"]]
+
+
+def test_a_run_from_the_command_line_is_as_good_as_one_of_the_ui(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, window = world.run().run_id, world.run(in_hour(0)).run_id
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert (runs_of_job(pages, "catch_up_orders"), runs_of_job(pages, "land_orders")) == ([whole], [window])
+        shown = pages.ask(TIMELINE, label="__repository__@sluice")["runsOrError"]["results"]
+        assert {r["runId"] for r in shown} == {whole, window}
+        assert {r["repositoryOrigin"]["repositoryLocationName"] for r in shown} == {"sluice"}
+        for run, job in ((whole, "catch_up_orders"), (window, "land_orders")):
+            again = pages.ask(AGAIN, run=run, strategy="ALL_STEPS")["launchRunReexecution"]
+            assert again["__typename"] == "LaunchRunSuccess", again
+            assert (again["run"]["parentRunId"], again["run"]["pipelineName"]) == (run, job)
+            assert again["run"]["stepKeysToExecute"] is None, "all of them"
+
+
+def test_a_failed_run_is_executed_again_from_where_it_failed(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    failed = world.run(in_hour(0)).run_id
+    with opened(instance, world.project, monkeypatch) as pages:
+        again = pages.ask(AGAIN, run=failed, strategy="FROM_FAILURE")["launchRunReexecution"]
+        assert again["__typename"] == "LaunchRunSuccess", again
+        assert again["run"]["stepKeysToExecute"] == ["orders__committed"]
+
+
+# -- green is green
+
+
+def kafka_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> None:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(world.cluster, "topics", gone)
+    monkeypatch.setattr(world.cluster, "partitions", gone)
+
+
+def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
+    """A run over a window whose process was killed before its first step."""
+    job = build(world.project).resolve_job_def("land_orders")
+    tags = {"dagster/partition": window}
+    run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
+    (prepare_home(world.project) / "attended").mkdir(exist_ok=True)
+    (prepare_home(world.project) / "attended" / run.run_id).touch()
+
+
+GOOD = {"account": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
+
+
+def test_after_a_first_good_run_all_is_well(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(instance, world.project, monkeypatch) as pages:
+        for asked in (in_hour(3), CATCH_UP):  # the newest hour first: the UI offers that one
+            assert world.run(asked).exit_code == 0
+            assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"}), asked
+
+
+def test_a_window_that_is_complete_stays_green_whatever_fails(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    with opened(instance, world.project, monkeypatch) as pages, monkeypatch.context() as away:
+        kafka_is_away(world, away)
+        failed = world.run(in_hour(1))
+        assert failed.exit_code == 1
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+    assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1, "nothing runs again because of it"
+
+
+def test_a_commit_that_is_refused_later_leaves_what_was_committed(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(in_hour(0))
+    world.land_unrecorded(in_hour(1))
+    world.group.others = [Member("m", "console", "/10.0.0.1")]
+    with opened(instance, world.project, monkeypatch) as pages:
+        assert world.run(in_hour(0)).exit_code == 3
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+
+
+def test_what_a_killed_run_left_the_next_one_tells(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    with opened(instance, world.project, monkeypatch) as pages:
+        killed(world, instance, "2024-05-01T01:00")
+        bury_dead_runs(instance, prepare_home(world.project))
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
+        assert pages.checks(LANDED)["complete"] == pages.checks(LANDED)["account"] == "EXECUTION_FAILED"
+        world.run()
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+        assert (pages.checks(LANDED), pages.checks(COMMITTED)) == (GOOD, {"frontier": "SUCCEEDED"})
+
+        for tick in (lambda: schedule_tick(world, instance), Sensor(world, instance).tick):
+            killed(world, instance, "2024-05-01T02:00")
+            bury_dead_runs(instance, prepare_home(world.project))
+            assert pages.failed(LANDED) == 1
+            tick()
+            assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (0, 0)
+            assert (pages.checks(LANDED)["complete"], pages.checks(LANDED)["account"]) == ("SUCCEEDED", "SUCCEEDED")
+            assert pages.checks(COMMITTED) == {"frontier": "SUCCEEDED"}
+    assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
+
+
+def test_a_window_that_is_owed_stays_red(
+    world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(in_hour(0))
+    with opened(instance, world.project, monkeypatch) as pages:
+        with monkeypatch.context() as away:
+            kafka_is_away(world, away)
+            assert world.run(in_hour(1)).exit_code == 1
+        world.run(in_hour(2))
+        assert (pages.failed(LANDED), pages.failed(COMMITTED)) == (1, 1)
+
+
+# -- one home, one name
+
+
+def test_the_location_is_named_as_in_workspace_yaml(world: World) -> None:
+    (ours,) = yaml.safe_load((Path(__file__).parents[2] / "workspace.yaml").read_text())["load_from"]
+    (made,) = yaml.safe_load(prepare_workspace(world.project).read_text())["load_from"]
+    assert made["python_module"] == ours["python_module"] | {"working_directory": str(world.project.root)}
+    assert made["python_module"]["location_name"] == internals.LOCATION
+
+
+def test_dagster_in_a_home_for_a_moment_says_what_to_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_PROJECT", str(world.project.root))
+    assert internals.TEMPORARY == TMP_DAGSTER_HOME_PREFIX
+    monkeypatch.setattr(sys, "argv", ["dagster", "--instance-ref", f'{{"dir": "/x/{TMP_DAGSTER_HOME_PREFIX}3"}}'])
+    monkeypatch.setenv("DAGSTER_verbose", "")
+    with pytest.raises(UsageError, match="without DAGSTER_HOME") as raised:
+        definitions.load()
+    assert f"DAGSTER_HOME={world.project.dagster_home}" in raised.value.remedy
+    monkeypatch.delenv("DAGSTER_verbose")  # `dagster definitions validate` needs no home
+    assert definitions.load().resolve_job_def("land_orders")

@@ -1,0 +1,67 @@
+"""The project as Dagster's web server has it: its location in a process of its own, and GraphQL as the pages ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster_graphql.test.utils import execute_dagster_graphql
+
+from sluice.assets.instance import prepare_workspace
+from sluice.resources.project import Project
+
+NODES = """
+query ($keys: [AssetKeyInput!]) {
+  assetNodes(assetKeys: $keys) {
+    partitionStats { numMaterialized numMaterializing numPartitions numFailed }
+    assetChecksOrError { ... on AssetChecks { checks {
+      name
+      executionForLatestMaterialization { status evaluation { severity description } }
+      partitionStatuses { ... on AssetCheckTimePartitionStatuses { ranges { startKey endKey status } } }
+    } } }
+  }
+}"""
+
+
+class Pages:
+    """What the pages show, asked as they ask."""
+
+    def __init__(self, process: WorkspaceProcessContext) -> None:
+        self._process = process
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        context = self._process.create_request_context()
+        return dict(execute_dagster_graphql(context, query, variables).data)
+
+    def asset(self, key: dg.AssetKey) -> dict[str, Any]:
+        """An asset's node in the lineage."""
+        (node,) = self.ask(NODES, keys=[{"path": list(key.path)}])["assetNodes"]
+        return dict(node)
+
+    def failed(self, key: dg.AssetKey) -> int:
+        """How many of its partitions are red."""
+        return int(self.asset(key)["partitionStats"]["numFailed"])
+
+    def checks(self, key: dg.AssetKey) -> dict[str, str]:
+        """What the lineage counts for each check: its partitions' worst, or where it has none its last execution's."""
+        return {c["name"]: _status(c) for c in self.asset(key)["assetChecksOrError"]["checks"]}
+
+
+def _status(check: Mapping[str, Any]) -> str:
+    ranges = [r["status"] for r in (check["partitionStatuses"] or {}).get("ranges", [])]
+    worst = next((s for s in ("EXECUTION_FAILED", "FAILED", "IN_PROGRESS", "SKIPPED") if s in ranges), None)
+    last = check["executionForLatestMaterialization"]
+    return worst or ("SUCCEEDED" if ranges else last["status"] if last else "NOT_EVALUATED")
+
+
+@contextmanager
+def opened(instance: dg.DagsterInstance, project: Project, environ: pytest.MonkeyPatch) -> Iterator[Pages]:
+    """Dagster's servers over the project's workspace, as `sluice ui` starts them."""
+    environ.setenv("SLUICE_PROJECT", str(project.root))
+    with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(prepare_workspace(project))])) as process:
+        yield Pages(process)
