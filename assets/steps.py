@@ -321,6 +321,8 @@ def _committed(
     settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
     result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster, changed)
     session.witness.committed = result
+    for moved in result.put_by_others:
+        context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
     return books, result
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.plan import ranges, shortened
+from sluice.cli.plan import lives, ranges, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, table, warn
 from sluice.pipelines.ports import Progress
@@ -98,7 +98,8 @@ def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, repor
 
 
 def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) -> list[RenderableType]:
-    rows = [_row(a) for a in report.accounts]
+    known = lives(a.key for a in report.accounts)
+    rows = [_row(known[a.key], a) for a in report.accounts]
     names = (
         "partition",
         "origin",
@@ -134,8 +135,10 @@ def _problem(p: Problem) -> list[RenderableType]:
 
 def _beyond(more: Strict) -> list[RenderableType]:
     """What was looked at besides, and what could not be."""
-    held = f"{count(more.commits)} committed offsets and {count(more.windows)} windows held against the ledger"
-    out: list[RenderableType] = [Text(f"  {held}.")]
+    held = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
+    entries = many(more.recorded, "commit entry", "commit entries")
+    said = f"  Held against the ledger: {held}; against what was published before: {entries}."
+    out: list[RenderableType] = [Text(said)]
     for u in more.unseen:
         named = ", ".join(map(str, u.ranges))
         out.append(warn(f"{u.key} {named}: {count(u.records)} records not compared with Kafka: {u.why}"))
@@ -148,11 +151,11 @@ _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 """Columns that are shown only when one of their cells is not nought."""
 
 
-def _row(a: Account) -> list[str]:
+def _row(name: str, a: Account) -> list[str]:
     c = a.counts
     numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, a.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
-    return [str(a.key), count(a.origin), count(a.frontier), *map(count, numbers), holes]
+    return [name, count(a.origin), count(a.frontier), *map(count, numbers), holes]
 
 
 def _verdict(report: AuditReport, rescanned: bool) -> RenderableType:
@@ -187,6 +190,7 @@ def _said(p: Problem) -> dict[str, Any]:
 def _more(more: Strict) -> dict[str, Any]:
     return {
         "committed_offsets": more.commits,
+        "commit_entries": more.recorded,
         "windows": more.windows,
         "unseen": [
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -173,6 +174,13 @@ def _partitions(seen: Preview) -> RenderableType:
     ]
     names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
     return table(names, shortened(rows, len(names)), right="leader log position stable owed")
+
+
+def lives(keys: Iterable[Key]) -> dict[Key, str]:
+    """The partitions' names in a table; where two lives of one are listed, each says which it is."""
+    listed = list(keys)
+    several = Counter(k.tp for k in dict.fromkeys(listed))
+    return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
 
 
 def shortened(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:

@@ -263,7 +263,7 @@ def replay(
         typer.Option(
             "--mend",
             metavar="FILE.py:FUNCTION",
-            help="Ask this function for each record's value; or MODULE:FUNCTION, of the project's folder.",
+            help="Ask this function of the project's for each record's value; or MODULE:FUNCTION.",
             show_default=False,
         ),
     ] = None,
@@ -364,7 +364,8 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
         yield table(("what", "records", "first"), [[w, count(n), first] for w, (n, first) in ranked_], right="records")
     if trial.left:
-        yield Text(f"  The mending function left {many(trial.left, 'record')} alone.", style="dim")
+        fit = f"; {count(trial.left_fit)} of them fit as they are, and land without --mend" if trial.left_fit else ""
+        yield Text(f"  The mending function left {many(trial.left, 'record')} alone{fit}.", style="dim")
 
 
 def _verdict(ran: Ran) -> Iterator[Text]:
@@ -399,6 +400,7 @@ def replay_document(ran: Ran) -> dict[str, Any]:
         "mended": landed.mended,
         "stay": trial.tried.total() - landed.fit.total(),
         "left": trial.left,
+        "left_fit": trial.left_fit,
         "kinds": [
             {**k._asdict(), "tried": n, "landed": landed.fit[k], "stay": n - landed.fit[k]}
             for k, n in trial.tried.most_common()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sluice.cli import outlook as outlooks
 from sluice.cli import profiles, windows
-from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, shortened
+from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, lives, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
@@ -32,7 +32,7 @@ from sluice.resources import process
 if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
     from sluice.pipelines.batch import BatchResult, Landed, Skip
-    from sluice.pipelines.commit import CommitResult
+    from sluice.pipelines.commit import CommitResult, Moved
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
     from sluice.pipelines.standing import WindowStanding
@@ -94,7 +94,7 @@ def run(
     limited = found.limits.records or found.limits.bytes
     if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
         return _each(session, found, asked, profile)
-    ran = execute(session, feed, asked[0], skip)
+    ran = execute(session, feed, asked[0], skip, _so_far())
     stands = stands_after(session, found, ran)
     session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []), *_profile(ran, profile))
     if ran.outcome.error:
@@ -137,7 +137,7 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
     for number, each in enumerate(asked, 1):
         ran = None
         while ran is None or _goes_on(ran):
-            ran = execute(session, feed.name, each)
+            ran = execute(session, feed.name, each, spent=_so_far())
             stands = stands_after(session, feed, ran)
             done.append((ran, stands))
             rest = _rest(number, len(asked), time.monotonic() - began, ran)
@@ -203,11 +203,15 @@ class Ran:
         return self.outcome.landed.batches if self.outcome.landed else ()
 
 
-def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None) -> Ran:
-    """One run of the feed's job, with a meter on a terminal."""
-    began = process.age() if _EXECUTION not in sys.modules else None
+def _so_far() -> float:
+    """The seconds that this command has taken already, which its first run has waited for."""
+    return 0.0 if _EXECUTION in sys.modules else process.age() or 0.0
+
+
+def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None, spent: float = 0.0) -> Ran:
+    """One run of the feed's job, with a meter on a terminal; `spent` are seconds that it has waited for already."""
     with session.terminal.progress() as meter:
-        watch = Stopwatch(meter, {} if began is None else {"start": began})
+        watch = Stopwatch(meter, {"start": spent} if spent else {})
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
@@ -215,7 +219,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
 
 
 _EXECUTION = "sluice.assets.execution"
-"""Loaded by the first run of a process, which has waited for all that came before."""
+"""Loaded by the first run of a process."""
 
 
 class Stopwatch:
@@ -278,6 +282,8 @@ def view(ran: Ran) -> list[RenderableType]:
         out += [line for held in landed.held for line in outlooks.held_back(held).lines()]
     if told := [*(_summary(ran) if ran.batches else _commit_alone(ran))]:
         out.append(facts(*told))
+    if ran.outcome.committed is not None:
+        out += [warn(_put_by_others(m)) for m in ran.outcome.committed.put_by_others]
     return [*out, *_not_committed(ran)]
 
 
@@ -335,8 +341,9 @@ def _totals(ran: Ran) -> tuple[Counts, int, str]:
 
 def batch_view(batch: BatchResult) -> RenderableType:
     found = list(by_partition(batch))
+    known = lives(p.key for p in found)
     columns = {
-        "partition": [str(p.key) for p in found],
+        "partition": [known[p.key] for p in found],
         "range": [" ".join(map(str, p.ranges)) for p in found],
         "landed": [count(p.counts.landed) for p in found],
         "invisible": [count(p.counts.invisible) for p in found],
@@ -432,6 +439,15 @@ def _quarantined(feed: str, counts: Counts) -> str:
     return f"{many(counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
 
 
+def _put_by_others(m: Moved) -> str:
+    expected = "none" if m.before is None else count(m.before)
+    return (
+        f"{m.key}: somebody moved the group's committed offset to {count(m.after)}, ahead of what had landed then (the"
+        f" ledger expects {expected}); landing has reached it by now. Nothing is passed over, and the next commit goes"
+        " on from there; who moved it may do so again"
+    )
+
+
 def _committed_text(result: CommitResult) -> str:
     match str(result.status):
         case "disabled":
@@ -507,6 +523,7 @@ def _committed(result: CommitResult) -> dict[str, Any]:
         "letters_to": result.letters_to or None,
         "offsets": [_place(m.key) | {"before": m.before, "after": m.after} for m in result.offsets],
         "left_out": [_place(k) for k in result.left_out],
+        "put_by_others": [_place(m.key) | {"expected": m.before, "offset": m.after} for m in result.put_by_others],
     }
 
 

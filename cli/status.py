@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sluice.cli import outlook as outlooks
 from sluice.cli import windows
-from sluice.cli.plan import ranges, shortened
+from sluice.cli.plan import lives, ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
 from sluice.pipelines.configs import BrokerConfig
@@ -292,9 +292,10 @@ def _batch(batch: Batch | None, *, brief: bool = False) -> str:
 
 
 def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
+    known = lives(p.key for p in status.partitions)
     rows = [
         (
-            *(str(p.key), count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
+            *(known[p.key], count(p.origin), count(p.frontier), count(p.committed), count(p.end), count(p.lag)),
             outlooks.short(p.age) if p.lag else "",
             "; ".join(filter(None, (_above(p.holes), f"{count(p.unstable)} not stable" if p.unstable else ""))),
         )
@@ -336,7 +337,7 @@ def _above(ranges: tuple[tuple[int, int], ...]) -> str:
 
 def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     """The strip, and a line for each of the newest windows that wait for something."""
-    waiting = [w for w in status.windows if w.standing not in (Standing.LANDED, Standing.OPEN, Standing.OWED)]
+    waiting = [w for w in status.windows if w.standing not in _NO_WORD]
     return [
         heading("Windows", windows.title(status.length, status.windows)),
         *windows.calendar(status.windows, status.length, fancy=terminal.fancy),
@@ -344,6 +345,8 @@ def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType
     ]
 
 
+_NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.OWED)
+"""What a sign in the strip says all of."""
 _TOLD = 5
 """Windows that a line is spent on."""
 

@@ -116,6 +116,8 @@ def verdict(s: WindowStanding) -> Text:
     match s.standing:
         case Standing.LANDED:
             return good(f"{name} is complete")
+        case Standing.RETIRED:
+            return warn(f"{name} is retired: its rows are not kept any longer; sluice explain says who did it, and why")
         case Standing.OPEN:
             return warn(f"{name} is not closed yet")
         case Standing.HELD | Standing.PARTIAL | Standing.OWED:
@@ -153,6 +155,7 @@ def _owes(o: Owes) -> str:
 
 _SIGNS = {
     Standing.LANDED: ("■", "#", "green"),
+    Standing.RETIRED: ("▫", "-", "dim"),
     Standing.PARTIAL: ("◧", "+", "yellow"),
     Standing.HELD: ("◆", "H", "magenta"),
     Standing.OWED: ("□", "o", "default"),

@@ -20,7 +20,7 @@ from enum import StrEnum
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
 from sluice.pipelines.batch import Edges, changed, open_ledger, survey
-from sluice.pipelines.commit import Verdict, adopt, verdict
+from sluice.pipelines.commit import Verdict, adopt, log_ends, verdict, ways_out
 from sluice.pipelines.decode import BatchDecoder
 from sluice.pipelines.errors import (
     CorruptBatch,
@@ -248,21 +248,25 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
         moved += [k for k, v in verdicts.items() if v is Verdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
-        _check_ahead(ledger.feed, offsets, targets)
+        _check_ahead(ledger.feed, edges, offsets, targets)
     skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
     appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
     return Accepted(Event.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
 
 
-def _check_ahead(feed: str, offsets: Iterable[KeyOffset], frontiers: Mapping[Key, int]) -> None:
-    """Raises UsageError for an offset that passes nothing over."""
-    for at in offsets:
-        if at.offset < (frontier := frontiers[at.key]):
-            raise UsageError(
-                f"{at.key}: the group's offset is below the frontier ({frontier}): nothing is passed over by it",
-                remedy=f"to land those records anew: sluice run {feed} --offsets {at.key}:{at.offset}-{frontier}"
-                " --replace; to let the next commit go on, leave --adopt out",
-            )
+def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
+    """Raises UsageError where one of the offsets passes nothing over, with what works for each."""
+    back = [at for at in offsets if at.offset < frontiers[at.key]]
+    if not back:
+        return
+    said = "; ".join(
+        f"{at.key}: the group's offset {at.offset} is below the frontier {frontiers[at.key]}" for at in back
+    )
+    ends = log_ends(edges.cluster, [at.key for at in offsets])
+    raise UsageError(
+        f"{said}: nothing is passed over by it",
+        remedy=ways_out(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
+    )
 
 
 # -- a batch that cannot be read

@@ -14,7 +14,7 @@ unless the feed's `on_group_moved: overwrite` says so. Landing does not wait for
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -57,6 +57,7 @@ class CommitResult:
     """`mark` is the number of the intent entry behind the offsets, −1 where none was written.
 
     `letters` went to the topic `letters_to` with them. `left_out` stay as they are: their logs are others by now.
+    `put_by_others`: what somebody else had committed, ahead of landing, and landing has reached by now.
     """
 
     status: CommitStatus
@@ -65,6 +66,7 @@ class CommitResult:
     letters: int = 0
     letters_to: str = ""
     left_out: tuple[Key, ...] = ()
+    put_by_others: tuple[Moved, ...] = ()
 
 
 class Verdict(StrEnum):
@@ -156,6 +158,7 @@ def _commit_as(
     partitions = member.partitions_of(outlet.topic) if outlet else 0
     targets, newest = _targets(state, changed), _newest_mark(state, before)
     going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
+    others = _put_by_others(state, targets, before)
     mark, state = _intend(ledger, targets)
     post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
@@ -171,7 +174,20 @@ def _commit_as(
     _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
-    return CommitResult(status, moved, mark, *((post.taken, post.topic) if post else ()))
+    sent, to = (post.taken, post.topic) if post else (0, "")
+    return CommitResult(status, moved, mark, sent, to, put_by_others=others)
+
+
+def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
+    """Where Kafka holds the frontier already, and neither we nor anybody through us put it there: from what the ledger
+    expects to what is there."""
+
+    def strange(key: Key, held: CommittedOffset) -> bool:
+        known = {_expected(state, key), state.moved.get(key), *state.intents.get(key, ())}
+        return held.offset == targets[key] and _our_mark(state, held) is None and held.offset not in known
+
+    found = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
+    return tuple(Moved(k, _expected(state, k), c.offset) for k, c in found if strange(k, c))
 
 
 def _newest_mark(state: State, committed: Committed) -> int:
@@ -217,8 +233,7 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
         return Verdict.GO  # belongs to the topic's earlier life
     if offset == state.moved.get(key):
         return Verdict.GO  # put there by hand, and the ledger knows
-    expected = last if last is not None else state.origins[key].committed
-    if offset == expected and offset < target:
+    if offset == _expected(state, key) and offset < target:
         return Verdict.GO
     ours = mark is not None or offset in state.intents.get(key, ())
     if ours and (last is None or last <= offset) and offset <= target:
@@ -242,7 +257,7 @@ def _resolve_moved(
     if settings.on_group_moved is OnGroupMoved.OVERWRITE:
         return state
     if settings.on_group_moved is OnGroupMoved.REFUSE or cluster is None:
-        raise _moved(ledger.feed, state, moved, committed)
+        raise _moved(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
     adopt(ledger, moved, committed, cluster, "on_group_moved: adopt")
     return ledger.read()
 
@@ -255,10 +270,9 @@ def adopt(
     Raises GroupMoved for an offset beyond the end of its log: what comes there later was passed over by nobody.
     """
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
-    found = cluster.partitions({k.topic for k in moved}, Isolation.READ_UNCOMMITTED)
-    log_ends = {p.tp: p.high_watermark for p in found}
-    if beyond := [k for k in moved if ends[k] > log_ends.get(k.tp, 0)]:
-        said = "; ".join(f"{k}: Kafka holds {ends[k]}, the log ends at {log_ends.get(k.tp, 0)}" for k in beyond)
+    known = log_ends(cluster, moved)
+    if beyond := [k for k in moved if ends[k] > known.get(k.tp, 0)]:
+        said = "; ".join(f"{k}: Kafka holds {ends[k]}, the log ends at {known.get(k.tp, 0)}" for k in beyond)
         raise GroupMoved(
             f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {said}",
             remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
@@ -268,6 +282,12 @@ def adopt(
             partition=beyond[0].partition,
         )
     return skip_to(ledger, ends, reason)
+
+
+def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:
+    """Where the logs of these partitions end."""
+    found = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
+    return {p.tp: p.high_watermark for p in found}
 
 
 def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
@@ -355,22 +375,50 @@ def _offset(committed: CommittedOffset | None) -> int | None:
     return None if committed is None else committed.offset
 
 
-def _moved(feed: str, state: State, moved: Sequence[Key], committed: Committed) -> GroupMoved:
+def _moved(
+    feed: str, state: State, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
+) -> GroupMoved:
+    held = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
+
     def line(key: Key) -> str:
-        last = state.commits.get(key)
-        expected = last if last is not None else state.origins[key].committed
-        held = _offset(committed.get(key.tp))
-        return f"{key}: Kafka holds {held}, the ledger expects {expected} (frontier {state.frontier(key)})"
+        expected, frontier = _expected(state, key), state.frontier(key)
+        return f"{key}: Kafka holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
 
     first = moved[0]
     return GroupMoved(
         "somebody moved the group's committed offsets; " + "; ".join(map(line, moved)),
-        remedy=f"commit the frontier all the same: sluice accept {feed} moved --reason …; or take over the group's"
-        " offsets, and record what they pass over as skipped: the same with --adopt. `policies.on_group_moved` in the"
-        " feed decides it for good",
+        remedy=ways_out(feed, {k: (state.frontier(k), held[k]) for k in moved}, log_ends)
+        + ". `policies.on_group_moved` in the feed decides it for good",
         topic=first.topic,
         partition=first.partition,
     )
+
+
+def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
+    """The commands that work for offsets that somebody moved; by partition its frontier, and where they are now.
+
+    Only what lies ahead of the frontier, and within the log, passes anything over, and can be adopted.
+    """
+    back = {k: at for k, at in moved.items() if at[1] < at[0]}
+    ahead = [k for k, (frontier, held) in moved.items() if frontier < held <= log_ends.get(k.tp, held)]
+    accept = f"sluice accept {feed} moved"
+    ways = [f"commit the frontier all the same: {accept} --reason …"]
+    if ahead:
+        only = "".join(f" --only {k}" for k in ahead) if len(ahead) < len(moved) else ""
+        where = f" of {', '.join(map(str, ahead))}" if only else ""
+        ways.append(
+            f"or take over the group's offsets{where}, and record what they pass over as skipped:"
+            f" {accept} --adopt{only} --reason …"
+        )
+    if back:
+        ranges = " ".join(f"--offsets {k}:{held}-{frontier}" for k, (frontier, held) in sorted(back.items()))
+        ways.append(f"what was moved back passes nothing over; to land that anew: sluice run {feed} {ranges} --replace")
+    return "; ".join(ways)
+
+
+def _expected(state: State, key: Key) -> int | None:
+    last = state.commits.get(key)
+    return last if last is not None else state.origins[key].committed
 
 
 def _stale(state: State, verdicts: Mapping[Key, Verdict], committed: Committed) -> LedgerCorrupt:

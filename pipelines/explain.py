@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout, parquet, windows
+from sluice.pipelines import layout, manifest, parquet, windows
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.formats import int64s
 from sluice.pipelines.ledger import Ledger, State
@@ -53,6 +53,7 @@ class Explanation:
     batch: int | None = None
     published: int | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    topic_id: str = ""
 
 
 def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
@@ -61,11 +62,18 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
     key = state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
-    if found := _published(ledger, state, key, offset):
-        told = _landed(lake, tp, offset, *found)
-        again = _relanded(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
-        return replace(told, text=told.text + again)
-    return _unlanded(state, key, offset)
+    told = _told(ledger, lake, state, key, offset)
+    others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
+    which = f" (of topic id {key.life}; the lives before it are not looked at: {', '.join(others)})" if others else ""
+    return replace(told, text=told.text + which, topic_id=key.topic_id)
+
+
+def _told(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
+    if (found := _published(ledger, state, key, offset)) is None:
+        return _unlanded(ledger, state, key, offset)
+    told = _landed(lake, key.tp, offset, *found)
+    again = _relanded(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
+    return replace(told, text=told.text + again)
 
 
 def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
@@ -153,7 +161,7 @@ _UNSEEN = {
 _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
     Class.LOST: (lambda state: state.lost, "recorded in the ledger and never read"),
     Class.SKIPPED: (lambda state: state.skipped, "passed over by somebody's decision, recorded in the ledger"),
-    Class.RETIRED: (lambda state: state.retired, "landed once and not kept any longer (sluice expire)"),
+    Class.RETIRED: (lambda state: state.retired, "landed once and not kept any longer"),
 }
 
 
@@ -204,10 +212,13 @@ def _leaf(file: pq.ParquetFile, index: int) -> int:
     return names.index(name)
 
 
-def _unlanded(state: State, key: Key, offset: int) -> Explanation:
+def _unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:
     for kind, (ranges, why) in _UNREAD.items():
         for r in ranges(state).get(key, ()):
             if r.start <= offset < r.end:
+                if kind is Class.RETIRED:
+                    why = manifest.retirement(ledger, state, key, Range(offset, offset + 1))
+                    return Explanation(key.tp, offset, kind, f"landed once, in the range {r}; {why}")
                 return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
     for batch, s in state.live_slices():
         if s.key == key and s.start <= offset < s.end:

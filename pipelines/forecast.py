@@ -72,17 +72,28 @@ class Work:
     ms: int
 
 
+_SHORTEST = 1000
+"""Ms below which a batch tells of the clock rather than of its work."""
+_FURTHEST = 100
+"""So many times what a batch read, its rate is taken for."""
+
+
 def landing(recent: Sequence[Work]) -> float | None:
     """Offsets a second while a batch is at work, by the fastest of them: a small one tells more of its start than of
     its work. None when there is none to tell from.
     """
-    return max((w.offsets * 1000 / w.ms for w in recent if w.ms > 0), default=0.0) or None
+    return max((w.offsets * 1000 / w.ms for w in recent if w.ms >= _SHORTEST), default=0.0) or None
 
 
-def eta(lag: int, landed: float | None, produced: float | None) -> int | None:
-    """How long (ms) runs one after another take to catch up; None: not known, or not ever at these rates."""
+def eta(lag: int, recent: Sequence[Work], produced: float | None) -> int | None:
+    """How long (ms) runs one after another take to catch up, and no less than the shortest of them; None: not known,
+    not ever at these rates, or too far beyond what was ever landed to be told.
+    """
+    landed = landing(recent)
     gain = (landed or 0) - (produced or 0)
-    return int(lag * 1000 / gain) if landed and gain > 0 else None
+    if not landed or gain <= 0 or lag > _FURTHEST * max(w.offsets for w in recent):
+        return None
+    return max(int(lag * 1000 / gain), min(w.ms for w in recent if w.ms >= _SHORTEST)) if lag else 0
 
 
 # -- retention

@@ -122,14 +122,19 @@ _ENDLESS = 1 << 63
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window of which rows are not kept any longer."""
     for key, r in _retired(state, window, settings.length):
-        numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
-        entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
-        shown, by = show_window(window), f" by {entry.run}" if entry.run else ""
+        shown = show_window(window)
         raise WindowRetired(
-            f"window {shown} of feed {feed} was retired on {show_instant(entry.at)}{by}: {entry.reason}",
+            f"window {shown} of feed {feed} was {retirement(ledger, state, key, r)}",
             remedy="its rows are not in the lake any longer; while Kafka has them they can be landed anew: "
             f"sluice run {feed} --window {shown} --replace",
         )
+
+
+def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
+    """When, by whom and why rows in the range were retired: `retired on … by …: …`."""
+    numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
+    entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
+    return f"retired on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
 
 
 def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:

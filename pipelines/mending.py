@@ -85,22 +85,34 @@ def _bytes_of(answer: object) -> bytes | None:
 
 
 def load(text: str, root: Path) -> Mender:
-    """The function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names; modules are looked for in the folder `root` too.
+    """The function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, both looked for in the folder `root`.
 
     Raises UsageError with the file and the line that is wrong.
     """
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
         raise UsageError(f"{text!r} names no function", remedy="write FILE.py:FUNCTION or MODULE:FUNCTION")
-    file = Path(place).resolve() if place.endswith(".py") else None
-    if file is not None and not file.is_file():
-        raise UsageError(f"there is no file {file}", remedy="name the file as it is seen from here")
+    file = _file(place, root) if place.endswith(".py") else None
     try:
         with _also_from(file.parent if file else root):
             module = _of_file(file) if file else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
         raise _unloadable(place, file, error) from None
     return Mender(_function(module, name), str(module.__file__ or ""))
+
+
+def _file(place: str, root: Path) -> Path:
+    """The file of that name in the project, or by its whole path. Raises UsageError."""
+    file = (root / place).resolve()
+    if file.is_file():
+        return file
+    here = Path(place).resolve()
+    if here.is_file():
+        raise UsageError(
+            f"there is no file {file}: files are looked for in the project, not where the shell stands",
+            remedy=f"the one that lies here is meant with its whole path: --mend {here}:FUNCTION",
+        )
+    raise UsageError(f"there is no file {file}", remedy="name it as it is seen from the project, or by its whole path")
 
 
 def _of_file(file: Path) -> ModuleType:

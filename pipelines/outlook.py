@@ -79,8 +79,8 @@ def look_ahead(
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
     lag = sum(max(0, p.stable_end - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
-    landing, produced = forecast.landing(_work(ledger, state)), sum(rates.values()) if rates else None
-    eta = forecast.eta(lag, landing, produced)
+    recent, produced = work(ledger, state), sum(rates.values()) if rates else None
+    eta = forecast.eta(lag, recent, produced)
     configs = cluster.configs({p.topic for p in partitions.values()})
     notice = feed.alerts.retention
     due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
@@ -89,7 +89,7 @@ def look_ahead(
         now=now,
         owed=owed,
         lag=lag,
-        landing=landing,
+        landing=forecast.landing(recent),
         production=produced,
         eta=eta,
         at_risk=_bounded(cluster, due),
@@ -113,13 +113,14 @@ def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
 
 
-def _work(ledger: Ledger, state: State) -> list[Work]:
-    """The newest batches that landed something, from plan to publish."""
-    recent = [b for b in state.batches.values() if b.published is not None and not b.merges][-RECENT:]
+def work(ledger: Ledger, state: State) -> list[Work]:
+    """The newest batches that landed something, from plan to publish: none that wrote anew what had landed, and none
+    that adopted what an earlier attempt had finished, whose time is not its own.
+    """
+    recent = [b for b in state.batches.values() if b.published is not None and not b.rewrites][-RECENT:]
     entries = ((b, ledger.publication(b)) for b in recent)
-    return [
-        Work(sum(r.slice.span for r in e.receipts if not r.adopted), max(e.at - b.planned_at, 1)) for b, e in entries
-    ]
+    own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
+    return [Work(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
 
 
 def _committed_at(ledger: Ledger, state: State) -> int | None:

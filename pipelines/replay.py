@@ -5,8 +5,8 @@
 
 Guarantees: Kafka is not asked; a record is landed or in quarantine, before, after and at any crash between; rows that
 had landed keep their values, in today's types; what stays in quarantine keeps its bytes, whatever was tried on them.
-Positions, manifests and commits stay as they are. A record that was tried and does not fit says why it does not today;
-one that was mended in vain, or not asked for, says what it said.
+Positions, manifests and commits stay as they are. A record that was tried and does not fit says why it does not today,
+and so does one that a mending function left alone; one that was mended in vain, or not asked for, says what it said.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ RELANDED = pa.schema(
 @dataclass(slots=True)
 class Trial:
     """What came of trying records: by the kind that they were refused as, how many were tried and how many fit; why
-    the others do not, with the first of each; how many the mending function left alone, and what went wrong in it.
+    the others do not, with the first of each; how many the mending function left alone, how many of these fit as they
+    are, and what went wrong in it.
     """
 
     tried: Counter[Kind] = field(default_factory=Counter)
@@ -98,6 +99,7 @@ class Trial:
     why: dict[Kind, tuple[int, str]] = field(default_factory=dict)
     mended: int = 0
     left: int = 0
+    left_fit: int = 0
     botched: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, other: Trial) -> None:
@@ -108,6 +110,7 @@ class Trial:
                 _count(mine, key, records, first)
         self.mended += other.mended
         self.left += other.left
+        self.left_fit += other.left_fit
 
 
 def _count(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
@@ -142,6 +145,8 @@ class Sorter:
         self.missing: dict[str, Drift] = {}
         """By the field, what no re-landed record has so far."""
         self._slice, self._mender = s, mender
+        self._alone: list[int] = []
+        """The rows at hand that the mending function gave no value for."""
         self._format = replace(shape, dropping=False).format()
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
@@ -159,11 +164,22 @@ class Sorter:
                     mended.append(np.intersect1d(offsets_of(piece.landed), changed))
                 if piece.quarantined is not None:
                     refused.append(self._renewed(rows, piece.quarantined, changed))
+        if self._alone:
+            refused += self._left_alone(rows)
         found = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
         for kind, n, _ in kinds_of(_only(rows, found.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(found.mended)
         return found
+
+    def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows that no value was given for, as they came: they stay, and say why they do not fit today."""
+        alone = rows.take(fixed(pa.int64(), np.array(self._alone, np.int64)))
+        for piece in self._format.convert(self._slice, _records(alone)):
+            self.seen.add(piece)
+            self.trial.left_fit += piece.landed.num_rows
+            if piece.quarantined is not None:
+                yield self._renewed(rows, piece.quarantined, _NONE)
 
     def _see(self, piece: Formatted) -> None:
         self.seen.add(piece)
@@ -200,6 +216,7 @@ class Sorter:
             yield _with_values(rows, held)
 
     def _mended(self, rows: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        self._alone = []
         for at, record in enumerate(_as_given(rows)):
             try:
                 value = self._mender.mend(record) if self._mender else None
@@ -208,6 +225,7 @@ class Sorter:
                 continue
             if value is None:
                 self.trial.left += 1
+                self._alone.append(at)
             else:
                 yield at, value
 

@@ -1,4 +1,6 @@
-"""How one window stands: landed, partial, held, owed, failed, at work on, or not closed; and who owes what of it."""
+"""How one window stands: landed, retired since, partial, held, owed, failed, at work on, or not closed; and who owes
+what of it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from sluice.pipelines.values import Key, OpenTransaction
 
 class Standing(StrEnum):
     LANDED = "landed"
+    RETIRED = "retired"
     PARTIAL = "partial"
     HELD = "held"
     OWED = "owed"

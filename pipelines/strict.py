@@ -41,6 +41,9 @@ class Strict:
     problems: tuple[Problem, ...]
     unseen: tuple[Unseen, ...]
     commits: int = 0
+    """Partitions whose committed offset Kafka tells."""
+    recorded: int = 0
+    """Commit entries of the ledger."""
     windows: int = 0
     expired: tuple[Key, ...] = ()
     """Partitions whose committed offset the ledger knows and Kafka does not any more: nobody moved it."""
@@ -52,14 +55,15 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
     The survey reads the committed offsets before the ledger: a mark above the fold proves a ledger that lost entries.
     """
     state = found.state
-    by_ledger, commits = _in_the_ledger(ledger)
+    by_ledger, recorded = _in_the_ledger(ledger)
     by_kafka = list(_in_kafka(ledger, state, found)) if feed.commit is not CommitMode.NONE else []
     shown = windows.listed(state, feed.window)
     expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
     return Strict(
         problems=(*_ids(state, found), *by_ledger, *by_kafka, *_manifests(lake, feed, state)),
         unseen=tuple(_unseen(live_receipts(ledger, state), found.partitions)),
-        commits=commits + sum(c is not None for c in found.committed.values()),
+        commits=sum(found.committed.get(k.tp) is not None for k in state.known() if k in found.partitions),
+        recorded=recorded,
         windows=len(shown),
         expired=expired if feed.commit is not CommitMode.NONE else (),
     )
@@ -86,12 +90,12 @@ def _ids(state: State, found: Survey) -> Iterator[Problem]:
 
 
 def _in_the_ledger(ledger: Ledger) -> tuple[list[Problem], int]:
-    """Every commit entry against the fold below it, and how many offsets were looked at."""
+    """Every commit entry against the fold below it, and how many there are."""
     problems, looked, state, waiting = list[Problem](), 0, State(), list[Entry]()
     for number, entry in ledger.entries():
         if isinstance(entry, CommitEntry):
             state, waiting = state.extended(waiting), []
-            looked += len(entry.offsets)
+            looked += 1
             problems += _ahead(state, number, entry)
         waiting.append(entry)
     return problems, looked

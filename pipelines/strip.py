@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from sluice.pipelines import windows
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.manifest import is_retired
 from sluice.pipelines.ranges import Range, intersect, subtract
 from sluice.pipelines.standing import Owes, Standing, WindowStanding
 from sluice.pipelines.values import Key, OpenTransaction, TopicPartition
@@ -73,7 +74,7 @@ def standings(
 ) -> tuple[WindowStanding, ...]:
     """How each of the asked-for windows (their starts, ms) stands, in that order."""
     partitions = [_Partition(state, k, settings) for k in state.known()]
-    return tuple(_standing(partitions, settings, window, now, seen) for window in asked)
+    return tuple(_standing(state, partitions, settings, window, now, seen) for window in asked)
 
 
 def standing(
@@ -117,13 +118,15 @@ class _Partition:
 
 
 def _standing(
-    partitions: Sequence[_Partition], settings: WindowSettings, window: int, now: int, seen: Seen
+    state: State, partitions: Sequence[_Partition], settings: WindowSettings, window: int, now: int, seen: Seen
 ) -> WindowStanding:
     looked = [p.look(window, seen) for p in partitions]
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     owes = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
     found = _named(settings, window, now, seen, done, owes, bool(looked))
+    if found is Standing.LANDED and is_retired(state, window, settings.length):
+        found = Standing.RETIRED
     batch = {Standing.RUNNING: seen.running, Standing.FAILED: seen.failed}.get(found, {}).get(window)
     return WindowStanding(window, found, done, span, owes, batch)
 

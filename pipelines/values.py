@@ -42,6 +42,11 @@ class Key(NamedTuple):
     def topic_id(self) -> str:
         return self.incarnation.partition("#")[0]
 
+    @property
+    def life(self) -> str:
+        """The incarnation for people, as short as it can be told from others: `27YBcOdd`, `27YBcOdd#1`."""
+        return self.topic_id[:8] + self.incarnation[len(self.topic_id) :]
+
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}"
 

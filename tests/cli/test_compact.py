@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from sluice.cli import audit, compact, expire, explain, files, wait
+from sluice.cli import audit, compact, expire, explain, files, status, wait
 from sluice.pipelines.errors import UsageError, WindowIncomplete, WindowRetired
 from sluice.pipelines.units import show_window
 from sluice.pipelines.values import AskedRange, Request, RequestKind
@@ -107,7 +108,15 @@ def test_what_is_expired_is_gone_and_everybody_says_so(landed: World, tell: Tell
     assert account.code == 0
     assert [p["retired"] for p in account.document["partitions"]] == [25, 25]
     assert "retired" in account.text
-    assert tell(explain.explain, "orders", "orders:0:3").document["class"] == "retired"
+    explained = tell(explain.explain, "orders", "orders:0:3", text=False).document
+    assert explained["class"] == "retired"
+    assert re.fullmatch(
+        r"landed once, in the range \[0, 25\); retired on .* by .*: kept for an hour", explained["text"]
+    )
+    stands = tell(status.status, "orders")
+    states = {w["window"]: w["state"] for w in stands.document["feeds"][0]["windows"]}
+    assert (states[f"{DAY}T00:00"], states[f"{DAY}T01:00"]) == ("retired", "landed")
+    assert "- 1 retired" in stands.text
 
 
 def test_how_long_windows_are_kept(landed: World, tell: Tell) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,10 +15,21 @@ from sluice.cli.terminal import Terminal
 from sluice.pipelines.ports import Member
 from sluice.pipelines.values import CommittedOffset, OpenTransaction, Request, RequestKind
 from tests.assets.world import CATCH_UP, P0, P1, World, hour
-from tests.cli.conftest import Tell
+from tests.cli.conftest import Over, Tell
 
 OTHERS = [Member("m", "console", "/10.0.0.1")]
 Once = Callable[..., tuple[str, dict[str, Any]]]
+
+
+def test_a_run_inside_another_command_does_not_count_what_came_before_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo makes a Kafka and events for a minute, and runs then."""
+    monkeypatch.setattr(run.process, "age", lambda: 60.0)
+    monkeypatch.delitem(sys.modules, "sluice.assets.execution")
+    session = Over(Terminal(io.StringIO()), world.project.root, False, world)
+    assert sum(run.execute(session, "orders", CATCH_UP).stages.values()) < 60
+    assert run.execute(session, "orders", CATCH_UP, spent=60.0).stages["start"] == 60
 
 
 @pytest.fixture

@@ -295,8 +295,32 @@ def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: Wo
     committed(world)
     assert (rows(world)[-2:], world.group.offsets[P0].offset) == ([(0, 10), (0, 11)], 12)
     world.group.offsets[P0] = CommittedOffset(2)
-    with pytest.raises(UsageError, match="below the frontier"):
+    with pytest.raises(UsageError, match="below the frontier") as back:
         accept_moved(world.feed, world.edges(), "back", adopting=True)
+    assert "--adopt" not in back.value.remedy
+    assert "sluice run orders --offsets orders:0:2-12 --replace" in back.value.remedy
+
+
+def test_one_back_and_one_ahead_each_have_a_way_that_works(world: World) -> None:
+    p1 = TopicPartition(P0.topic, 1)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
+    with pytest.raises(GroupMoved) as refused:
+        committed(world)
+    with pytest.raises(UsageError) as both:
+        accept_moved(world.feed, world.edges(), "both", adopting=True)
+    for error in (refused.value, both.value):
+        assert "accept orders moved --adopt --only orders:1 --reason" in error.remedy
+        assert "--offsets orders:0:2-8 --replace" in error.remedy
+    adopted = accept_moved(world.feed, world.edges(), "as printed", (p1,), adopting=True)
+    assert [(s.key.tp, s.range) for s in adopted.skipped] == [(p1, Range(4, 6))]
+    accept_moved(world.feed, world.edges(), "as printed")
+    world.land(CATCH_UP).check()
+    committed(world)
+    assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [8, 8]
 
 
 # -- corrupt

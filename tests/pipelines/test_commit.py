@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, commit
+from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, Moved, commit, ways_out
 from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
@@ -108,6 +108,60 @@ def test_goes_on_from_where_somebody_moved_it_knowingly_and_only_once(to: int) -
     world.group.offsets[TP] = CommittedOffset(to)
     with pytest.raises(GroupMoved):
         world.commit()
+
+
+def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.group.offsets[TP] = CommittedOffset(60)
+    world.account(50, 60)
+    done = world.commit()
+    assert done.status is CommitStatus.UNCHANGED
+    assert done.put_by_others == (Moved(KEY, 50, 60),)
+    world.account(60, 70)
+    assert (world.commit().put_by_others, world.held) == ((), 70)
+
+
+def test_what_an_own_commit_left_was_put_by_nobody_else() -> None:
+    """One whose answer was lost, one from before the ledger, one that somebody moved through us."""
+    world = World(origin=20, committed=20)
+    assert world.commit().put_by_others == ()
+    world.account(20, 50)
+    world.group.lose = "after"
+    assert world.commit().put_by_others == ()
+    world.account(50, 60)
+    world.ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=60),), reason="test"))
+    world.group.offsets[TP] = CommittedOffset(60)
+    assert world.commit().put_by_others == ()
+
+
+K1, K2 = Key("orders", 1, "id-1"), Key("orders", 2, "id-1")
+
+
+@pytest.mark.parametrize(
+    ("moved", "works", "not_offered"),
+    [
+        ({KEY: (50, 60)}, ["moved --adopt --reason"], ["--replace", "--only"]),
+        ({KEY: (50, 40)}, ["--offsets orders:0:40-50 --replace"], ["--adopt"]),
+        ({KEY: (50, 80)}, ["moved --reason"], ["--adopt", "--replace"]),
+        (
+            {KEY: (50, 40), K1: (50, 60), K2: (50, 80)},
+            ["moved --adopt --only orders:1 --reason", "--offsets orders:0:40-50 --replace"],
+            [],
+        ),
+    ],
+)
+def test_only_what_works_is_offered_for_moved_offsets(
+    moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
+) -> None:
+    """Back, ahead, beyond the log's end at 70, and all of it at once."""
+    said = ways_out("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
+    assert said.startswith("commit the frontier all the same: sluice accept orders moved --reason …")
+    for command in works:
+        assert command in said
+    for option in not_offered:
+        assert option not in said
 
 
 def test_never_passes_a_hole() -> None:

@@ -9,15 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines import ages, forecast
+from sluice.pipelines import ages, forecast, outlook
 from sluice.pipelines.configs import BrokerConfig, TopicConfig
 from sluice.pipelines.forecast import Owed, Work
-from sluice.pipelines.ledger import State
-from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, KeyRange, OriginEntry, OriginItem, SkipEntry
+from sluice.pipelines.ledger import Batch, BatchStatus, State
+from sluice.pipelines.ledger.entries import (
+    Boundaries,
+    BoundaryEntry,
+    KeyRange,
+    OriginEntry,
+    OriginItem,
+    PublishEntry,
+    SkipEntry,
+)
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.units import show_about
-from sluice.pipelines.values import Key, OffsetAtTime, TopicPartition
-from tests.fakes import FakeCluster, partition
+from sluice.pipelines.values import Counts, Key, OffsetAtTime, Receipt, Request, RequestKind, Slice, TopicPartition
+from tests.fakes import FakeCluster, owner, partition
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 KEY = Key("orders", 0, "id-1")
@@ -134,15 +142,47 @@ def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
 def test_landing_is_told_from_the_fastest_batch() -> None:
     assert forecast.landing([Work(10, 5_000), Work(1_000_000, 10_000)]) == 100_000
     assert forecast.landing([]) is None
-    assert forecast.landing([Work(0, 1)]) is None
+    assert forecast.landing([Work(0, 5_000)]) is None
+    assert forecast.landing([Work(83, 1)]) is None, "of the clock's own grain"
 
 
 def test_eta_is_what_is_gained_on_producers() -> None:
-    assert forecast.eta(9_000, 100.0, 10.0) == 100_000
-    assert forecast.eta(9_000, 100.0, None) == 90_000
-    assert forecast.eta(9_000, 10.0, 10.0) is None
-    assert forecast.eta(9_000, None, 10.0) is None
-    assert forecast.eta(0, 10.0, 1.0) == 0
+    a_hundred, ten = [Work(500, 5_000)], [Work(500, 50_000)]
+    assert forecast.eta(9_000, a_hundred, 10.0) == 100_000
+    assert forecast.eta(9_000, a_hundred, None) == 90_000
+    assert forecast.eta(9_000, ten, 10.0) is None
+    assert forecast.eta(9_000, [], 10.0) is None
+    assert forecast.eta(0, ten, 1.0) == 0
+
+
+def test_an_eta_is_no_less_than_a_run_and_none_for_what_is_far_beyond_what_ever_landed() -> None:
+    assert forecast.eta(5, [Work(50_000, 4_000), Work(10, 3_000)], None) == 3_000
+    assert forecast.eta(50_000, [Work(500, 5_000)], None) == 500_000
+    assert forecast.eta(50_001, [Work(500, 5_000)], None) is None
+
+
+class Published:
+    """A ledger of nothing but publish entries."""
+
+    def __init__(self, entries: Mapping[int, PublishEntry]) -> None:
+        self._entries = entries
+
+    def publication(self, batch: Batch) -> PublishEntry:
+        return self._entries[batch.id]
+
+
+def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
+    def batch(id_: int, kind: RequestKind) -> Batch:
+        return Batch(id_, None, Request(kind), "hash", owner(), BatchStatus.PUBLISHED, 0, published=id_ + 1)
+
+    def entry(batch: int, *, adopted: bool) -> PublishEntry:
+        read = Receipt(Slice(*KEY, 0, 1000), 1000, Counts(landed=1000), (), "a", adopted=adopted)
+        return PublishEntry(batch=batch, token="t", at=2_000, receipts=(read,))
+
+    entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}
+    kinds = {1: RequestKind.CATCH_UP, 3: RequestKind.REPLAY, 5: RequestKind.CATCH_UP}
+    known = State(batches={n: batch(n, kind) for n, kind in kinds.items()})
+    assert outlook.work(Published(entries), known) == [Work(1000, 2_000)]  # type: ignore[arg-type]
 
 
 # -- retention

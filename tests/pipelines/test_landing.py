@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -113,6 +114,20 @@ def test_duckdb_reads_the_same(lake: LocalLake) -> None:
         (b"a", b"v100", "orders.v1", 3, 100, headers[0]),
         (None, b"v101", "orders.v1", 3, 101, None),
     ]
+
+
+def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake) -> None:
+    """The same offset of two lives, in two files."""
+    lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")
+    for number, life in enumerate(lives):
+        (part,) = land(lake, raw([100, 101]), target=replace(TARGET, slice=replace(SLICE, incarnation=life)))
+        lake.show(part.staged, f"data/orders/{number}.parquet")
+        lake.remove(part.staged)
+    text = (Path(__file__).parents[2] / "docs" / "reading.md").read_text()
+    (query,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    root = lake.locate("data").removesuffix("/data")
+    found = duckdb.sql(query.replace(".sluice/lake", root)).select('topic_id, "offset"').fetchall()
+    assert sorted(found) == [(life, offset) for life in lives for offset in (100, 101)]
 
 
 def test_a_part_says_whose_it_is(lake: LocalLake) -> None:

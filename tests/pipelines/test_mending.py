@@ -50,6 +50,21 @@ def test_what_is_wrong_is_told_by_file_and_line(tmp_path: Path, text: str, says:
     assert told.value.exit_code == 2
 
 
+def test_files_are_looked_for_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, shell = tmp_path / "project", tmp_path / "shell"
+    for folder in (project, shell):
+        folder.mkdir()
+    (project / "mends.py").write_text("def mend(record):\n    return b'of the project'\n")
+    (shell / "mends.py").write_text("def mend(record):\n    return b'of the shell'\n")
+    monkeypatch.chdir(shell)
+    assert load("mends.py:mend", project).mend(RECORD) == b"of the project"
+    assert load(f"{shell}/mends.py:mend", project).mend(RECORD) == b"of the shell", "by its whole path"
+    (project / "mends.py").unlink()
+    with pytest.raises(UsageError, match="looked for in the project, not where the shell stands") as told:
+        load("mends.py:mend", project)
+    assert f"--mend {shell}/mends.py:FUNCTION" in told.value.remedy
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -471,6 +471,30 @@ def test_it_is_told_where_a_record_is_and_why_it_had_been_in_quarantine(world: T
     assert "not_json" in told.text
 
 
+def test_what_a_mending_function_leaves_alone_says_why_it_does_not_fit_today(world: Typed) -> None:
+    """The slice is written anew for those that it mended; what stays beside them is what it is today."""
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says({**WIDER, "name": "string", "other": "string not null"})
+
+    def mend(record: Record) -> Any:
+        return {"id": 1, "other": "mended"} if record.reason == "not_json" else None
+
+    done = world.replay(mend=mend)
+    world.check()
+    stay = world.rows(PartKind.QUARANTINED).to_pylist()
+    assert {(r["reason"], r["field"]) for r in stay} == {("missing", "other")}
+    assert (done.trial.left, done.trial.left_fit) == (len(stay), 0)
+    assert {str(h.kind) for h in world.held().held} == {"other: missing"}
+
+
+def test_what_a_mending_function_leaves_alone_although_it_fits_is_counted(world: Typed) -> None:
+    world.land(*pieces(A, 100), *pieces(B, 100))
+    world.says({**WIDER, "name": "string"})
+    done = world.replay(mend=lambda record: None)
+    assert (done.batches, done.trial.fit.total()) == ((), 0)
+    assert (done.trial.left, done.trial.left_fit) == (2 * len(large() + broken()), 2 * len(large()))
+
+
 def test_what_is_in_quarantine_is_counted_by_reason(world: Typed) -> None:
     world.land(*pieces(A, 50), *pieces(B, 100))
     found = world.held()

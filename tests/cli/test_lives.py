@@ -1,0 +1,54 @@
+"""A topic that was deleted and created again: whoever lists both of its lives says which is which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sluice.cli import accept, audit, explain, run, status
+from sluice.cli.plan import lives
+from sluice.pipelines.values import Key
+from tests.assets.world import P0, P1, World
+from tests.cli.conftest import Tell
+
+OLD, NEW = "27YBcOddSAqT4E4khZ-qSQ", "9fK2mWx1Qb2ZzY5rTtUvWw"
+
+
+@pytest.fixture
+def twice(world: World, tell: Tell) -> World:
+    for tp in (P0, P1):
+        world.cluster.states[tp] = replace(world.cluster.states[tp], topic_id=OLD)
+    world.run()
+    for tp in (P0, P1):
+        world.cluster.states[tp] = replace(world.cluster.states[tp], topic_id=NEW, stable_end=30, high_watermark=30)
+    tell(accept.accept, "orders", "recreated", reason="made anew", text=False)
+    assert tell(run.run, "orders", text=False).code == 0
+    return world
+
+
+def test_an_audit_says_which_life_a_line_is_of(twice: World, tell: Tell) -> None:
+    told = tell(audit.audit, "orders")
+    for p in ("orders:0", "orders:1"):
+        for life in (OLD, NEW):
+            assert f"{p} (topic id {life[:8]})" in told.text
+
+
+def test_explain_says_which_life_it_looked_at(twice: World, tell: Tell) -> None:
+    told = tell(explain.explain, "orders", "orders:0:7")
+    assert told.document["topic_id"] == NEW
+    assert f"(of topic id {NEW[:8]}; the lives before it are not looked at: {OLD[:8]})" in " ".join(told.text.split())
+
+
+def test_a_status_that_lists_a_life_that_nobody_accepted_yet_tells_them_apart(world: World, tell: Tell) -> None:
+    world.run()
+    assert "topic id" not in tell(status.status, "orders").text
+
+
+def test_lives_are_named_only_where_there_are_several() -> None:
+    first, again, other = Key("orders", 0, OLD), Key("orders", 0, f"{OLD}#1"), Key("orders", 1, OLD)
+    assert lives([first, again, other]) == {
+        first: "orders:0 (topic id 27YBcOdd)",
+        again: "orders:0 (topic id 27YBcOdd#1)",
+        other: "orders:1",
+    }
