@@ -407,7 +407,7 @@ def of_behind(found: Sequence[Behind]) -> Metadata:
 
 def _held_by(b: Behind) -> str:
     where = "what lies before the first window" if b.window is None else f"window {show_window(b.window)}"
-    return f"{where}, {f'where {b.live}' if b.live else 'owed'}, from offset {b.frontier} on"
+    return f"{where}, {f'where {b.live},' if b.live else 'owed'} from offset {b.frontier} on"
 
 
 # -- what to look at

@@ -97,7 +97,7 @@ def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
     (prepare_home(world.project) / "attended" / run.run_id).touch()
 
 
-GOOD = {"account": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
+GOOD = {"account": "SUCCEEDED", "boundary": "SUCCEEDED", "complete": "SUCCEEDED", "watch": "SUCCEEDED"}
 
 
 def test_after_a_first_good_run_all_is_well(
