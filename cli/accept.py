@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
 
-_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt")
+_EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,12 +47,13 @@ def accept(
         bool, typer.Option("--adopt", metavar=" ", help="With moved: skip what the group's offsets pass over.")
     ] = False,
 ) -> int:
-    """Accept what happened to Kafka, so that runs go on.
+    """Accept what happened to Kafka, or to the ledger, so that runs go on.
 
     lost: owed offsets were deleted by retention; they become a named loss. recreated, truncated, cluster: the log is
     another one now; the feed begins afresh in it, and what landed stays. moved: somebody moved the group's committed
     offsets; the next commit goes on from them, or with --adopt what they pass over is skipped. corrupt: a batch that
-    cannot be read becomes a loss.
+    cannot be read becomes a loss. ledger: the ledger lost its newest entries; what they told of is set aside, never
+    deleted, and owed again.
 
     What has not happened is refused, and nothing is changed. A run that is refused prints the command.
 
@@ -81,6 +82,8 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
         )
     if adopting and event != "moved":
         raise UsageError("--adopt belongs to moved", remedy="leave it out")
+    if only and event == "ledger":
+        raise UsageError("--only together with ledger", remedy="a ledger is one for all partitions: leave it out")
     if only and event == "corrupt":
         raise UsageError("--only together with --offsets", remedy="--offsets names the place: leave --only out")
 
@@ -97,6 +100,8 @@ def _accepted(
             return accepting.accept_lost(feed, edges, reason, narrowed)
         case accepting.Event.MOVED:
             return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
+        case accepting.Event.LEDGER:
+            return accepting.accept_ledger(feed, edges, reason)
         case accepting.Event.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 asked = parse.asked_range(offsets or "")
@@ -118,7 +123,11 @@ def view(feed: Feed, done: Accepted, reason: str) -> list[RenderableType]:
     ]
     out += [warn(f"{m.key}: the next commit goes on from {count(m.offset)}") for m in done.moved]
     out += [warn(f"batch {b} was given up: what it read counts for nothing") for b in done.abandoned]
-    return [*out, facts(("ledger entry", str(done.number))), good(f"runs go on: sluice run {feed.name}")]
+    out += [
+        warn(f"{r.key} {r.range}: Kafka does not hold it any more; the next run names it as lost") for r in done.gone
+    ]
+    aside = [("set aside", f"{many(len(done.aside), 'file')} in {_aside(feed, done)}")] if done.aside else []
+    return [*out, facts(("ledger entry", str(done.number)), *aside), good(f"runs go on: sluice run {feed.name}")]
 
 
 # -- for programs
@@ -144,7 +153,16 @@ def document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
         ],
         "moved": [{"topic": m.key.topic, "partition": m.key.partition, "offset": m.offset} for m in done.moved],
         "abandoned": list(done.abandoned),
+        "next": done.next or done.number + 1,
+        "aside": list(done.aside),
+        "gone": [_range(r) for r in done.gone],
     }
+
+
+def _aside(feed: Feed, done: Accepted) -> str:
+    from sluice.pipelines.layout import aside_path
+
+    return aside_path(feed.name, done.next, "")
 
 
 def _range(r: KeyRange) -> dict[str, Any]:

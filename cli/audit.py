@@ -70,12 +70,14 @@ def _strict(session: Session, feed: Feed) -> Strict:
 
 def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
     """The audit of the feed, with the rescan when it is asked for."""
+    from sluice.pipelines import lost
     from sluice.pipelines.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
 
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         with session.terminal.working("checking files"):
+            lost.check_all(ledger, edges.lake)
             report = of_ledger(ledger, edges.lake, feed.name, hashes=hashes)
         return _rescanned(session, feed, edges, ledger, report) if rescan else report
 

@@ -297,7 +297,7 @@ class Books:
         how = "by hand" if mark.by_hand else "commit"
         if mark.ledger != self._state.ledger_id:
             return f"{how} of another ledger ({mark.ledger[:20]}, entry {mark.entry})"
-        if not 0 <= mark.entry < self._state.number:
+        if not 0 <= mark.entry < self._state.number or self._state.lost_entry(mark.entry):
             return f"{how}, entry {mark.entry}, which the ledger does not have"
         return f"{how}, entry {mark.entry}, {show_instant(self._at(mark.entry) // 1000 * 1000)}"
 

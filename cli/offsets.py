@@ -376,6 +376,8 @@ def _told(desk: _Desk, s: _Stand) -> str | Text:
             return "the next commit moves it to the frontier"
         case Stands.BY_HAND:
             return "moved by hand; the next commit moves it on"
+        case Stands.WAITS:
+            return "committed by entries that the ledger lost; stays until landing reaches it again"
         case Stands.MOVED:
             return warn(f"moved by somebody: the ledger expects {count(s.expected)}")
         case Stands.STALE:

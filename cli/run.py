@@ -432,6 +432,10 @@ def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
     if result.left_out:
         named = ", ".join(map(str, result.left_out[:6])) + (" …" if len(result.left_out) > 6 else "")
         yield "not committed", f"{named}: the log is another one by now"
+    if result.waiting:
+        named = ", ".join(f"{m.key} stays at {count(m.before or 0)}" for m in result.waiting[:6])
+        more = " …" if len(result.waiting) > 6 else ""
+        yield "not committed", f"{named}{more}: entries that the ledger lost put it there; landing reaches it again"
     if result.letters:
         yield "dead letters", f"{count(result.letters)} to {result.letters_to}"
 

@@ -6,9 +6,10 @@
     cluster     another cluster took the old one's place  → new lives, from the log starts
     moved       the group's committed offsets were moved  → the next commit goes on from there, or they pass as skips
     corrupt     a batch that cannot be read               → a loss of exactly its offsets
+    ledger      the ledger lost its newest entries        → what they told of is set aside, and owed again
 
 Guarantee: what has not happened cannot be accepted (NothingToAccept), and everything is decided again on the state that
-the entry is put on. Nothing that landed is touched.
+the entry is put on. Nothing that landed and counts is touched, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sluice.pipelines import owners
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines import layout, lost, owners
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
-from sluice.pipelines.batch import Edges, changed, open_ledger, survey
-from sluice.pipelines.commit import Verdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.batch import Edges, changed, open_ledger, opened, survey
+from sluice.pipelines.commit import Mark, Verdict, adopt, log_ends, traces, verdict, ways_out
 from sluice.pipelines.decode import BatchDecoder
 from sluice.pipelines.errors import (
     CorruptBatch,
     IncarnationChanged,
     LogTruncated,
     NothingToAccept,
+    PlanBusy,
     SluiceError,
     TopicRecreated,
     UnsupportedBatch,
@@ -38,15 +43,18 @@ from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import (
     AcceptEntry,
     Entering,
+    GapEntry,
     KeyOffset,
     KeyRange,
     LossEntry,
     MovedEntry,
+    OriginEntry,
     OriginItem,
 )
+from sluice.pipelines.ledger.tip import Tip, Trace
 from sluice.pipelines.ports import Fetcher, FetchFailed, FetchLimits
-from sluice.pipelines.ranges import Range, intersect, subtract
-from sluice.pipelines.topics import match
+from sluice.pipelines.ranges import Range, intersect, subtract, union
+from sluice.pipelines.topics import encode_topic, match
 from sluice.pipelines.values import (
     AskedRange,
     CommittedOffset,
@@ -67,11 +75,16 @@ class Event(StrEnum):
     CLUSTER = "cluster"
     MOVED = "moved"
     CORRUPT = "corrupt"
+    LEDGER = "ledger"
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What stands in the ledger now. `number` is its newest entry of these; `abandoned` are batches that it ended."""
+    """What stands in the ledger now. `number` is its newest entry of these; `abandoned` are batches that it ended.
+
+    Of a ledger that lost entries: `aside` are the files that were moved into the folder of number `next`, with which it
+    goes on, and `gone` what some of them cover and Kafka does not hold any more.
+    """
 
     event: Event
     number: int
@@ -80,6 +93,9 @@ class Accepted:
     entered: tuple[Entering, ...] = ()
     moved: tuple[KeyOffset, ...] = ()
     abandoned: tuple[int, ...] = ()
+    next: int = 0
+    aside: tuple[str, ...] = ()
+    gone: tuple[KeyRange, ...] = ()
 
 
 Only = Sequence[TopicPartition]
@@ -322,6 +338,135 @@ def _damaged(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range
         held = intersect([Range(start, error.end or r.end)], r)
         return KeyRange(key=key, range=held[0]) if held else None
     return None
+
+
+# -- a ledger that lost entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a ledger without its newest entries stands beside: `ledger_id` is its own, or that of the one that was lost
+    as a whole; `partitions` and `committed` are Kafka's."""
+
+    state: State
+    ledger_id: str
+    partitions: tuple[PartitionState, ...]
+    committed: Mapping[TopicPartition, CommittedOffset | None]
+    traces: tuple[Trace, ...]
+
+
+def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
+    """Go on with the entries that stand: what newer ones told of is set aside, and owed again; live batches end.
+
+    The next number is above all that are known to have been used, so that no name and no mark means two things. Raises
+    NothingToAccept; PlanBusy while anybody is at work.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
+    pos.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+    left = _left(feed, edges, ledger.read())
+    if not left.traces:
+        raise NothingToAccept(
+            f"nothing tells of entries that the ledger of feed {feed.name} lost",
+            remedy=f"hold all of it against Kafka: sluice audit {feed.name} --strict --rescan",
+        )
+    _check_idle(feed, edges, left.state)
+    after = max(left.state.number, *(t.number for t in left.traces)) + 1
+    # From here on it is known to have lost entries, whatever becomes of this process.
+    edges.lake.put(layout.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
+    aside = lost.strays(feed, edges.lake, left.state)
+    origins, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
+    lost.set_aside(edges.lake, feed.name, after, aside)
+    appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
+    if appended is None:
+        raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
+    _originate(feed, edges, ledger, left, origins)
+    ended = tuple(b.id for b in left.state.live())
+    return Accepted(Event.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
+
+
+def _left(feed: Feed, edges: Edges, state: State) -> _Left:
+    partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
+    found = lost.traces(feed, edges.lake, state)
+    tip = lost.read_tip(edges.lake, feed.name)
+    marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
+    ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and found else "")
+    return _Left(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
+
+
+def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
+    """Raises PlanBusy while a run may be at work that still knows the entries which are lost."""
+    known = (*edges.liveness.owners(), *(b.owner for b in state.live()))
+    verdicts = edges.liveness.judge(dict.fromkeys(known))
+    for owner in known:
+        if not verdicts[owner.token].dead:
+            who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
+            raise PlanBusy(
+                f"{who} is at work on feed {feed.name}, and may know of more than the ledger holds",
+                remedy=f"end it, or wait for its end; then again: {pos.accepting(feed.name, 'ledger')}",
+            )
+
+
+def _gap(left: _Left, after: int, reason: str) -> GapEntry:
+    """The entry; of the committed offsets it names those that lost entries had put there."""
+    marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
+    held = [(pos.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
+    return GapEntry(
+        next=after,
+        evidence=tuple(t.said for t in left.traces[:20]),
+        ledger="" if left.state.ledger_id else left.ledger_id,
+        committed=tuple(KeyOffset(key=k, offset=o) for k, o in held if k.tp in marked),
+        reason=reason,
+    )
+
+
+def _begun_at(edges: Edges, left: _Left, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+    """Of partitions whose origin is lost: where what had landed of this log begins."""
+    names = sorted((name.start, path) for path in aside if (name := layout.parse_part(path)))
+    found: dict[TopicPartition, OriginItem] = {}
+    for p in pos.missing_origins(left.state, left.partitions):
+        first = (start for start, path in names if _is_of(path, p) and _life(edges, path) == p.topic_id)
+        if (start := next(first, None)) is not None:
+            held = left.committed.get(p.tp)
+            found[p.tp] = OriginItem(
+                key=pos.key_of(left.state, p),
+                offset=start,
+                committed=held.offset if held else None,
+                why="the ledger lost its origin: the first offset that had landed",
+            )
+    return tuple(found.values())
+
+
+def _is_of(path: str, p: PartitionState) -> bool:
+    name = layout.parse_part(path)
+    return name is not None and (name.topic, name.partition) == (encode_topic(p.topic), p.partition)
+
+
+def _life(edges: Edges, path: str) -> str:
+    """The life of the log that the part says it is of; empty where it cannot be read."""
+    try:
+        with edges.lake.open(path) as file:
+            about = pq.read_metadata(file).metadata or {}
+    except (OSError, pa.ArrowException):
+        return ""
+    return str(about.get(b"sluice.topic_id", b""), errors="replace")
+
+
+def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, origins: tuple[OriginItem, ...]) -> None:
+    if origins:
+        keyed = {pos.key_of(left.state, p): p for p in left.partitions}
+        items = opened(feed, edges, ledger.read(), keyed, origins)
+        ledger.append(lambda _: OriginEntry(items=items))
+
+
+def _not_in_kafka(left: _Left, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+    """What the parts cover and the logs do not hold any more: the next run cannot land it again."""
+    paths, out = list(aside), list[KeyRange]()
+    for p in left.partitions:
+        names = [layout.parse_part(path) for path in paths if _is_of(path, p)]
+        below = union(Range(n.start, min(n.end, p.log_start)) for n in names if n and n.start < p.log_start)
+        out += [KeyRange(key=pos.key_of(left.state, p), range=r) for r in below]
+    return tuple(out)
 
 
 def _chosen(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:

@@ -15,9 +15,10 @@ from functools import partial
 from threading import Event, Thread
 from time import monotonic
 
-from sluice.pipelines import evolution, held_back, layout, owners, windows
+from sluice.pipelines import evolution, held_back, layout, lost, owners, windows
 from sluice.pipelines import plan as planning
 from sluice.pipelines import positions as pos
+from sluice.pipelines.commit import check_marks
 from sluice.pipelines.contract.decision import check_contract
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.drift import check_drift
@@ -204,11 +205,14 @@ def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
 
 
 def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
-    """Ask Kafka for everything that a plan rests on, and set aside the partitions that changed under the ledger."""
+    """Ask Kafka for everything that a plan rests on, and set aside the partitions that changed under the ledger.
+
+    Raises EntriesLost when committed offsets know of entries that the ledger does not have.
+    """
     topics = match(feed.topics, edges.cluster.topics())
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
-    state = ledger.read()
+    state = check_marks(ledger, ledger.read(), committed)
     if refusals := changed(feed.name, state, found, edges.cluster):
         # Others may have landed more between the look at Kafka and that at the ledger: Kafka is asked once more.
         found = edges.cluster.partitions(topics, feed.isolation)
@@ -216,11 +220,11 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
     keyed = {pos.key_of(state, p): p for p in sound}
     origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
-    origins = _opened(feed, edges, state, keyed, origins)
+    origins = opened(feed, edges, state, keyed, origins)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, origins, refusals)
 
 
-def _opened(
+def opened(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], origins: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
     """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
@@ -245,7 +249,9 @@ def unlike(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
     ledger = open_ledger(feed, edges)
+    lost.check_near(ledger, edges.lake, feed)
     found = survey(feed, edges, ledger)
+    lost.check_names(ledger, found.state, edges.lake.list(layout.staging_root(feed.name)))
     _check_sound(found, request)
     evolution.check_one_table(feed, evolution.effective_shape(feed, found.state), found.state)
     state = _with_origins(found)
@@ -377,10 +383,18 @@ def land(
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
+        _check_whole(feed, edges, ledger)
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
         skipped = _skip(feed, edges, ledger, skip, request.only) if skip else ()
         return replace(_land(feed, edges, ledger, request, owner, report), skipped=skipped)
+
+
+def _check_whole(feed: Feed, edges: Edges, ledger: Ledger) -> None:
+    """Raises EntriesLost before anything is written, where committed offsets or visible parts know of more entries."""
+    committed = edges.group.committed([k.tp for k in ledger.read().known()])
+    check_marks(ledger, ledger.read(), committed)
+    lost.check_near(ledger, edges.lake, feed)
 
 
 def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter) -> Landed:

@@ -2,7 +2,7 @@
 
     1 join as the only member          refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
-    3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, LedgerCorrupt
+    3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost
     4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
     5 read back, offset and mark       a lost answer is unknown until then
     6 commit into the ledger; leave
@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sluice.pipelines import letters
-from sluice.pipelines.errors import CommitFenced, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
+from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
+from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
 from sluice.pipelines.ports import Cluster, Group, Membership
 from sluice.pipelines.positions import skip_to
 from sluice.pipelines.values import CommittedOffset, Isolation, Key, TopicPartition
@@ -58,6 +59,8 @@ class CommitResult:
 
     `letters` went to the topic `letters_to` with them. `left_out` stay as they are: their logs are others by now.
     `put_by_others`: what somebody else had committed, ahead of landing, and landing has reached by now.
+    `waiting` are partitions whose committed offset (`before`) was put there by entries that the ledger lost: landing
+    has come to `after`, and reaches it again first.
     """
 
     status: CommitStatus
@@ -67,11 +70,13 @@ class CommitResult:
     letters_to: str = ""
     left_out: tuple[Key, ...] = ()
     put_by_others: tuple[Moved, ...] = ()
+    waiting: tuple[Moved, ...] = ()
 
 
 class Verdict(StrEnum):
     DONE = "done"
     GO = "go"
+    WAITS = "waits"
     MOVED = "moved"
     STALE = "stale"
 
@@ -111,7 +116,7 @@ def commit(
     themselves. `cluster` says where logs end: without it nothing is adopted. The partitions whose log has `changed`
     under the ledger are left out: a frontier of an earlier life says nothing of this one.
 
-    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), LedgerCorrupt;
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), EntriesLost;
     UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
     """
     state = ledger.read()
@@ -156,8 +161,13 @@ def _commit_as(
 ) -> CommitResult:
     state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
-    targets, newest = _targets(state, changed), _newest_mark(state, before)
-    going = {k: o for k, o in targets.items() if verdict(state, k, o, before.get(k.tp)) is not Verdict.DONE}
+    verdicts = {k: verdict(state, k, o, before.get(k.tp)) for k, o in _targets(state, changed).items()}
+    targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not Verdict.WAITS}
+    newest = _newest_mark(state, before)
+    going = {k: o for k, o in targets.items() if verdicts[k] is not Verdict.DONE}
+    waiting = tuple(Moved(k, _offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
+    if not targets:
+        return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
     others = _put_by_others(state, targets, before)
     mark, state = _intend(ledger, targets)
     post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
@@ -175,7 +185,7 @@ def _commit_as(
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
     sent, to = (post.taken, post.topic) if post else (0, "")
-    return CommitResult(status, moved, mark, sent, to, put_by_others=others)
+    return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
 
 
 def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
@@ -210,7 +220,7 @@ def _compare(
         state = ledger.read()
         verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
         if Verdict.STALE in verdicts.values() and last:
-            raise _stale(state, verdicts, committed)
+            raise _stale(ledger.feed, state, committed)
         moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
         if moved and last:
             return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
@@ -227,6 +237,8 @@ def verdict(state: State, key: Key, target: int, committed: CommittedOffset | No
     mark = _our_mark(state, committed)
     if mark is not None and mark.number >= state.number:
         return Verdict.STALE
+    if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
+        return Verdict.WAITS if offset > target else Verdict.GO  # by entries that are lost: a mark that stands is due
     if offset == target:
         return Verdict.DONE
     if mark is not None and mark.incarnation != key.incarnation:
@@ -421,13 +433,23 @@ def _expected(state: State, key: Key) -> int | None:
     return last if last is not None else state.origins[key].committed
 
 
-def _stale(state: State, verdicts: Mapping[Key, Verdict], committed: Committed) -> LedgerCorrupt:
-    key = next(k for k, v in verdicts.items() if v is Verdict.STALE)
-    held = committed[key.tp]
-    return LedgerCorrupt(
-        f"{key}: the committed offset carries a mark of this ledger above its last entry ({state.number - 1}): "
-        f"the ledger lost entries ({held.metadata if held else ''})",
-        remedy="restore the ledger from a backup of the lake; nothing was changed",
-        topic=key.topic,
-        partition=key.partition,
-    )
+def _stale(feed: str, state: State, committed: Committed) -> EntriesLost:
+    return entries_lost(feed, state.newest, traces(state, committed))
+
+
+def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
+    """The newest state, which is read after the committed offsets. Raises EntriesLost when one of those has a mark that
+    it does not hold."""
+    if traces(state, committed) and (found := traces(state := ledger.read(), committed)):
+        raise entries_lost(ledger.feed, state.newest, found)
+    return state
+
+
+def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
+    """The marks that tell of entries which are not in the state: of its ledger, or the one with this id."""
+    marks = {tp: (c, m) for tp, c in committed.items() if c and (m := Mark.parse(c.metadata))}
+    return [
+        Trace(m.number, f"{tp}: the committed offset {c.offset} has the mark of entry {m.number}")
+        for tp, (c, m) in sorted(marks.items())
+        if m.ledger == (state.ledger_id or ledger_id) and state.number <= m.number < BEYOND
+    ]

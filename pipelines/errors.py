@@ -24,6 +24,7 @@
     │   │   └── SchemaDrifted      records differ from the schema, and the feed does not take that
     │   ├── SchemaChanged          what would land is not one table with what has landed
     │   ├── NotLocal               sample events for a Kafka that is not the project's own
+    │   ├── EntriesLost            the ledger lost its newest entries
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
@@ -197,6 +198,9 @@ class SchemaDrifted(BatchRefused): ...
 
 
 class SchemaChanged(Refused): ...
+
+
+class EntriesLost(Refused): ...
 
 
 class LedgerTooNew(Refused): ...

@@ -5,12 +5,14 @@
     reports/<report>/<folder>/<report>.parquet          what a report made of a window
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
+                   tip.json                             the newest number that is known to have been used
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
                    staging/<batch>/<attempt>/<slice>.receipt.json
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
                    reports/<batch>[-<attempt>].html     a batch's report, for people; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why what a replay landed had been in quarantine
+                   aside/<number>/<path>                what lost entries told of, moved here from <path>
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
 by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
@@ -37,10 +39,13 @@ _WINDOW_FOLDER = {
 _NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
 _STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/")
 _RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
-_RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^/]+\.parquet")
+_RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0-9]+\.parquet")
+_PAGE = re.compile(r"_sluice/[^/]+/reports/([0-9]+)(?:-[^/]+)?\.html")
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
+SLUICE = "_sluice"
+"""Below it lies what readers do not see."""
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
 VISIBLE = frozenset(_ROOTS.values())
 """What the folders of published parts are called."""
@@ -78,6 +83,11 @@ def checkpoint_path(feed: str, number: int) -> str:
 
 def checkpoint_number(path: str) -> int | None:
     return _number(path)
+
+
+def tip_path(feed: str) -> str:
+    """Where the newest number that is known to have been used stands."""
+    return f"_sluice/{feed}/tip.json"
 
 
 def _number(path: str) -> int | None:
@@ -134,9 +144,24 @@ def relanded_batch(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def batch_page_folder(feed: str) -> str:
+    return f"_sluice/{feed}/reports"
+
+
 def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
     """The report of a batch, or of an `attempt` at one that was not published."""
-    return f"_sluice/{feed}/reports/{batch}{f'-{attempt}' if attempt else ''}.html"
+    return f"{batch_page_folder(feed)}/{batch}{f'-{attempt}' if attempt else ''}.html"
+
+
+def page_batch(path: str) -> int | None:
+    """The batch whose report stands at `path`; None when it is none."""
+    found = _PAGE.fullmatch(path)
+    return int(found[1]) if found else None
+
+
+def aside_path(feed: str, number: int, path: str) -> str:
+    """Where the file at `path` is kept once the entries below `number` that told of it are lost."""
+    return f"_sluice/{feed}/aside/{number}/{path}"
 
 
 # -- staging

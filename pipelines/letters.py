@@ -76,7 +76,7 @@ def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
         entry = ledger.publication(batch)
         lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined(r)]
         (anew if batch.request.replace else first).extend(_refused(batch, entry))
-    due = by_key((*first, *_untold(ledger, state, anew, since)))
+    due = by_key((*_unsent(state, first), *_untold(ledger, state, anew, since)))
     return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
 
 
@@ -90,6 +90,11 @@ def _refused(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
     """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
     receipts = () if batch.rewrites else entry.receipts
     return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
+
+
+def _unsent(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
+    """Of the ranges that landed, those that no lost entry had committed: their letters went with its offsets."""
+    return ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
 
 
 def _untold(ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int) -> Iterator[tuple[Key, Range]]:

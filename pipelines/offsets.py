@@ -219,11 +219,18 @@ class Stands(StrEnum):
     AT = "at the frontier"
     BEHIND = "behind the frontier"
     BY_HAND = "moved by hand"
+    WAITS = "ahead of the frontier"
     MOVED = "moved by somebody"
     STALE = "ahead of the ledger"
 
 
-_STANDS = {Verdict.DONE: Stands.AT, Verdict.GO: Stands.BEHIND, Verdict.MOVED: Stands.MOVED, Verdict.STALE: Stands.STALE}
+_STANDS = {
+    Verdict.DONE: Stands.AT,
+    Verdict.GO: Stands.BEHIND,
+    Verdict.WAITS: Stands.WAITS,
+    Verdict.MOVED: Stands.MOVED,
+    Verdict.STALE: Stands.STALE,
+}
 
 
 def stands(state: State, spot: Spot) -> Stands:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines import layout
+from sluice.pipelines import layout, lost
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
@@ -96,10 +96,11 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
 
     Order matters: staged files of replaced parts go first, so that nobody can bring one back; then replaced parts
     are hidden, then live ones shown; what was replaced while it was shown is hidden again. Names that the fold does
-    not know are newer than it and left alone.
+    not know are newer than it and left alone. Raises EntriesLost where staging proves it, with nothing touched.
     """
     state = ledger.read()
     staged = _staged_files(lake, feed)
+    state = lost.check_names(ledger, state, (path for paths in staged.values() for path in paths))
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = [part for r in receipts for part in r.parts]

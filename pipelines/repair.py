@@ -14,7 +14,7 @@ from enum import StrEnum
 from io import BytesIO
 from typing import BinaryIO
 
-from sluice.pipelines import layout, owners
+from sluice.pipelines import layout, lost, owners
 from sluice.pipelines.audit import live_receipts
 from sluice.pipelines.errors import PlanBusy, UsageError
 from sluice.pipelines.expiry import remove_retired
@@ -31,7 +31,7 @@ STALE_MS = 3_600_000
 
 
 class Kind(StrEnum):
-    """What can be found. The last five are told and left to others."""
+    """What can be found. The last four are told and left to others."""
 
     SHOWN = "published, not visible"
     HIDDEN = "replaced, still visible"
@@ -44,7 +44,6 @@ class Kind(StrEnum):
     UNTOLD = "unknown to Dagster"
     WAITING = "batch of a dead run"
     AT_WORK = "batch at work"
-    NEWER = "staging newer than the ledger"
     STRANGER = "file of nobody"
     MISSING = "published part missing"
     OVERTOLD = "known to Dagster alone"
@@ -78,8 +77,10 @@ class Place:
 def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
     """Mend what is the lake's, in this order: plans to give up, `data/`, manifests, leftovers; then what is missing.
 
-    Raises PlanBusy, UsageError for batches that cannot be given up: nothing has changed then.
+    Raises EntriesLost for a ledger that lost some, and PlanBusy, UsageError for batches that cannot be given up:
+    nothing has changed then.
     """
+    lost.check_all(place.ledger, place.lake)
     known = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
     verdicts = place.liveness.judge(dict.fromkeys(known))
     _check_dead(place, giving_up, verdicts)
@@ -228,17 +229,12 @@ def _orphans(place: Place) -> Iterator[Found]:
             staged.setdefault(batch, []).append(path)
     state = place.ledger.read()
     for batch in sorted(staged.keys() - state.batches.keys()):
-        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, "
         if batch >= state.number:
-            text += f"which is newer than the ledger ({many(state.number, 'entry', 'entries')})"
-            remedy = (
-                "if this lake was restored from a backup, the newest entries are lost: restore those; else remove it"
-            )
-            yield Found(Kind.NEWER, text, remedy=(remedy,), items=tuple(staged[batch]))
-            continue
+            continue  # newer than the look at the ledger, or the name of nothing that Sluice writes
         for path in staged[batch]:
             place.lake.remove(path)
-        yield Found(Kind.STAGING, f"{text}of which the ledger knows nothing", "removed", items=tuple(staged[batch]))
+        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
+        yield Found(Kind.STAGING, text, "removed", items=tuple(staged[batch]))
 
 
 def _unfinished(place: Place) -> Iterator[Found]:

@@ -52,7 +52,7 @@ class Strict:
 def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
     """Hold ledger, committed offsets and manifests against one another. `found` is how Kafka stands now.
 
-    The survey reads the committed offsets before the ledger: a mark above the fold proves a ledger that lost entries.
+    The survey has refused a ledger that lost entries: no mark is above the fold.
     """
     state = found.state
     by_ledger, recorded = _in_the_ledger(ledger)
@@ -124,10 +124,6 @@ def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[Problem]:
 def _judged(ledger: Ledger, state: State, key: Key, frontier: int, held: CommittedOffset) -> Iterator[Problem]:
     last = state.commits.get(key)
     match verdict(state, key, frontier, held):
-        case Verdict.STALE:
-            yield Problem(
-                11, f"{key}: committed {held.offset} has a mark above the last entry: the ledger lost entries"
-            )
         case Verdict.MOVED:
             expected = last if last is not None else state.origins[key].committed
             yield Problem(8, f"{key}: Kafka holds committed offset {held.offset}, the ledger expects {expected}")
@@ -140,6 +136,8 @@ def _marked(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> It
     mark = Mark.parse(held.metadata)
     if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
         return
+    if state.lost_entry(mark.number):
+        return  # somebody accepted that it is gone; the next commit puts a mark that stands
     entry = ledger.entry(mark.number)
     meant = entry.offsets if isinstance(entry, IntentEntry) else ()
     if not any(o.key == key and o.offset == held.offset for o in meant):

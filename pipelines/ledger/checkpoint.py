@@ -23,6 +23,8 @@ from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key
 
 FORMAT = 1
+WITH_GAPS = 2
+"""The format of a fold of a ledger that lost entries: a Sluice that does not know of gaps passes it over."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
@@ -34,7 +36,7 @@ def dump(state: State) -> bytes:
     index = {key: i for i, key in enumerate(keys)}
     return json.dumps(
         {
-            "format": FORMAT,
+            "format": WITH_GAPS if state.gaps else FORMAT,
             "number": state.number,
             "ledger_id": state.ledger_id,
             "cluster": state.cluster,
@@ -45,6 +47,8 @@ def dump(state: State) -> bytes:
             "table": list(state.table.items()),
             "evolved": list(state.evolved.items()),
             "void": state.void,
+            "gaps": state.gaps,
+            "ahead": _by_index(state.ahead, index),
             "replaced": sorted(state.replaced),
             "keys": keys,
             "current": [index[k] for k in state.current.values() if k in index],
@@ -70,7 +74,7 @@ def load(data: bytes) -> State | None:
     """The state in a checkpoint; None for anything that is not one of this format."""
     try:
         raw = json.loads(data)
-        return _state(raw) if raw["format"] == FORMAT else None
+        return _state(raw) if raw["format"] in (FORMAT, WITH_GAPS) else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error):
         return None
 
@@ -89,6 +93,8 @@ def _state(raw: dict[str, Any]) -> State:
         table=dict(raw["table"]),
         evolved=dict(raw["evolved"]),
         void=tuple(raw["void"]),
+        gaps=tuple((int(number), int(after)) for number, after in raw.get("gaps", ())),
+        ahead=_by_key(raw.get("ahead", []), keys, int),
         replaced=frozenset(raw["replaced"]),
         origins=origins,
         current={keys[i].tp: keys[i] for i in raw["current"]},

@@ -261,6 +261,22 @@ class RetireEntry(_Entry):
     reason: str
 
 
+class GapEntry(_Entry):
+    """Entries that stood from this number on are lost, and somebody goes on without them: the next number is `next`,
+    above all that are known to have been used. Live plans end here.
+
+    `evidence` says how the loss was known, `ledger` which ledger was lost as a whole (empty: this one goes on),
+    `committed` the group's offsets that lost entries had committed, ahead of what is accounted for now.
+    """
+
+    kind: Literal["gap"] = "gap"
+    next: Annotated[int, Field(ge=1, lt=1 << 62)]
+    evidence: tuple[str, ...]
+    ledger: str = ""
+    committed: tuple[KeyOffset, ...] = ()
+    reason: str
+
+
 Entry = (
     OriginEntry
     | BoundaryEntry
@@ -276,6 +292,7 @@ Entry = (
     | MovedEntry
     | RetireEntry
     | SchemaEntry
+    | GapEntry
 )
 
 _ADAPTER: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])

@@ -21,6 +21,7 @@ from sluice.pipelines.ledger.entries import (
     BoundaryEntry,
     CommitEntry,
     Entry,
+    GapEntry,
     IntentEntry,
     LossEntry,
     MovedEntry,
@@ -132,12 +133,25 @@ class State:
     """Of the newest shape, the columns that came from records and not from the feed's file."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """(number, next) of each gap entry: what once stood from `number` on, below `next`, is lost."""
+    ahead: dict[Key, int] = field(default_factory=dict)
+    """By key, the committed offset that lost entries had put ahead of what was accounted for without them."""
     void: tuple[int, ...] = ()
     """Numbers of publish entries that count for nothing."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
     """What live plans hold, once somebody has asked."""
 
     # -- questions
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest entry; -1 where there is none."""
+        return self.gaps[-1][0] if self.gaps and self.gaps[-1][1] == self.number else self.number - 1
+
+    def lost_entry(self, number: int) -> bool:
+        """Whether an entry of this number stood, and is lost."""
+        return any(first <= number < after for first, after in self.gaps)
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
         """Every range of the key in some class: landed (with what was invisible in it), lost, skipped or retired."""
@@ -217,7 +231,7 @@ class State:
             if out.number == 0:
                 out.ledger_id, out.cluster = entry.write, entry.cluster
             _APPLY[type(entry)](out, entry)
-            out.number += 1
+            out.number = number_after(out.number, entry)
         return out
 
     def _origin(self, entry: OriginEntry) -> None:
@@ -341,6 +355,12 @@ class State:
         self.schemas[entry.shape] = RAW_TYPES if entry.columns is None else entry.columns
         self.evolved = entry.evolved
 
+    def _gap(self, entry: GapEntry) -> None:
+        for batch in self.live():
+            self._give_up(batch.id)
+        self.gaps = (*self.gaps, (self.number, number_after(self.number, entry)))
+        self.ahead.update({item.key: item.offset for item in entry.committed})
+
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
         """Put ranges in one class, and so out of every other."""
         for key, ranges in by_key(items).items():
@@ -353,6 +373,11 @@ class State:
     def _supersede(self, items: Iterable[tuple[Key, Range]]) -> None:
         for key, ranges in by_key(items).items():
             self.superseded[key] = (*self.superseded.get(key, ()), *((self.number, r) for r in union(ranges)))
+
+
+def number_after(number: int, entry: Entry) -> int:
+    """The number of the entry that follows the one at `number`."""
+    return max(number + 1, entry.next) if isinstance(entry, GapEntry) else number + 1
 
 
 def by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
@@ -378,4 +403,5 @@ _APPLY: dict[type[BaseModel], Callable[[State, Any], None]] = {
     MovedEntry: State._moved,
     RetireEntry: State._retire,
     SchemaEntry: State._schema,
+    GapEntry: State._gap,
 }

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from sluice.pipelines import layout
-from sluice.pipelines.errors import LedgerCorrupt, Unknown
+from sluice.pipelines.errors import LedgerCorrupt, SluiceError, Unknown
 from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import Entry, PlanEntry, PublishEntry, dump, parse
-from sluice.pipelines.ledger.fold import Batch, State
+from sluice.pipelines.ledger.fold import Batch, State, number_after
+from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
 from sluice.pipelines.ports import Clock, Lake
 from sluice.pipelines.side_by_side import AT_ONCE, each
 from sluice.pipelines.values import Plan
@@ -41,11 +43,16 @@ class Appended(NamedTuple):
 
 
 class Ledger:
-    """One feed's ledger as one run sees it. `run` and `cluster` are stamped on what it writes."""
+    """One feed's ledger as one run sees it. `run` and `cluster` are stamped on what it writes.
 
-    def __init__(self, lake: Lake, feed: str, clock: Clock, run: str = "", cluster: str = "") -> None:
+    Not `whole`: what stands is folded, from its first entry on, though newer ones may be lost.
+    """
+
+    def __init__(
+        self, lake: Lake, feed: str, clock: Clock, run: str = "", cluster: str = "", *, whole: bool = True
+    ) -> None:
         self._lake, self.feed, self._clock = lake, feed, clock
-        self._run, self._cluster = run, cluster
+        self._run, self._cluster, self._whole = run, cluster, whole
         self._state = State()
 
     @classmethod
@@ -56,19 +63,31 @@ class Ledger:
         return ledger
 
     def read(self) -> State:
-        """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt.
+        """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
 
         The first time a listing shows what there is, and that no entry is missing; later reads go on from there.
         """
-        begins = self._state.number == 0
-        if begins:
-            self._state = self._checkpoint() or self._state
-        data = list(self._listed(self._state.number) if begins else self._following(self._state.number))
-        if data:
-            self._state = self._state.extended(parse(d, path) for path, d in data)
-        if len(data) >= CHECKPOINT_EVERY or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES:
+        if self._state.number == 0:
+            return self._first_read()
+        data = list(self._following(self._state.number))
+        return self._kept(_folded(self._state, data), data)
+
+    def _first_read(self) -> State:
+        """What tells of entries is read before the entries: they stood before it did."""
+        tip = Tip.parse(self._lake.get(layout.tip_path(self.feed))) if self._whole else None
+        begun = (self._checkpoint() if self._whole else None) or State()
+        data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
+        state = _folded(begun, data)
+        if trace := beyond(self.feed, state, tip):
+            raise entries_lost(self.feed, state.newest, [trace])
+        return self._kept(state, data)
+
+    def _kept(self, state: State, data: list[tuple[str, bytes]]) -> State:
+        self._state = state
+        much = len(data) >= CHECKPOINT_EVERY or sum(len(d) for _, d in data) >= CHECKPOINT_BYTES
+        if much and self._whole:
             self._leave_checkpoint()
-        return self._state
+        return state
 
     def _leave_checkpoint(self) -> None:
         """One that stands could not be read, and is replaced. Older ones go, but for a few that somebody may read."""
@@ -86,27 +105,35 @@ class Ledger:
 
     def entries(self, first: int = 0) -> Iterator[tuple[int, Entry]]:
         """(number, entry) from `first` on. A missing number is LedgerCorrupt: entries are never removed."""
-        for number, (path, data) in enumerate(self._listed(first), first):
+        for number, path, data in self._listed(first):
             yield number, parse(data, path)
 
-    def _listed(self, first: int) -> Iterator[tuple[str, bytes]]:
-        """(path, content) of the entries from `first` on, without a hole."""
-        paths = self._numbered(first)
+    def _listed(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
+        """(number, path, content) of the entries from `first` on, without a hole, once entry `before` was seen to
+        stand. Below the number that a gap goes on from nothing counts."""
+        paths, expected = self._numbered(first, before), first
         while some := list(islice(paths, READ_AHEAD)):
-            yield from zip(some, self._contents(some), strict=True)
+            for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
+                if number > expected:
+                    raise self._hole(expected, path)
+                if number == expected:
+                    yield number, path, data
+                    expected = _after(number, path, data)
 
-    def _numbered(self, first: int) -> Iterator[str]:
-        """The paths of the entries from `first` on. A missing number is LedgerCorrupt."""
-        expected = first
-        after = layout.log_path(self.feed, first - 1) if first else ""
-        for path in self._lake.list(layout.log_folder(self.feed), after):
-            number = layout.log_number(path)
-            if number is None:
-                continue
-            if number != expected:
-                raise self._hole(expected, path)
-            yield path
-            expected += 1
+    def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
+        """The numbers and paths of the entries from `first` on. Raises EntriesLost where entry `before` is gone."""
+        begin = before if before >= 0 else first
+        listed = self._lake.list(layout.log_folder(self.feed), layout.log_path(self.feed, begin - 1) if begin else "")
+        paths = ((number, path) for path in listed if (number := layout.log_number(path)) is not None)
+        if before >= 0 and next(paths, (-1, ""))[0] != before:
+            raise self._shorter_than_its_checkpoint(first - 1)
+        yield from paths
+
+    def _shorter_than_its_checkpoint(self, known: int) -> SluiceError:
+        numbers = map(layout.log_number, self._lake.list(layout.log_folder(self.feed)))
+        newest = max((n for n in numbers if n is not None), default=-1)
+        folder = layout.checkpoint_folder(self.feed)
+        return entries_lost(self.feed, newest, [Trace(known, f"a checkpoint in {folder} tells of entry {known}")])
 
     def _contents(self, paths: list[str]) -> list[bytes]:
         """What stands at the paths; many are read side by side."""
@@ -118,7 +145,7 @@ class Ledger:
         """The same until a number is not there: one question where nothing is new, however long the log is."""
         while (data := self._lake.get(path := layout.log_path(self.feed, number))) is not None:
             yield path, data
-            number += 1
+            number = _after(number, path, data)
 
     def entry(self, number: int) -> Entry:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
@@ -152,7 +179,14 @@ class Ledger:
                 return None
             if self._create(state.number, entry := self._stamped(entry)):
                 self._state = state.extended([entry])
+                self._leave_tip()
                 return Appended(state.number, entry, self._state)
+
+    def _leave_tip(self) -> None:
+        """The entry stands, whatever becomes of this."""
+        with suppress(SluiceError):
+            tip = Tip(self._state.ledger_id, self._state.number - 1)
+            self._lake.put(layout.tip_path(self.feed), tip.dump())
 
     def _create(self, number: int, entry: Entry) -> bool:
         path = layout.log_path(self.feed, number)
@@ -178,3 +212,15 @@ class Ledger:
             f"ledger of feed {self.feed}: entry {expected} is missing ({path} stands)",
             remedy="restore the missing file from a backup of the lake; Sluice changes nothing until then",
         )
+
+
+def _folded(state: State, data: list[tuple[str, bytes]]) -> State:
+    return state.extended(parse(content, path) for path, content in data) if data else state
+
+
+def _after(number: int, path: str, data: bytes) -> int:
+    """The number of the entry that follows the one with this content."""
+    return number_after(number, parse(data, path)) if _GAP in data else number + 1
+
+
+_GAP = b'"gap"'

@@ -502,7 +502,9 @@ class _Check:
     def _numbers(self) -> Iterator[Broken]:
         for number, write in self.evidence.observed:
             stands = self.book.entries.get(number, {}).get("write")
-            if stands != write:
+            if self.book.lost(number):
+                self.verdict.counts["entries that were seen and are named as lost"] += stands != write
+            elif stands != write:
                 text = f"entry {number} was seen with write {write}, and {stands or 'nothing'} stands there"
                 yield Broken(11, text, {"number": number})
 
@@ -602,11 +604,12 @@ class _Commits:
         self.book, self.evidence, self.settings, self.verdict = book, evidence, settings, verdict
         self.highest: dict[Life, int] = {}
         self.standing: dict[TP, Committed] = {}
+        self.ids = {book.id, *book.former}
         self.by_hand: set[TP] = set()
         """Where the offset that stands was put there by somebody else."""
 
     def check(self) -> Iterator[Broken]:
-        groups = {c.group for c in self._all() if c.mark and c.mark[0] == self.book.id}
+        groups = {c.group for c in self._all() if c.mark and c.mark[0] in self.ids}
         if self.settings.group:
             groups = {self.settings.group}
         for c in self._all():
@@ -623,7 +626,9 @@ class _Commits:
         mark = c.mark
         if c.offset is None:
             return  # deleted, or expired: the next one must not go back all the same
-        if mark and mark[0] == self.book.id:
+        if mark and (mark[0] in self.book.former or (mark[0] == self.book.id and self.book.lost(mark[1]))):
+            yield from self._by_lost(c, c.offset, Life(*c.tp, mark[2]))
+        elif mark and mark[0] == self.book.id:
             yield from self._ours(c, c.offset, mark[1], Life(*c.tp, mark[2]))
         else:
             yield from self._by_others(c, c.offset)
@@ -633,8 +638,8 @@ class _Commits:
         said = f"{life} was committed at {offset} ({c.at} of __consumer_offsets, mark {number})"
         if self.book.intents.get(number, {}).get(life) != offset:
             yield Broken(11, f"{said}, and entry {number} is no intent to do so", where)
-        known = self.book.currents[number].get(life.tp) if number < len(self.book.currents) else None
-        if known != life and number < len(self.book.currents):
+        known = self.book.currents.get(number, {}).get(life.tp)
+        if known != life and number in self.book.currents:
             yield Broken(12, f"{said} for topic id {life.incarnation}, the ledger was at {known}", where)
         published = self.book.frontier(life, number)
         if published is not None and offset > published:
@@ -642,6 +647,16 @@ class _Commits:
         else:
             yield from self._in_time(c, life, offset, said, where)
         yield from self._back(life, offset, said, where)
+
+    def _by_lost(self, c: Committed, offset: int, life: Life) -> Iterator[Broken]:
+        """By an entry that is named as lost: what was published then nobody can say. It holds all the same that it
+        never goes back, and that what is below it is accounted for in the end."""
+        self.verdict.counts["committed offsets of entries that are named as lost"] += 1
+        where, said = _at(life, offset, at=c.at), f"{life} was committed at {offset} ({c.at}), by a lost entry"
+        yield from self._back(life, offset, said, where)
+        published = self.book.frontier(life)
+        if self.settings.healed and (published is None or offset > published):
+            yield Broken(7, f"{said}, published is up to {published}", where)
 
     def _in_time(self, c: Committed, life: Life, offset: int, said: str, where: dict[str, Any]) -> Iterator[Broken]:
         """By the clocks, too, what is committed had been published."""

@@ -20,6 +20,7 @@ _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "m
     "accept",
     "retire",
     "schema",
+    "gap",
 }
 
 
@@ -141,8 +142,14 @@ class Book:
     pins: dict[Life, dict[int, int]] = field(default_factory=dict)
     resolved: dict[Life, dict[int, Pin]] = field(default_factory=dict)
     """Of the pins those that were looked up: not where the feed opens."""
-    frontiers: list[dict[Life, int]] = field(default_factory=list)
-    currents: list[dict[tuple[str, int], Life]] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """(first, next): numbers of entries that stood once, and are named as lost."""
+    former: set[str] = field(default_factory=set)
+    """The ids of ledgers that were lost as a whole, and that this one goes on from."""
+    kept: set[tuple[Life, int]] = field(default_factory=set)
+    """Committed offsets that lost entries had put there, by what the entry says that goes on without them."""
+    frontiers: dict[int, dict[Life, int]] = field(default_factory=dict)
+    currents: dict[int, dict[tuple[str, int], Life]] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
 
     def live(self) -> list[Receipt]:
@@ -151,8 +158,12 @@ class Book:
 
     def frontier(self, life: Life, number: int | None = None) -> int | None:
         """Where it stood once entry `number` was in; now, without one. None: the partition was not known yet."""
-        at = len(self.frontiers) - 1 if number is None else number
-        return self.frontiers[at].get(life) if 0 <= at < len(self.frontiers) else None
+        at = next(reversed(self.frontiers), -1) if number is None else number
+        return self.frontiers.get(at, {}).get(life)
+
+    def lost(self, number: int) -> bool:
+        """Whether an entry of this number is named as lost."""
+        return any(first <= number < after for first, after in self.gaps)
 
     def named(self, life: Life, offset: int) -> Span | None:
         """The class in which the offset is."""
@@ -171,7 +182,10 @@ class Book:
 def fold(entries: Mapping[int, dict[str, Any]]) -> Book:
     """The book of the entries, in the order of their numbers. Raises EvidenceError for a format that is not known."""
     book, writes = Book(dict(entries)), dict[str, int]()
-    for expected, (number, entry) in enumerate(sorted(entries.items())):
+    expected = 0
+    for number, entry in sorted(entries.items()):
+        if number < expected:
+            continue  # written late by a run that knew of lost entries: the gap passed over it
         if number != expected:
             book.broken.append(Broken(11, f"entry {expected} is missing ({number} stands)", {"number": expected}))
             break
@@ -180,8 +194,9 @@ def fold(entries: Mapping[int, dict[str, Any]]) -> Book:
         _once(book, writes, number, entry)
         _cluster(book, number, entry)
         _APPLY[entry["kind"]](book, number, entry)
-        book.frontiers.append({life: _contiguous(book, life) for life in book.origins})
-        book.currents.append(dict(book.current))
+        book.frontiers[number] = {life: _contiguous(book, life) for life in book.origins}
+        book.currents[number] = dict(book.current)
+        expected = entry["next"] if entry["kind"] == "gap" else number + 1
     return book
 
 
@@ -402,6 +417,17 @@ def _retire(book: Book, number: int, entry: dict[str, Any]) -> None:
     book.replaced |= set(entry["parts"])
 
 
+def _gap(book: Book, number: int, entry: dict[str, Any]) -> None:
+    """Entries from here on are lost: every plan ends, and numbers go on above all that were used."""
+    if entry["next"] <= number:
+        book.broken.append(Broken(11, f"entry {number} goes on with number {entry['next']}", {"number": number}))
+    for plan in book.plans.values():
+        plan.status = "abandoned" if plan.status == "planned" else plan.status
+    book.gaps.append((number, entry["next"]))
+    book.former |= {entry["ledger"]} - {""}
+    book.kept |= {(Life(*item["key"]), item["offset"]) for item in entry["committed"]}
+
+
 def _nothing(book: Book, number: int, entry: dict[str, Any]) -> None:
     pass
 
@@ -421,6 +447,7 @@ _APPLY = {
     "accept": _accept,
     "retire": _retire,
     "schema": _nothing,
+    "gap": _gap,
 }
 
 

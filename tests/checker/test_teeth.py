@@ -271,6 +271,20 @@ def entry_removed(s: Sound) -> None:
     s.observed = [(15, "gone")]
 
 
+def number_used_again(s: Sound) -> None:
+    """The newest entries are lost, and numbers go on below one that was used."""
+    number = s.append("gap", **GAP, next=len(s.place().entries()) + 1)
+    s.observed = [(number, "lost"), (number + 1, "lost, too")]
+
+
+def lost_entries_had_committed_more(s: Sound) -> None:
+    number = s.append("gap", **GAP, next=len(s.place().entries()) + 5)
+    s.committed(ZERO, 20, s.offsets[4].metadata.replace('"n":14', f'"n":{number + 1}'))
+
+
+GAP: Where = {"evidence": [], "ledger": "", "committed": [], "reason": "planted"}
+
+
 def mark_of_nothing(s: Sound) -> None:
     s.offsets[4] = s.offsets[4]._replace(metadata=s.offsets[4].metadata.replace('"n":14', '"n":99'))
 
@@ -371,6 +385,7 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (11, another_was_seen, {"number": 8}),
     (11, entry_removed, {"number": 15}),
     (11, mark_of_nothing, {"number": 99}),
+    (11, number_used_again, {"number": 17}),
     (12, another_cluster, {"number": 13}),
     (13, beyond_the_log, {"offset": 20}),
     (13, open_when_planned, {"offset": 20}),
@@ -396,6 +411,7 @@ def test_a_planted_fault_breaks_its_invariant_and_no_other(
 
 ONCE_HEALED: list[tuple[int, Plant, Where]] = [
     (1, missing_file, {"offset": 15}),
+    (7, lost_entries_had_committed_more, {"offset": 20}),
     (10, replaced_file_stays, {}),
     (12, another_topic_id, {"topic": "orders"}),
     (14, not_landed, {"partition": 1, "offset": 9}),
@@ -414,6 +430,18 @@ def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plan
 
 
 # -- what looks odd and is right
+
+
+def test_entries_that_are_lost_and_named_as_lost(sound: Sound) -> None:
+    """The last commit's entry is gone; the one in its place says so, and numbers go on above it."""
+    (*_, last) = sound.numbers("commit")
+    seen = sound.place().entries()[last]["write"]
+    sound.entry(last).unlink()
+    assert sound.append("gap", **GAP, next=last + 3) == last
+    sound.observed = [(last, seen), (last + 2, "seen")]
+    found = sound.check()
+    assert found.holds, str(found)
+    assert found.counts["entries that were seen and are named as lost"] == 2
 
 
 def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.errors import LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
+from sluice.pipelines.errors import EntriesLost, LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
 from tests.checker.producers import Noting
 from tests.faults.account import SEED
 from tests.faults.field import TRIES, Field, Run, Running
@@ -20,6 +20,7 @@ from tests.faults.nemeses.lakes import (
     REQUESTS,
     disk_full,
     drawn,
+    ledger_loses,
     mounted,
     no_inodes,
     on_s3,
@@ -31,6 +32,7 @@ from tests.faults.nemeses.lakes import (
     store_away,
     without_privileges,
 )
+from tests.faults.nemeses.logs import accepted
 from tests.resources.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
@@ -237,3 +239,32 @@ def test_temporary_folder_has_no_room_for_what_waits_to_be_uploaded(
         remote.recovered()
     block.__exit__(None, None, None)
     remote.proven()
+
+
+# -- a ledger
+
+
+def loses_entries(field: Field, draw: random.Random) -> None:
+    """Again and again the newest entries are gone: each time a run is refused, and goes on once that is accepted.
+
+    A commit's entry alone is told of by the note beside the ledger only: its intent has the mark.
+    """
+    with field.producing():
+        field.normal(2)
+        for count in draw.sample(range(1, 8), 4):
+            ledger_loses(field, count, note=count == 1 or draw.random() < 0.5)
+            field.run().stopped_by(EntriesLost, says="sluice accept orders ledger")
+            accepted(field, "ledger")
+            field.recovered()
+            if draw.random() < 0.5:
+                field.normal(1)
+    verdict = field.proven()
+    assert verdict.counts["entries that were seen and are named as lost"]
+
+
+def test_a_ledger_loses_its_newest_entries(field: Field, draw: random.Random) -> None:
+    loses_entries(field, draw)
+
+
+def test_a_ledger_in_a_store_loses_its_newest_entries(remote: Field, store: Proxy, draw: random.Random) -> None:
+    loses_entries(remote, draw)

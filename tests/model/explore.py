@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sluice.pipelines.errors import (
     BatchIncomplete,
+    EntriesLost,
     GroupMoved,
     LedgerCorrupt,
     ProofFailed,
@@ -55,6 +56,11 @@ class Scenario:
     def moved(self) -> bool:
         """Whether somebody else may move the group's offsets."""
         return any(self.budgets.get(b) for b in ("reset",)) or any(a[0] == "ext" for a in self.actors)
+
+    @property
+    def loses(self) -> bool:
+        """Whether the ledger lost entries."""
+        return any(p[0] == "event" and p[1].startswith("the ledger loses") for p in self.prelude)
 
     @property
     def retired(self) -> bool:
@@ -164,7 +170,7 @@ class Explorer:
         ran.broken = ran.broken or self._alarm(run)
         if not ran.broken and not ran.converged:
             ran.trace.append("-- every run that is left is dead; clean runs follow")
-            healed = heal(world, by_windows=s.by_windows, moved=s.moved, retired=s.retired)
+            healed = heal(world, by_windows=s.by_windows, moved=s.moved, retired=s.retired, loses=s.loses)
             ran.broken = healed or watch.at_last(moved=s.moved, letters=s.letters)
         return ran
 
@@ -175,7 +181,9 @@ class Explorer:
                 continue
             if not isinstance(a.error, SluiceError):
                 return f"A: {a.name} ends with {type(a.error).__name__}: {a.error}"
-            wrong = isinstance(a.error, LedgerCorrupt) or (isinstance(a.error, GroupMoved) and not self.scenario.moved)
+            s, e = self.scenario, a.error
+            wrong = isinstance(e, LedgerCorrupt) or (isinstance(e, GroupMoved) and not s.moved)
+            wrong |= isinstance(e, EntriesLost) and not s.loses
             if wrong:
                 return f"A: {a.name} says {type(a.error).__name__}, which is not true: {a.error.message}"
             if isinstance(a.error, Terminal) and not isinstance(a.error, BatchIncomplete | ProofFailed):

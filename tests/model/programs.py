@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from sluice.pipelines import batch, landing, rewriting, side_by_side, task, windows
-from sluice.pipelines.accept import Event, accept_log, accept_lost, accept_moved
+from sluice.pipelines.accept import Event, accept_ledger, accept_log, accept_lost, accept_moved
 from sluice.pipelines.batch import Skip, land
 from sluice.pipelines.commit import CommitSettings, commit
 from sluice.pipelines.compaction import compact
@@ -122,6 +122,10 @@ def _accept_moved(world: World, name: str, adopting: bool = False) -> str:
     return str(accept_moved(world.feed, world.edges(name), "it was seen", adopting=adopting).moved)
 
 
+def _accept_ledger(world: World, name: str) -> str:
+    return str(accept_ledger(world.feed, world.edges(name), "it was seen").next)
+
+
 def _outsider(world: World, name: str) -> str:
     """A consumer of somebody else in our group: joins, consumes what is there, commits by its generation, leaves."""
     g, stage = world.group, world.stage
@@ -150,6 +154,7 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
     "accept": _accept,
     "lost": _accept_lost,
     "moved": _accept_moved,
+    "ledger": _accept_ledger,
     "ext": _outsider,
     "commit": _commit,
 }
@@ -161,11 +166,16 @@ _PROGRAMS: dict[str, Callable[..., object]] = {
 MAX_CLEAN = 3
 
 
-def heal(world: World, *, by_windows: bool = False, moved: bool = False, retired: bool = False) -> str:
+def heal(
+    world: World, *, by_windows: bool = False, moved: bool = False, retired: bool = False, loses: bool = False
+) -> str:
     """Every run is dead, sessions and transactions are over, what was late has arrived: then clean runs until nothing
     is owed. What keeps them from it, or breaks an invariant meanwhile; empty: nothing."""
     _calm(world)
     try:
+        if loses:
+            with suppress(NothingToAccept):
+                program(world, "operator-ledger", ("ledger",))()
         _settle(world, by_windows, moved)
         if retired:
             remove_retired(world.ledger("operator"), world.edges("operator").lake, FEED)

@@ -13,6 +13,8 @@ TWICE: tuple[Spec, ...] = (("catch",), ("catch",))
 LANDED: tuple[Spec, ...] = (("catch",),)
 A_RECORD: Spec = ("event", "0: a record")
 MORE: tuple[Spec, ...] = (("catch",), A_RECORD)
+LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its newest 3"))
+NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
 """Two small parts in a window that is complete."""
 
@@ -37,6 +39,10 @@ SCENARIOS = (
     _s("anew twice", (("rep", 0, 0, 2), ("rep", 0, 1, 2)), {"wrongdead": 1, "crash": 1}, prelude=PIECES),
     _s("anew while retention takes", (("rep", 0, 0, 2),), {"retain": 1, "crash": 1}, prelude=LANDED),
     _s("anew and a catch-up", (("rep", 0, 0, 1), ("catch",)), {"append": 1, "crash": 1}, prelude=LANDED),
+    # -- a ledger that lost entries
+    _s("lost entries", (("ledger",), ("catch",)), prelude=LOST, letters=True, logs=("cbc",)),
+    _s("lost entries, accepted twice", (("ledger",), ("ledger",)), prelude=LOST, letters=True, logs=("cbc",)),
+    _s("lost entries, no note", (("ledger",), ("catch",)), prelude=(*LOST, NO_NOTE)),
     # -- losses
     _s("retention", TWICE, {"retain": 1, "crash": 1}),
     _s("retention and a take-over", (("catch",), ("bf", 0, 0, 1)), {"retain": 1, "wrongdead": 1}),

@@ -133,7 +133,7 @@ def relist(patch: Patch) -> None:
 
 def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]) -> Any:
     if commit.Verdict.STALE in found.values():
-        raise commit._stale(state, found, committed)
+        raise commit._stale(ledger.feed, state, committed)
     if moved := [k for k, v in found.items() if v is commit.Verdict.MOVED]:
         raise commit._moved(ledger.feed, state, moved, committed)
     return state, committed
@@ -174,12 +174,12 @@ def fromorigin(patch: Patch) -> None:
 
 
 def latepart(patch: Patch) -> None:
-    opened = batch._opened
+    opened = batch.opened
 
     def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any) -> Any:
         return origins if state.boundary_times else opened(feed, edges, state, partitions, origins)
 
-    patch.setattr(batch, "_opened", never)
+    patch.setattr(batch, "opened", never)
 
 
 def held_for_ever(patch: Patch) -> None:

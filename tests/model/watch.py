@@ -20,12 +20,13 @@ from tests.checker.ledger import Book, Receipt, fold
 from tests.model.world import FEED, HOUR, START, World, visible
 
 LOG = f"_sluice/{FEED}/log/"
+WINDOWS = f"_sluice/{FEED}/windows/"
 ROOTS = (f"data/{FEED}/", f"quarantine/{FEED}/")
 
 
 @lru_cache(20_000)
-def book_of(entries: tuple[bytes, ...]) -> Book:
-    return fold({n: json.loads(data) for n, data in enumerate(entries)})
+def book_of(entries: tuple[tuple[int, bytes], ...]) -> Book:
+    return fold({n: json.loads(data) for n, data in entries})
 
 
 @lru_cache(20_000)
@@ -58,17 +59,22 @@ class Watch:
             return self._entry()
         if path.startswith(ROOTS):
             return self._seen(path)
-        return self._manifest(path) if "/windows/" in path else ""
+        return self._manifest(path) if path.startswith(WINDOWS) else ""
 
     def book(self) -> Book:
+        return book_of(self._entries())
+
+    def _entries(self) -> tuple[tuple[int, bytes], ...]:
         paths = sorted(p for p in self.world.files if p.startswith(LOG))
-        return book_of(tuple(self.world.files[p] for p in paths))
+        return tuple((int(p.removeprefix(LOG).removesuffix(".json")), self.world.files[p]) for p in paths)
 
     def _entry(self) -> str:
         book = self.book()
         if book.broken:
             return str(book.broken[0])
-        number = len(book.entries) - 1
+        number = max(book.entries, default=-1)
+        if number < 0:
+            return ""
         entry = book.entries[number]
         if entry["kind"] == "publish" and number not in book.void:
             for r in book.receipts:
@@ -103,8 +109,7 @@ class Watch:
 
     def _named_lost(self, r: Receipt) -> str:
         """4: an offset is in one class, and what is lost cannot land."""
-        entries = [self.world.files[p] for p in sorted(p for p in self.world.files if p.startswith(LOG))]
-        before = book_of(tuple(entries[: r.number]))
+        before = book_of(tuple((n, data) for n, data in self._entries() if n < r.number))
         for s in before.spans.get(r.life, ()):
             if s.kind == "lost" and s.start < r.end and r.start < s.end:
                 return f"I4: {r} landed (entry {r.number}), and entry {s.number} names {s.start}-{s.end} of it lost"
@@ -271,7 +276,7 @@ class Watch:
         for r in book.live():
             if bad := self._landed(r):
                 return bad
-        left = [p for p in self.world.files if "/staging/" in p]
+        left = [p for p in self.world.files if p.startswith(f"_sluice/{FEED}/staging/")]
         live = {p.number for p in book.plans.values() if p.status == "planned"}
         orphans = [p for p in left if int(p.split("/staging/")[1].split("/")[0]) not in live]
         return f"I10: left in staging: {orphans}" if orphans else ""
@@ -287,7 +292,7 @@ class Watch:
             if (begins is not None and r.start < begins) or (ends is not None and r.end > ends):
                 hour = (window - START) // HOUR
                 return f"W: {r} lies in window {hour}, whose boundaries are {begins} and {ends}"
-        for path in [p for p in self.world.files if "/windows/" in p]:
+        for path in [p for p in self.world.files if p.startswith(WINDOWS)]:
             if bad := self._manifest(path):
                 return bad
         return ""

@@ -262,6 +262,9 @@ class World:
             yield from self._to_log(p)
         yield Event("an hour passes", "tick", self._tick)
         yield Event("a partition is added with a record", "addpart", self._add_partition)
+        for count in (1, 2, 3):
+            yield Event(f"the ledger loses its newest {count}", "lose", lambda n=count: self._lose(n))
+        yield Event("the note of the newest entry is gone", "lose", lambda: self.write(layout.tip_path(FEED), None))
         g = self.group
         for member in sorted(g.members):
             yield Event(f"session of {member} times out", "kick", lambda m=member: g.drop(m))
@@ -300,6 +303,10 @@ class World:
         self.delayed.remove((path, data))
         if path not in self.files:
             self.write(path, data)
+
+    def _lose(self, count: int) -> None:
+        for path in sorted(p for p in self.files if p.startswith(layout.log_folder(FEED)))[: -count - 1 : -1]:
+            self.write(path, None)
 
     def _tick(self) -> None:
         self.now += HOUR

@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, Moved, commit, ways_out
-from sluice.pipelines.errors import CommitFenced, GroupHeld, GroupMoved, KafkaUnavailable, LedgerCorrupt, Unknown
+from sluice.pipelines.errors import CommitFenced, EntriesLost, GroupHeld, GroupMoved, KafkaUnavailable, Unknown
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import (
@@ -311,7 +311,7 @@ def test_a_mark_above_the_ledger_proves_lost_entries() -> None:
     world.account(0, 50)
     ledger_id = world.ledger.read().ledger_id
     world.group.offsets[TP] = CommittedOffset(10, metadata=Mark(ledger_id, 999, KEY.incarnation).dump())
-    with pytest.raises(LedgerCorrupt, match="lost entries"):
+    with pytest.raises(EntriesLost, match="has the mark of entry 999"):
         world.commit()
 
 

@@ -475,4 +475,4 @@ def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
     get = lake.get
     lake.get = lambda path: (reads.append(path), get(path))[1]  # type: ignore[method-assign, func-returns-value]
     assert Ledger(lake, "orders", lambda: 0).read() == expected
-    assert len(reads) == 1
+    assert reads == [layout.tip_path("orders"), layout.checkpoint_path("orders", 301)]

@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, Mark, commit
 from sluice.pipelines.errors import (
     CommitFenced,
+    EntriesLost,
     FeedError,
     GroupHeld,
     GroupMoved,
     LakeUnavailable,
-    LedgerCorrupt,
     ProofFailed,
     UnknownTopic,
 )
@@ -484,7 +484,7 @@ def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -
     world = owing()
     mark = Mark(world.ledger.read().ledger_id, 999, KEY.incarnation).dump()
     world.group.offsets[KEY.tp] = CommittedOffset(120, metadata=mark)
-    with pytest.raises(LedgerCorrupt, match="lost entries"):
+    with pytest.raises(EntriesLost, match="lost entries"):
         world.commit()
 
 

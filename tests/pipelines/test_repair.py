@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines import layout
-from sluice.pipelines.errors import PlanBusy, UsageError
+from sluice.pipelines.errors import EntriesLost, PlanBusy, UsageError
 from sluice.pipelines.feed import WindowSettings
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
@@ -199,13 +199,22 @@ def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked
 # -- leftovers
 
 
-def test_staging_of_no_batch_goes_unless_it_is_newer_than_the_ledger(world: World) -> None:
+def test_staging_of_no_batch_goes(world: World) -> None:
+    world.visible_land(0, 10)
+    world.lake.files[layout.receipt_path("orders", 0, "a", SLICE)] = b"{}"
+    found = world.repair()
+    assert [(f.kind, f.act) for f in found] == [(Kind.STAGING, "removed")]
+    assert world.staged == set()
+
+
+def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(world: World) -> None:
     world.visible_land(0, 10)
     newer = layout.receipt_path("orders", 4711, "a", SLICE)
     world.lake.files |= {layout.receipt_path("orders", 0, "a", SLICE): b"{}", newer: b"{}"}
-    found = world.repair()
-    assert [(f.kind, f.act) for f in found] == [(Kind.STAGING, "removed"), (Kind.NEWER, "")]
-    assert world.staged == {newer}
+    before = dict(world.lake.files)
+    with pytest.raises(EntriesLost, match=f"{newer} is of batch 4711"):
+        world.repair()
+    assert world.lake.files == before
 
 
 def test_a_batch_that_begins_while_we_look_is_no_orphan(world: World) -> None:

@@ -13,6 +13,7 @@ from sluice.pipelines import layout
 from sluice.pipelines.accept import Event, accept_log
 from sluice.pipelines.batch import survey
 from sluice.pipelines.commit import CommitSettings, Mark, commit
+from sluice.pipelines.errors import EntriesLost
 from sluice.pipelines.feed import CommitMode, OnGroupMoved, load_feed
 from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
 from sluice.pipelines.ranges import Range
@@ -129,7 +130,6 @@ def no_manifest_at_all(w: World) -> None:
         (ahead, 7, "orders:0: Kafka holds committed offset 11, and published is up to 10"),
         (back, 8, "orders:0: Kafka holds committed offset 4, the ledger expects 10"),
         (a_mark_of_nothing, 11, "names entry 1, which meant nothing of the kind"),
-        (a_mark_above_the_ledger, 11, "the ledger lost entries"),
         (recorded_ahead, 7, "records 11 as committed, and published was up to 10"),
         (another_cluster, 12, "belongs to cluster cluster-1, Kafka answers as cluster-2"),
         (recreated, 12, "was deleted and created again"),
@@ -151,6 +151,12 @@ def test_what_does_not_agree_is_named(world: World, plant: Callable[[World], Non
     found = audited(world)
     assert {p.invariant for p in found.problems} == {invariant}
     assert says in found.problems[0].text
+
+
+def test_a_ledger_that_lost_entries_is_not_audited(world: World) -> None:
+    a_mark_above_the_ledger(world)
+    with pytest.raises(EntriesLost, match="has the mark of entry"):
+        audited(world)
 
 
 def test_what_kafka_no_longer_holds_is_named(world: World) -> None:

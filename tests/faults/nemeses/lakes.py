@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from sluice.pipelines import layout
+from sluice.resources.lakes import open_lake
 from sluice.resources.local_s3 import REGION
 from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED
@@ -159,6 +161,16 @@ def paused(field: Field, point: str) -> Running:
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def ledger_loses(field: Field, count: int, *, note: bool) -> None:
+    """The newest entries are gone, that many; and with them the note of the newest number, unless it is kept."""
+    lake = open_lake(field.feed())
+    for path in list(lake.list(layout.log_folder(field.name)))[-count:]:
+        lake.remove(path)
+    if not note:
+        lake.remove(layout.tip_path(field.name))
+    field.account.did(f"the ledger lost its newest {count} entries" + ("" if note else ", and the note beside it"))
 
 
 # -- a store

@@ -1,0 +1,67 @@
+"""The newest number that is known to have been used, beside the log: it tells when the log lost its newest entries.
+
+It is put after each entry, once that stands, and as well as it goes: nobody waits for it and nobody fails by it. Late
+or lost, it is behind the log and says nothing; ahead of the log, it proves that entries stood which are gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluice.pipelines import layout
+from sluice.pipelines.errors import EntriesLost
+from sluice.pipelines.ledger.fold import State
+
+BEYOND = 1 << 61
+"""Numbers from here on are nobody's: no ledger grows so long."""
+
+
+class Tip(NamedTuple):
+    """Entry `number` of the ledger with this id stood once."""
+
+    ledger: str
+    number: int
+
+    def dump(self) -> bytes:
+        return json.dumps({"ledger": self.ledger, "number": self.number}).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> Tip | None:
+        """None for anything that is no tip."""
+        try:
+            raw = json.loads(data or b"")
+            tip = cls(raw["ledger"], raw["number"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+        sound = isinstance(tip.ledger, str) and type(tip.number) is int and 0 <= tip.number < BEYOND
+        return tip if sound else None
+
+
+class Trace(NamedTuple):
+    """Something that tells of an entry: its number, and what and where it is, in words."""
+
+    number: int
+    said: str
+
+
+def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
+    """What the tip tells of entries that are not in the state, if it does."""
+    if tip is None or (tip.ledger == state.ledger_id and tip.number < state.number):
+        return None
+    whose = "" if tip.ledger == state.ledger_id or not state.number else f" of another ledger ({tip.ledger[:20]})"
+    return Trace(tip.number, f"{layout.tip_path(feed)} names entry {tip.number}{whose}")
+
+
+def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:
+    """The refusal: what is missing from a ledger whose newest entry is `newest`, and how it is known."""
+    known = max(t.number for t in traces)
+    stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
+    missing = f"entry {known} once stood" if known > newest else "others once stood"
+    shown = [t.said for t in traces[:5]] + ([f"and {len(traces) - 5} more"] if len(traces) > 5 else [])
+    return EntriesLost(
+        f"the ledger of feed {feed} lost entries: {stands}, and {missing}.\n    " + "\n    ".join(shown),
+        remedy=f"restore _sluice/{feed}/log from a backup of the lake; nothing was changed. Or go on without them: "
+        f"sluice accept {feed} ledger --reason …   sets aside what they told of; the next run lands it again",
+    )
