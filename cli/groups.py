@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, facts, heading, safe, table, warn
-from sluice.pipelines.errors import UnknownTopic, UsageError
+from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
 from sluice.pipelines.groups import (
     KINDS,
     STATES,
@@ -32,6 +32,7 @@ from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed import Feed
+    from sluice.pipelines.groups import Groups
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Cluster
 
@@ -60,14 +61,15 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     """
     found = session.feed(feed) if feed else _any(session)
     with session.terminal.working("asking Kafka"), session.open_groups(found) as groups:
-        listed = groups.listed()
-    owners = owning(session, found)
-    session.terminal.show(*_list_view(listed, owners, found))
+        listed, owners = groups.listed(), owning(session, found)
+        hidden = _hidden(groups, _missing(listed, owners))
+    session.terminal.show(*_list_view(listed, owners, found, hidden))
     session.terminal.document(
         {
             "bootstrap": found.kafka.bootstrap,
             "groups": [_listed_document(g, owners.get(g.name)) for g in listed],
-            "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners)],
+            "not_there": [{"group": g, "feed": f} for g, f in _missing(listed, owners) if g not in hidden],
+            "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
         }
     )
 
@@ -91,11 +93,27 @@ def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[t
     return [(g, f) for g, f in sorted(owners.items()) if g not in there]
 
 
-def _list_view(listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed) -> list[RenderableType]:
+def _hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
+    """Of the feeds' groups that no list shows, those that this client may not see: nobody knows whether they are."""
+    hidden = {}
+    for name, _ in missing:
+        try:
+            groups.view(name)
+        except NotAuthorized as error:
+            hidden[name] = error
+    return hidden
+
+
+def _list_view(
+    listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed, hidden: Mapping[str, NotAuthorized]
+) -> list[RenderableType]:
     rows: list[tuple[str | Text, ...]] = [
         (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), f"broker {g.coordinator}") for g in listed
     ]
-    missing = [(g, Text("not there yet", style="dim"), "", f, "") for g, f in _missing(listed, owners)]
+    missing = [
+        (g, Text("may not be seen" if g in hidden else "not there yet", style="dim"), "", f, "")
+        for g, f in _missing(listed, owners)
+    ]
     names = ("group", "state", "protocol", "feed", "coordinator")
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {feed.kafka.bootstrap}")]
     out += [table(names, [*rows, *missing])] if rows or missing else [Text("  none")]
@@ -105,6 +123,7 @@ def _list_view(listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: F
     return [
         *out,
         *(warn(f"{name}, for which {owners[name]} commits, has members: {_DESCRIBE} {name}") for name in held),
+        *(warn(f"{name}, for which {owners[name]} commits, may not be seen: {e.remedy}") for name, e in hidden.items()),
     ]
 
 

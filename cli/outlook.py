@@ -58,6 +58,12 @@ def alarms(
         yield held_back(each)
 
 
+def unwarned(outlook: Outlook) -> Iterator[Text]:
+    """That nothing is known of retention, and what grants it."""
+    if found := outlook.unwarned:
+        yield from Alarm(warn, "yellow", [found.text], "", found.remedy).lines()
+
+
 def held_back(held: HeldBack) -> Alarm:
     """What a transaction holds back, and the way out."""
     return Alarm(warn, "yellow", [held.text], "", held.remedy)
@@ -128,6 +134,7 @@ def document(outlook: Outlook, losses: Sequence[SluiceError]) -> dict[str, Any]:
         "at_risk": [_at_risk(r, outlook.now) for r in outlook.at_risk],
         "expires": [{"what": e.what, "at": show_instant(e.at), "setting": e.why} for e in outlook.expiries],
         "compacted": list(outlook.compacted),
+        "settings_denied": list(outlook.unwarned.topics) if outlook.unwarned else [],
     }
 
 

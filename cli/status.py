@@ -321,6 +321,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
     if alarms := _worst_first(status, status.held):
         out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
+    out += [*outlooks.unwarned(outlook)] if outlook else []
     out += [
         table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
         facts(

@@ -35,7 +35,8 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """Topics that the client may not describe are left out."""
+    """Topics whose settings the client may not see are left out; of these, `denied` are refused by name."""
 
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     broker: BrokerConfig = BrokerConfig()
+    denied: tuple[str, ...] = ()

@@ -16,10 +16,32 @@ from sluice.pipelines.feed import CommitMode, Feed
 from sluice.pipelines.forecast import AtRisk, Deletion, Expiry, Owed, Work
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Cluster
+from sluice.pipelines.units import many
 from sluice.pipelines.values import Key, PartitionState
 
 RECENT = 5
 """Published batches that the landing rate is told from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwarned:
+    """Topics whose settings Kafka does not tell this client, so that nobody knows what retention will take."""
+
+    topics: tuple[str, ...]
+    bootstrap: str
+
+    @property
+    def text(self) -> str:
+        first, rest = self.topics[0], len(self.topics) - 1
+        more = f"; nor of {many(rest, 'more topic')}" if rest else ""
+        return f"how long {first} keeps its records may not be asked: nothing warns before they are deleted{more}"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --allow-principal User:NAME --operation"
+            f" DescribeConfigs --topic {self.topics[0]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +61,7 @@ class Outlook:
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
+    unwarned: Unwarned | None = None
 
     @property
     def lost(self) -> tuple[Owed, ...]:
@@ -96,6 +119,7 @@ def look_ahead(
         expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
+        unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
     )
 
 

@@ -59,7 +59,10 @@ class Cluster(Protocol):
         ...
 
     def configs(self, topics: Iterable[str]) -> Configs:
-        """How long the topics keep records, and brokers offsets. It only explains: what may not be read is unknown."""
+        """How long the topics keep records, and brokers offsets. It only explains: what may not be read is unknown.
+
+        Topics that are refused are named.
+        """
         ...
 
 

@@ -99,6 +99,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
         *_changed(changed),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
+        *_unwarned(outlook),
         *_late(feed, outlook),
         *hanging(held_back(feed, sound.values(), seen.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
@@ -145,6 +146,11 @@ def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
     for topic, risks in _by(outlook.at_risk, lambda r: r.key.topic).items():
         text = risks[0].describe(outlook.now) + _more("; then ranges of ", risks)
         yield Finding(f"retention {topic}", text, f"land it before: sluice run {feed.name}", severe=True)
+
+
+def _unwarned(outlook: Outlook) -> Iterator[Finding]:
+    if outlook.unwarned:
+        yield Finding("settings", outlook.unwarned.text, outlook.unwarned.remedy)
 
 
 # -- it is late

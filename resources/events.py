@@ -8,16 +8,23 @@ by its customer; some are tombstones, some carry headers, some are malformed on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from random import Random
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaProducer
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
+)
 from kafka.partitioner.default import murmur2
 
 from sluice.pipelines.kafka_settings import KafkaSettings
@@ -140,7 +147,8 @@ def topics_of(kafka: KafkaSettings) -> tuple[str, ...]:
 
 def create(kafka: KafkaSettings, topics: Sequence[str], partitions: int) -> None:
     """Create the topics (those that stand stay as they are) and wait until each partition has a leader."""
-    with _translated(kafka, f"creating {', '.join(topics)}"), closing(_admin(kafka)) as admin:
+    rights = dict.fromkeys(_TOPIC_OR_CLUSTER, "CREATE on the topic")
+    with _translated(kafka, f"creating {', '.join(topics)}", rights), closing(_admin(kafka)) as admin:
         try:
             admin.create_topics({t: {"num_partitions": partitions} for t in topics}, wait_for_metadata=True)
         except TopicAlreadyExistsError:
@@ -151,13 +159,18 @@ def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
     return KafkaAdminClient(**_PATIENCE | kafka.client_settings(), bootstrap_servers=kafka.bootstrap)
 
 
+_TOPIC_OR_CLUSTER = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
+
+
 @contextmanager
-def _translated(kafka: KafkaSettings, doing: str) -> Iterator[None]:
-    """Kafka's errors as ours."""
+def _translated(
+    kafka: KafkaSettings, doing: str, rights: Mapping[type[KafkaError], str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Kafka's errors as ours; `rights` is what it takes."""
     try:
         yield
     except (KafkaError, OSError) as error:
-        raise explained(error, kafka.bootstrap, doing) from error
+        raise explained(error, kafka.bootstrap, doing, rights=rights) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +197,22 @@ def send(
     Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
     KafkaUnavailable, NotAuthorized.
     """
-    with _translated(kafka, f"producing to {', '.join(how.topics)}"):
+    with _translated(kafka, f"producing to {', '.join(how.topics)}", _needed(how)):
         producer = KafkaProducer(**_PATIENCE | kafka.producer_settings(), **_producer_settings(kafka, how))
         try:
             return _Sender(producer, mix, how, progress).run(events)
         finally:
             producer.close()
+
+
+def _needed(how: Sending) -> dict[type[KafkaError], str]:
+    """What sending takes, by the error that says that it is missing."""
+    name = f"DESCRIBE and WRITE on the transactional id {how.transactional_id} (or leave --transactional out)"
+    return {
+        TopicAuthorizationFailedError: "DESCRIBE and WRITE on the topic",
+        TransactionalIdAuthorizationFailedError: name,
+        ClusterAuthorizationFailedError: "IDEMPOTENT_WRITE on the cluster, or WRITE on the topic,",
+    }
 
 
 def _producer_settings(kafka: KafkaSettings, how: Sending) -> dict[str, Any]:

@@ -120,7 +120,8 @@ class FakeCluster:
 
     def configs(self, topics: Iterable[str]) -> Configs:
         wanted = set(topics)
-        return Configs({t: c for t, c in self.settings.topics.items() if t in wanted}, self.settings.broker)
+        told = {t: c for t, c in self.settings.topics.items() if t in wanted}
+        return Configs(told, self.settings.broker, self.settings.denied)
 
 
 @dataclass

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kafka import errors as kafka_errors
@@ -69,6 +71,14 @@ class NotReached(RetriableError):  # type: ignore[misc]
     """The request was not sent: the broker cannot be reached at this moment."""
 
 
+class Untrusted(KafkaError):  # type: ignore[misc]
+    """One side does not believe the other's certificate; `code` is OpenSSL's reason, 0 where the broker said so."""
+
+    def __init__(self, said: str, code: int = 0) -> None:
+        super().__init__(said)
+        self.code = code
+
+
 class NoAddress(RetriableError):  # type: ignore[misc]
     """Nobody answered at any bootstrap address."""
 
@@ -86,7 +96,7 @@ def is_passing(error: BaseException | type[BaseException]) -> bool:
 
 def is_hopeless(error: BaseException) -> bool:
     """Whether connecting again cannot help: the login, a certificate or the broker's age is the matter."""
-    wrong = (*_NO_LOGIN, kafka_errors.AuthorizationError, kafka_errors.UnsupportedVersionError, ValueError)
+    wrong = (*_NO_LOGIN, Untrusted, kafka_errors.AuthorizationError, kafka_errors.UnsupportedVersionError, ValueError)
     return isinstance(error, wrong) or (isinstance(error, OSError) and not isinstance(error, ConnectionError))
 
 
@@ -99,11 +109,15 @@ def explained(
     partition: int | None = None,
     start: int | None = None,
     end: int | None = None,
+    rights: Mapping[type[KafkaError], str] = MappingProxyType({}),
 ) -> SluiceError:
-    """`error`, which came of `doing` ("reading orders:3"), as one of ours with the coordinates given."""
+    """`error`, which came of `doing` ("reading orders:3"), as one of ours with the coordinates given.
+
+    `rights`: what it needs, by the error that says that it is missing, where that is not what reading needs.
+    """
     if isinstance(error, SluiceError):
         return error
-    kind, remedy = _verdict(error, bootstrap)
+    kind, remedy = _verdict(error, bootstrap, rights)
     message = f"{doing}: {told(error)} (Kafka at {bootstrap})"
     return kind(message, remedy=remedy, topic=topic, partition=partition, start=start, end=end)
 
@@ -125,13 +139,13 @@ def told(error: BaseException | type[BaseException]) -> str:
     return re.sub(r"^\[Errno \d+\] ", "", said) or str(kind.__name__).removesuffix("Error")
 
 
-def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], str]:
+def _verdict(
+    error: BaseException, bootstrap: str, rights: Mapping[type[KafkaError], str]
+) -> tuple[type[SluiceError], str]:
     match error:
         case kafka_errors.AuthorizationError():
-            return (
-                NotAuthorized,
-                f"grant {_GRANTS.get(type(error), 'DESCRIBE on the cluster')} to this client's principal",
-            )
+            needed = {**_GRANTS, **rights}.get(type(error), "DESCRIBE on the cluster")
+            return NotAuthorized, f"grant {needed} to this client's principal"
         case _ if isinstance(error, _NO_LOGIN):
             return (
                 NotAuthorized,
@@ -147,6 +161,8 @@ def _verdict(error: BaseException, bootstrap: str) -> tuple[type[SluiceError], s
             return CorruptBatch, "see the broker's log; another replica may hold the batch whole"
         case kafka_errors.UnsupportedCompressionTypeError():
             return UnsupportedBatch, "the topic holds a codec that this version of the protocol does not carry"
+        case Untrusted():
+            return KafkaUnavailable, _certificates(error.code, bootstrap)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
         case NoAddress():
@@ -168,3 +184,25 @@ def _local(bootstrap: str) -> str:
 
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
+
+
+def _certificates(code: int, bootstrap: str) -> str:
+    """What mends it that a certificate is not believed."""
+    match code:
+        case 0:
+            return (
+                "set `ssl_certfile` and `ssl_keyfile` in the feed's `kafka:` section to a certificate that the brokers"
+                " trust"
+            )
+        case 9 | 10:  # not valid yet, or not any longer
+            return "renew the brokers' certificates, or that of their CA; see also that this machine's clock is right"
+        case 62 | 63 | 64:  # another host, mail address, IP address
+            return (
+                f"name the brokers in `bootstrap` ({bootstrap}) and in their advertised.listeners as their certificates"
+                " do; `ssl_check_hostname: false` in the feed's `kafka:` section does without"
+            )
+        case _:
+            return (
+                "set `ssl_cafile` in the feed's `kafka:` section to a file with the certificate of the CA that signed"
+                " the brokers' certificates"
+            )

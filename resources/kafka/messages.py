@@ -18,6 +18,7 @@ from kafka.errors import (
     KafkaError,
     KafkaProtocolError,
     LeaderNotAvailableError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from kafka.protocol.admin import (
@@ -233,6 +234,7 @@ def read_names(response: Any) -> dict[int, str]:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 _TOPIC, _BROKER = 2, 4
+_DENIED = TopicAuthorizationFailedError.errno
 _TOPIC_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes")
 _OFFSETS_MINUTES = "offsets.retention.minutes"
 _ID_EXPIRATION, _MAX_TIMEOUT = "transactional.id.expiration.ms", "transaction.max.timeout.ms"
@@ -248,15 +250,17 @@ def ask_configs(topics: Iterable[str], broker: int) -> Any:
 
 
 def read_configs(response: Any) -> Configs:
-    """What may be described; the rest is left out."""
-    topics, broker = {}, BrokerConfig()
+    """What may be described; the rest is left out, and topics that are refused are named."""
+    topics, broker, denied = {}, BrokerConfig(), list[str]()
     for result in response.results:
         said = {c.name: c.value or "" for c in result.configs}
         if result.error_code == 0 and result.resource_type == _TOPIC:
             topics[result.resource_name] = _topic_config(said)
         elif result.error_code == 0:
             broker = _broker_config(said)
-    return Configs(topics, broker)
+        elif result.resource_type == _TOPIC and result.error_code == _DENIED:
+            denied.append(result.resource_name)
+    return Configs(topics, broker, tuple(sorted(denied)))
 
 
 def _topic_config(said: Mapping[str, str]) -> TopicConfig:

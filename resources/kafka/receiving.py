@@ -2,34 +2,107 @@
 
 kafka-python reads 4 KiB at a time and copies each byte five times before its caller sees it; at the rates of a fetch
 that costs more than decoding. Promises: an answer of any size is received in place; records in it are views; what
-cannot be an answer (length, order, content) closes the connection.
+cannot be an answer (length, order, content) closes the connection. Promised of sockets, too: each is closed, also one
+that never became a connection, which kafka-python leaves to the garbage collector.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
+from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from sluice.resources.kafka import messages
+from sluice.resources.kafka.failures import Untrusted
 
 _HEADER_BYTES = 64  # more than any response header holds
 
 
 class Manager(KafkaConnectionManager):  # type: ignore[misc]
-    """kafka-python's connections, with our way of receiving."""
+    """kafka-python's connections, with our way of connecting and of receiving."""
+
+    def __init__(self, net: Any, **configs: Any) -> None:
+        super().__init__(net, **configs)
+        self._transports: WeakSet[Any] = WeakSet()
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        transport = await super()._build_transport(node, timeout_at=timeout_at)
-        transport.__class__ = _TLSTransport if isinstance(transport, KafkaSSLTransport) else _Transport
+        sock = await self._connected(node, timeout_at)
+        with _closed_unless_done(sock):
+            transport = self._wrapped(sock, node.host)  # TLS makes another socket of it
+        with _closed_unless_done(transport._sock):
+            await _shaken(transport)
+        self._transports.add(transport)
         return transport
+
+    async def _connected(self, node: Any, timeout_at: float | None) -> Any:
+        """A socket to the first of the node's addresses that takes one. Raises KafkaConnectionError."""
+        opened: Any = KafkaNetSocket(self.config["proxy_url"])
+        failed = kafka_errors.KafkaConnectionError("DNS Resolution failure")
+        for family, kind, protocol, _, address in opened.dns_lookup(node.host, node.port):
+            sock = opened.socket(family, kind, protocol)
+            try:
+                with _closed_unless_done(sock):
+                    sock.setblocking(False)
+                    for option in self.config["socket_options"]:
+                        sock.setsockopt(*option)
+                    return await opened.sock_connect(self._net, sock, address, timeout_at=timeout_at)
+            except kafka_errors.KafkaTimeoutError:
+                raise kafka_errors.KafkaConnectionError("Connection timed out") from None
+            except kafka_errors.KafkaConnectionError as error:
+                failed = error
+            except OSError as error:
+                failed = kafka_errors.KafkaConnectionError(f"unable to connect: {error}")
+        raise failed
+
+    def _wrapped(self, sock: Any, host: str) -> Any:
+        if not self.ssl_enabled:
+            return _Transport(self._net, sock, host=host)
+        settings = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
+        return _TLSTransport(self._net, sock, host=host, **settings)
+
+    def abandon(self) -> None:
+        """Close every socket at once, whatever waits to be written."""
+        for transport in list(self._transports):
+            transport._close()
+
+
+@contextmanager
+def _closed_unless_done(sock: Any) -> Iterator[None]:
+    """Also when everything ends while a coroutine waits inside the block."""
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _shaken(transport: Any) -> None:
+    """The TLS handshake, where there is one. Raises Untrusted, KafkaConnectionError."""
+    try:
+        await transport.handshake()
+    except (OSError, ValueError, KafkaError) as error:
+        raise _meaning(error, "Handshake failed: ") from None
+
+
+def _meaning(error: Exception, doing: str = "") -> KafkaError:
+    """What a socket says, with or without TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(f"{doing}{error}", error.verify_code)
+    if isinstance(error, ssl.SSLError) and re.search("ALERT.*(CERTIFICATE|UNKNOWN_CA)", error.reason or ""):
+        return Untrusted(f"the broker refuses this client's certificate: {error}")
+    return kafka_errors.KafkaConnectionError(f"{doing}{error}")
 
 
 class _Receiving:
@@ -54,7 +127,7 @@ class _Receiving:
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
             except OSError as error:
-                self.abort(error=kafka_errors.KafkaConnectionError(str(error)))  # type: ignore[attr-defined]
+                self.abort(error=_meaning(error))  # type: ignore[attr-defined]
 
     def _next_frame(self, connection: Any, frame: _Frame) -> bool:
         """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""

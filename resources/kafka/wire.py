@@ -105,6 +105,7 @@ class Wire:
             return
         with contextlib.suppress(KafkaError, RuntimeError):
             self._net.run(self._manager.close)
+            self._net.run(self._manager.abandon)
         self._net.close()
 
     def _loop(self) -> Any:

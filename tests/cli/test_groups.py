@@ -11,8 +11,9 @@ from sluice.cli import groups as groups_command
 from sluice.cli import offsets
 from sluice.pipelines.commit import CommitSettings, commit
 from sluice.pipelines.configs import BrokerConfig, Configs
-from sluice.pipelines.errors import IncarnationChanged, UsageError
+from sluice.pipelines.errors import IncarnationChanged, NotAuthorized, UsageError
 from sluice.pipelines.feed import CommitMode, OnGroupMoved
+from sluice.pipelines.groups import GroupView
 from sluice.pipelines.values import CommittedOffset, TopicPartition
 from tests.assets.world import FEED, P0, P1, World
 from tests.cli.conftest import Sluice, Tell
@@ -61,6 +62,20 @@ def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
     assert "not there yet" in told.text
     groups.members[GROUP] = (member(),)
     assert f"has members: sluice groups describe {GROUP}" in tell(groups_command.list_).text
+
+
+def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
+    world: World, groups: FakeGroups, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(group: str) -> GroupView:
+        raise NotAuthorized(f"describing group {group}", remedy="grant DESCRIBE on the group")
+
+    monkeypatch.setattr(groups, "view", refused)
+    told = tell(groups_command.list_, feed="orders")
+    assert told.document["not_there"] == []
+    assert told.document["hidden"] == [{"group": GROUP, "feed": "orders", "remedy": "grant DESCRIBE on the group"}]
+    assert "not there yet" not in told.text
+    assert "may not be seen: grant DESCRIBE on the group" in told.text
 
 
 def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(

@@ -34,6 +34,14 @@ def test_lag_in_time_rates_and_when_it_will_have_caught_up(world: World, tell: T
     assert "5 h" in tell(status.status).text
 
 
+def test_settings_that_may_not_be_seen_are_told_with_what_grants_them(world: World, tell: Tell) -> None:
+    world.cluster.settings = Configs(denied=("orders",))
+    told = tell(status.status, "orders")
+    assert told.document["feeds"][0]["outlook"]["settings_denied"] == ["orders"]
+    assert told.text.count("how long orders keeps its records may not be asked") == 1
+    assert "--operation DescribeConfigs --topic orders" in " ".join(told.text.split())
+
+
 def test_what_is_at_risk_comes_first_with_the_command(world: World, tell: Tell) -> None:
     world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
     world.land_unrecorded(in_hour(0))

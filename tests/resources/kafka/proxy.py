@@ -141,15 +141,17 @@ def _exactly(source: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _self_signed(folder: Path, certificate: Path) -> Path:
-    """A file with key and certificate for 127.0.0.1; the certificate alone in `certificate`."""
+def _self_signed(folder: Path, certificate: Path, host: str = "127.0.0.1", days: int = 1) -> Path:
+    """A file with key and certificate for an IP address that holds for so many days; the certificate alone in
+    `certificate`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)
-    address: Any = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    begin, end = now - 9 * day, now + days * day
+    address: Any = x509.IPAddress(ipaddress.ip_address(host))
     signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), begin, end)
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .sign(key, hashes.SHA256())
     )

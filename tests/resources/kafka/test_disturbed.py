@@ -10,11 +10,14 @@ import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
+from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.pipelines.ports import FetchFailed, FetchLimits, Letter
 from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
+from sluice.resources import events
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress
 from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT
 from tests.resources.kafka.tools import (
@@ -111,9 +114,10 @@ def test_a_certificate_that_nobody_vouches_for(behind):
     stranger = KafkaAddress(f"127.0.0.1:{behind.proxy.port}", {"security_protocol": "SSL", "bootstrap_timeout_ms": 500})
     with (
         closing(KafkaCluster(stranger)) as cluster,
-        pytest.raises(KafkaUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
+        pytest.raises(KafkaUnavailable, match="CERTIFICATE_VERIFY_FAILED") as found,
     ):
         cluster.cluster_id()
+    assert "ssl_cafile" in found.value.remedy
     with (
         closing(KafkaCluster(_secure(behind, "/nowhere/ca.pem"))) as cluster,
         pytest.raises(FeedError, match="No such file"),
@@ -163,6 +167,44 @@ def test_what_is_forbidden_is_named(behind, fresh_topic):
         (state,) = describe(behind.cluster, topic)
         assert state.log_bytes is None
         assert state.stable_end == 10
+
+
+def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
+    topic, spare = fresh_topic(cluster=behind.cluster), "nowhere-yet"
+    kafka, mix = KafkaSettings(bootstrap=behind.cluster.bootstrap), events.Mix(1)
+
+    def remedy(**how):
+        with pytest.raises(NotAuthorized) as caught:
+            events.send(kafka, events.orders(mix, 5000, 0, 1000), mix, events.Sending((topic,), **how))
+        assert "commit: plain" not in caught.value.remedy
+        return caught.value.remedy
+
+    for denied in (ACLOperation.WRITE, ACLOperation.ALL):
+        with _forbidden(behind, ResourceType.TOPIC, topic, denied):
+            assert "WRITE on the topic" in remedy()
+            assert "WRITE on the topic" in remedy(transactional_id="t")
+    with _forbidden(behind, ResourceType.TRANSACTIONAL_ID, "t"):
+        assert "WRITE on the transactional id t (or leave --transactional out)" in remedy(transactional_id="t")
+    with _forbidden(behind, ResourceType.TOPIC, spare), pytest.raises(NotAuthorized) as caught:
+        events.create(kafka, [spare], 1)
+    assert "CREATE on the topic" in caught.value.remedy
+
+
+def test_a_group_that_may_not_be_seen_is_no_group_that_is_not_there(behind):
+    with closing(KafkaGroups(address(behind.cluster))) as groups:
+        assert not groups.view("hidden").exists
+        with _forbidden(behind, ResourceType.GROUP, "hidden"), pytest.raises(NotAuthorized) as caught:
+            groups.view("hidden")
+    assert "DESCRIBE and READ on the group" in caught.value.remedy
+
+
+def test_settings_that_may_not_be_seen_are_named(behind, fresh_topic):
+    topic, other = fresh_topic(cluster=behind.cluster), fresh_topic(cluster=behind.cluster)
+    with closing(KafkaCluster(address(behind.cluster))) as cluster:
+        assert cluster.configs([topic, other]).denied == ()
+        with _forbidden(behind, ResourceType.TOPIC, topic, ACLOperation.DESCRIBE_CONFIGS):
+            told = cluster.configs([topic, other])
+    assert (told.denied, list(told.topics)) == ((topic,), [other])
 
 
 @contextmanager

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import ssl
 import struct
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
-from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.errors import FeedError, KafkaUnavailable, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.failures import Untrusted, explained
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.kafka.wire import Wire
-from tests.resources.kafka.proxy import Proxy, _frames
+from tests.resources.kafka.proxy import Proxy, _frames, _self_signed
 
 _VERSIONS = {ApiVersionsRequest.API_KEY: 3, MetadataRequest.API_KEY: 12}
 MEMBERS = (1, 2, 3)
@@ -187,3 +192,116 @@ def test_a_broker_that_is_asked_by_name_is_named(brokers):
                 some.run("asking", some.layout, (), n)
         with pytest.raises(KafkaUnavailable, match="broker 9 is not there"):
             some.run("asking", some.layout, (), 9)
+
+
+# -- sockets
+
+
+@pytest.fixture
+def unclosed() -> Iterator[list[str]]:
+    """What was collected without having been closed, once the test has let go of everything."""
+    found: list[str] = []
+    gc.collect()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        yield found
+        gc.collect()
+        found += [str(w.message) for w in caught if "socket" in str(w.message)]
+        assert found == []
+
+
+def _fails(address: KafkaAddress, kind: type[SluiceError], says: str) -> None:
+    with closing(KafkaCluster(address)) as cluster, pytest.raises(kind, match=says):
+        cluster.cluster_id()
+
+
+@pytest.mark.usefixtures("unclosed")
+def test_a_refused_connection_leaves_no_socket_open():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    _fails(KafkaAddress(f"127.0.0.1:{port}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
+
+
+@pytest.mark.usefixtures("unclosed")
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:{}", "http://127.0.0.1:{}"])
+def test_a_refusing_proxy_leaves_no_socket_open(proxy: str):
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    settings = {"bootstrap_timeout_ms": 300, "proxy_url": proxy.format(port)}
+    _fails(KafkaAddress("127.0.0.1:9", settings), KafkaUnavailable, "refused")
+
+
+@pytest.mark.usefixtures("unclosed")
+def test_a_file_of_certificates_that_is_none_leaves_no_socket_open(tmp_path):
+    (tmp_path / "ca.pem").write_text("nothing of the kind")
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        settings = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")}
+        _fails(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings), FeedError, "no start line|NO_CERT|X509")
+
+
+@pytest.mark.usefixtures("unclosed")
+@pytest.mark.parametrize("protocol", ["SSL", "PLAINTEXT"])
+def test_what_ends_while_it_connects_leaves_no_socket_open(protocol: str):
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        settings = {"security_protocol": protocol, "bootstrap_timeout_ms": 60_000}
+        wire = KafkaCluster(KafkaAddress(f"127.0.0.1:{server.getsockname()[1]}", settings))
+        asked = threading.Thread(target=_ask, args=(wire,))
+        asked.start()
+        client, _ = server.accept()  # it has connected, and gets no answer
+        with client:
+            client.recv(1)
+            wire.close()
+            asked.join()
+
+
+def _ask(cluster: KafkaCluster) -> None:
+    with suppress(KafkaUnavailable):
+        cluster.cluster_id()
+
+
+# -- certificates
+
+
+@pytest.mark.usefixtures("unclosed")
+@pytest.mark.parametrize(
+    ("host", "days", "trusted", "says", "remedy"),
+    [
+        ("127.0.0.1", 1, False, "self-signed certificate", "set `ssl_cafile` in the feed's `kafka:` section"),
+        ("127.0.0.1", -1, True, "certificate has expired", "renew the brokers' certificates"),
+        ("127.0.0.2", 1, True, "IP address mismatch", "as their certificates do"),
+    ],
+)
+def test_a_certificate_that_is_not_believed_is_named_with_what_mends_it(
+    tmp_path: Path, host: str, days: int, trusted: bool, says: str, remedy: str
+):
+    authority = tmp_path / "ca.pem"
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(_self_signed(tmp_path, authority, host, days))
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        threading.Thread(target=_shake_hands, args=(server, tls), daemon=True).start()
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        cafile = {"ssl_cafile": str(authority)} if trusted else {}
+        with (
+            closing(KafkaCluster(KafkaAddress(where, {"security_protocol": "SSL", **cafile}))) as cluster,
+            pytest.raises(KafkaUnavailable, match=says) as found,
+        ):
+            cluster.cluster_id()
+        assert remedy in found.value.remedy
+        assert "listens" not in found.value.remedy
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _shake_hands(server: socket.socket, tls: ssl.SSLContext) -> None:
+    with suppress(OSError):
+        while True:
+            client, _ = server.accept()
+            with client, suppress(OSError), tls.wrap_socket(client, server_side=True) as secure:
+                secure.recv(1)
+
+
+def test_a_broker_that_refuses_our_certificate_points_to_it():
+    told = explained(
+        Untrusted("the broker refuses this client's certificate: CERTIFICATE_REQUIRED"), "k:9093", "asking"
+    )
+    assert isinstance(told, KafkaUnavailable)
+    assert "ssl_certfile" in told.remedy
