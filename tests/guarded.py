@@ -25,7 +25,8 @@ class Guarded:
 
     def room(self, size: int, *, at_end: bool = True) -> np.ndarray:
         """`size` bytes that end (or begin) where a guarded page begins (or ends)."""
-        pages = -(-max(int(size), 1) // PAGE)
+        # Powers of two: rooms of a few sizes serve again, and the kernel's count of mappings stays bounded.
+        pages = 1 << (-(-max(int(size), 1) // PAGE) - 1).bit_length()
         whole = self._free[pages].pop() if self._free[pages] else self._mapped(pages * PAGE)
         self._used.append(whole)
         return whole[len(whole) - size :] if at_end else whole[:size]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import operator
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +81,7 @@ def load(data: bytes) -> State | None:
 
 
 def _state(raw: dict[str, Any]) -> State:
-    keys = [Key(*k) for k in raw["keys"]]
+    keys = [_key(*k) for k in raw["keys"]]
     origins = {k: OriginItem(key=k, **item) for k, item in zip(keys, raw["origins"], strict=True)}
     return State(
         number=raw["number"],
@@ -127,12 +128,23 @@ def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]
     return {keys[i]: shape(v) for i, v in pairs}
 
 
+def _key(topic: str, partition: int, incarnation: str) -> Key:
+    """Raises TypeError unless a key is made of what keys are made of: others would not sort."""
+    if not (isinstance(topic, str) and isinstance(incarnation, str)):
+        raise TypeError("a topic and an incarnation are text")
+    return Key(topic, operator.index(partition), incarnation)
+
+
+def _range(start: int, end: int) -> Range:
+    return Range(operator.index(start), operator.index(end))
+
+
 def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
-    return tuple(Range(*r) for r in raw)
+    return tuple(_range(*r) for r in raw)
 
 
 def _numbered(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
-    return tuple((number, Range(*r)) for number, r in raw)
+    return tuple((operator.index(number), _range(*r)) for number, r in raw)
 
 
 def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
