@@ -17,9 +17,10 @@ from sluice.assets.markdown import plain
 from sluice.pipelines.batch import Landed
 from sluice.pipelines.units import many, show_window
 from sluice.pipelines.watch import LAG, Watched
+from sluice.pipelines.windows import searched
 
-COMPLETE, ACCOUNT, FRONTIER, WATCH = "complete", "account", "frontier", "watch"
-"""Of a window's rows: are they all there? Of the whole feed's account; of whether the committed offsets have passed a
+COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
+"""Of a window's rows: are they all there, and is it known that it begins and ends at first records? Of the whole feed's account; of whether the committed offsets have passed a
 window; and what the sensor sees."""
 
 WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
@@ -27,7 +28,7 @@ WHOLE: Said = {"passed": True, "description": "every offset of the window is acc
 
 def of_window(books: Books, window: int) -> dict[str, Said]:
     """What a complete window says to each check of what landed."""
-    return {COMPLETE: WHOLE, **dict(contracts.verdicts(books, window))}
+    return {COMPLETE: WHOLE, BOUNDARY: bounded(books, window), **dict(contracts.verdicts(books, window))}
 
 
 def judged(
@@ -39,6 +40,20 @@ def judged(
     for window in ordered:
         for name, said in of_window(books, window).items():
             yield evaluation(key, name, window, said, targets.get(show_window(window)))
+
+
+def bounded(books: Books, window: int) -> Said:
+    """Are the window's boundaries known to be first records?"""
+    found = searched(books.state, window, books.feed.window)
+    return {
+        "passed": not found,
+        "severity": dg.AssetCheckSeverity.WARN,
+        "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
+        " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
+        " by offset; else records of this window may lie in the one beside it (docs/guarantees.md)"
+        if found
+        else "each boundary is the first record stamped at its time or later",
+    }
 
 
 def evaluation(

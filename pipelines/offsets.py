@@ -165,6 +165,8 @@ def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
     if hit is None:
         return spot.kafka.stable_end, "no record since: the end"
     ahead = "; that is in the future" if hit.timestamp > now else ""
+    if hit.by_marker:
+        return hit.offset, "searched for behind transactions' markers: right if stamps are in order there"
     return hit.offset, f"stamped {show_instant(hit.timestamp)}{ahead}"
 
 

@@ -91,10 +91,15 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAtTime:
-    """The first record stamped at or after the time asked for."""
+    """The first record stamped at or after the time asked for.
+
+    `by_marker`: transactions' markers hide it, and it was searched for by offset: right where stamps are in order
+    there, else near. Then `timestamp` may be no record's: the time asked for.
+    """
 
     offset: int
     timestamp: int
+    by_marker: bool = False
 
 
 @dataclass(frozen=True, slots=True)

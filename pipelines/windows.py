@@ -1,7 +1,8 @@
 """Windows tile a partition: pinned boundaries, whatever order windows run in (DESIGN §3, §13).
 
 `boundary(T)` is the first offset whose record is stamped at or after T, over all records; where there is none, or
-its stamp lies absurdly ahead, the high watermark serves (`by_clock`). It is resolved once, when T + settle has
+its stamp lies absurdly ahead, the high watermark serves (`by_clock`). Where transactions' markers hide that record
+and it is far, it was searched for by offset (`by_marker`). It is resolved once, when T + settle has
 passed, then pinned in the ledger: first resolution wins. Boundaries of a partition never decrease: each is clamped
 between its neighbours on the very state that it is put on. A late record belongs to the window its offset is in.
 """
@@ -168,10 +169,11 @@ def _times(state: State, settings: WindowSettings, since: int, last: int) -> Seq
 
 
 class _Found(NamedTuple):
-    """Where a boundary is; `by_clock` as in the ledger."""
+    """Where a boundary is; `by_clock` and `by_marker` as in the ledger."""
 
     offset: int
     by_clock: bool
+    by_marker: bool
 
 
 class _Lookup:
@@ -210,9 +212,16 @@ class _Lookup:
         items = []
         for key in self._partitions:
             there = [self._found[time][key] for time in times]
-            by_clock = tuple(time for time, found in zip(times, there, strict=True) if found.by_clock)
-            offsets = tuple(found.offset for found in there)
-            items.append(Boundaries(key=key, times=tuple(times), offsets=offsets, by_clock=by_clock))
+            found = [*zip(times, there, strict=True)]
+            items.append(
+                Boundaries(
+                    key=key,
+                    times=tuple(times),
+                    offsets=tuple(b.offset for b in there),
+                    by_clock=tuple(time for time, b in found if b.by_clock),
+                    by_marker=tuple(time for time, b in found if b.by_marker),
+                )
+            )
         return BoundaryEntry(items=tuple(items))
 
     def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
@@ -235,9 +244,10 @@ class _Lookup:
 
 
 def _told(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _Found:
+    by_marker = hit is not None and hit.by_marker
     if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
-        return _Found(p.high_watermark, by_clock=True)
-    return _Found(hit.offset, by_clock=False)
+        return _Found(p.high_watermark, True, by_marker)
+    return _Found(hit.offset, False, by_marker)
 
 
 def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
@@ -259,8 +269,9 @@ def _awaited(state: State, found: Boundaries) -> Boundaries:
         at = pinned.position(time)
         if (at or began) and (at == len(pinned) or pinned.times[at] != time):
             fresh[time] = least = clamp(state, key, time, max(offset, least))
-    by_clock = tuple(time for time in found.by_clock if time in fresh)
-    return Boundaries(key=key, times=tuple(fresh), offsets=tuple(fresh.values()), by_clock=by_clock)
+    by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (found.by_clock, found.by_marker))
+    times, offsets = tuple(fresh), tuple(fresh.values())
+    return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
 
 
 def clamp(state: State, key: Key, time: int, offset: int) -> int:
@@ -299,6 +310,11 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
     A partition that opened after the window has nothing in it: an empty range at its origin.
     """
     return range_between(state, key, window, window + settings.length)
+
+
+def searched(state: State, window: int, settings: WindowSettings) -> int:
+    """In how many partitions a boundary of the window was searched for by offset behind transactions' markers."""
+    return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
 
 
 def range_between(state: State, key: Key, start: int, end: int) -> Range | None:

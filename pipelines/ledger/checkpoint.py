@@ -60,6 +60,7 @@ def dump(state: State) -> bytes:
             "published_in": [[w, n] for w, n in state.published_in.items()],
             "boundaries": _pins(state, index),
             "boundary_times": state.boundary_times,
+            "by_marker": list(state.by_marker.items()),
         },
         separators=(",", ":"),
     ).encode()
@@ -102,6 +103,7 @@ def _state(raw: dict[str, Any]) -> State:
         published_in={w: tuple(n) for w, n in raw["published_in"]},
         boundaries=_boundaries(raw["boundaries"], raw["boundary_times"], keys),
         boundary_times=tuple(raw["boundary_times"]),
+        by_marker=dict(raw.get("by_marker", ())),  # those of before there was such a thing lack it
     )
 
 

@@ -83,20 +83,23 @@ class Boundaries(_Model):
     """Boundaries of one partition: at each time (ms, oldest first) the offset that separates the windows around it.
 
     `by_clock`: the times where no record, or an absurdly stamped one, marked it, so that the high watermark served.
+    `by_marker`: those where transactions' markers hid the record, far ahead of it, and it was searched for by offset:
+    it is the first where stamps are in order there.
     """
 
     key: Key
     times: tuple[Int64, ...]
     offsets: tuple[Int64, ...]
     by_clock: tuple[Int64, ...] = ()
+    by_marker: tuple[Int64, ...] = ()
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         known = set(self.times)
         if len(self.times) != len(self.offsets) or sorted(known) != list(self.times):
             raise ValueError("not one offset for each time, or the times do not increase")
-        if not known.issuperset(self.by_clock):
-            raise ValueError("a time by the clock that is none of the times")
+        if not known.issuperset((*self.by_clock, *self.by_marker)):
+            raise ValueError("a time by the clock, or by a marker, that is none of the times")
         return self
 
 

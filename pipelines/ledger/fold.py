@@ -115,6 +115,8 @@ class State:
     """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
     """Every time at which a boundary is pinned in some partition, in order."""
+    by_marker: dict[int, int] = field(default_factory=dict)
+    """By time, in how many partitions the boundary there was searched for by offset, behind transactions' markers."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (window, end) of what a plan put into its open window: the floor of the boundaries after it."""
     published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
@@ -230,7 +232,14 @@ class State:
     def _boundary(self, entry: BoundaryEntry) -> None:
         for item in entry.items:
             if self.current.get(item.key.tp) == item.key:
+                for time in self._fresh(item.key, item.by_marker):
+                    self.by_marker[time] = self.by_marker.get(time, 0) + 1
                 self._pin(item.key, item.times, item.offsets)
+
+    def _fresh(self, key: Key, times: Iterable[int]) -> list[int]:
+        """Those at which nothing is pinned in the partition."""
+        pinned = self.boundaries.get(key, NO_PINS)
+        return [t for t in times if (at := pinned.position(t)) == len(pinned) or pinned.times[at] != t]
 
     def _pin(self, key: Key, times: tuple[int, ...], offsets: tuple[int, ...]) -> None:
         self.boundaries[key] = self.boundaries.get(key, NO_PINS).with_pins(times, offsets)

@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import BrokerTooOld, SluiceError
+from sluice.pipelines.errors import BrokerTooOld, KafkaUnavailable, SluiceError
 from sluice.pipelines.values import Isolation, OffsetAtTime, OpenTransaction, PartitionState, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import explained, is_passing
+from sluice.resources.kafka.markers import Markers
 from sluice.resources.kafka.messages import EARLIEST, LATEST, Code, Layout, Place
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Patience, Wire
 
+_MOVING_STARTS = 5  # so often retention may take what was just looked up
 _UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the broker that is asked
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class KafkaCluster:
         self._wire = Wire(access)
         self._patience = patience
         self._known: Layout | None = None
+        self._markers = Markers(self._read_headers, lambda leader, request: self._wire.send(leader, request))
 
     def close(self) -> None:
         self._wire.close()
@@ -57,6 +60,7 @@ class KafkaCluster:
         async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[PartitionState]]:
             return await self._describe(leader, places, isolation)
 
+        self._markers.forget()
         names = sorted(set(topics))
         found = self._wire.run("describing partitions", self._of_leaders, names, None, ask)
         return tuple(found[tp] for tp in sorted(found))
@@ -65,20 +69,44 @@ class KafkaCluster:
         """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
 
         A time before 1970 asks for 1970: negative times mean something else to Kafka. The leaders are those that
-        `partitions` found last: one that leads no more says so, and then they are looked up.
+        `partitions` found last: one that leads no more says so, and then they are looked up. Kafka itself answers with
+        markers of transactions, too: those are looked behind, as `stamps` says.
         """
+        asked = {tp: max(time, 0) for tp, time in times.items()}
+        found: dict[TopicPartition, OffsetAtTime | None] = {}
+        for _ in range(_MOVING_STARTS):
+            listed = self._listed_at({tp: time for tp, time in asked.items() if tp not in found})
+            found |= {tp: None for tp, hit in listed.items() if hit is None}
+            found |= self._markers.passed(asked, {tp: hit for tp, hit in listed.items() if hit is not None})
+            if len(found) == len(asked):
+                return found
+        tp = min(asked.keys() - found.keys())
+        raise KafkaUnavailable(
+            f"looking up offsets by time: the log of {tp} began later each time that it was asked",
+            remedy="repeat; records are deleted faster than they can be looked at",
+            topic=tp.topic,
+            partition=tp.partition,
+        )
+
+    def _listed_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        """What Kafka's own look-up answers."""
 
         async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
-            wanted = [(place, max(times[place.tp], 0)) for place in places]
-            request = messages.ask_offsets(wanted, Isolation.READ_UNCOMMITTED)
+            request = messages.ask_offsets([(place, times[place.tp]) for place in places], Isolation.READ_UNCOMMITTED)
             listed = messages.read_offsets(await self._wire.send(leader, request))
             return {
                 tp: (at.error, OffsetAtTime(at.offset, at.timestamp) if at.offset >= 0 else None)
                 for tp, at in listed.items()
             }
 
-        doing, wanted = "looking up offsets by time", set(times)
-        return self._wire.run(doing, self._of_leaders, _topics(times), wanted, ask, self._known)
+        return self._wire.run(
+            "looking up offsets by time", self._of_leaders, _topics(times), set(times), ask, self._known
+        )
+
+    def _read_headers(self, tps: Sequence[TopicPartition], ask: AskLeader[T]) -> Mapping[TopicPartition, T]:
+        wanted = dict.fromkeys(tps)
+        doing = "looking behind transactions' markers"
+        return self._wire.run(doing, self._of_leaders, _topics(wanted), set(wanted), ask, self._known)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation.

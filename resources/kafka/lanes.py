@@ -104,7 +104,7 @@ class Lane:
         received = 0
         try:
             request = messages.ask_fetch(asks, self._isolation, granted, WAIT_MS, self._rack)
-            parts = _parts(await self._wire.send(self._node, request), asks)
+            parts = parts_of(await self._wire.send(self._node, request), asks)
             received = sum(len(part.records) for part in parts)
             for place, ((_, _, answer), part) in enumerate(zip(batch, parts, strict=True)):
                 answer.success((part, place == 0))
@@ -117,7 +117,7 @@ class Lane:
             self._budget.change(received - granted)
 
 
-def _parts(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[FetchPart]:
+def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[FetchPart]:
     """The answer for each ask; a broker that throttles us leaves partitions out."""
     if answer.error:
         raise answer.error()

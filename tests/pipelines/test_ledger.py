@@ -344,6 +344,10 @@ ENTERS_ANOTHER = (
             b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"by_clock":[3]}]}',
             LedgerCorrupt,
         ),
+        (
+            b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"by_marker":[3]}]}',
+            LedgerCorrupt,
+        ),
         (ENTERS_ANOTHER, LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
         (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),

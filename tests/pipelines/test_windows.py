@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from sluice.pipelines.errors import UsageError, WindowHeld
 from sluice.pipelines.feed import WindowSettings
-from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ledger.entries import OriginEntry, OriginItem
+from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger.entries import BoundaryEntry, OriginEntry, OriginItem
 from sluice.pipelines.plan import owed
 from sluice.pipelines.ranges import Range
 from sluice.pipelines.values import Key, OffsetAtTime, PartitionState, Request, RequestKind, TopicPartition
@@ -27,6 +28,7 @@ from sluice.pipelines.windows import (
     opening,
     pieces,
     range_of,
+    searched,
 )
 from tests.fakes import FakeCluster, MemoryLake, partition
 
@@ -42,6 +44,8 @@ class Log(FakeCluster):
     """One partition whose look-ups by time come from its records' stamps."""
 
     stamps: list[int] = field(default_factory=list)
+    hidden: range = range(0)
+    """Offsets of records that markers hide: they were searched for."""
     asked: int = 0
 
     def offsets_at(self, times):  # type: ignore[no-untyped-def]
@@ -49,7 +53,8 @@ class Log(FakeCluster):
         return {tp: self._first(t) for tp, t in times.items()}
 
     def _first(self, time: int) -> OffsetAtTime | None:
-        return next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps) if s >= time), None)
+        found = ((o, s) for o, s in enumerate(self.stamps) if s >= time)
+        return next((OffsetAtTime(o, s, by_marker=o in self.hidden) for o, s in found), None)
 
     @property
     def partitions_by_key(self) -> dict[Key, PartitionState]:
@@ -195,6 +200,42 @@ def test_the_first_window_begins_at_the_origin(stamps: list[int], origin: int, e
     world = World(stamps, START + 5 * HOUR + 7, origin=origin)
     assert world.state.first_window == expected
     assert list(world.state.boundaries[KEY]) == [(expected, origin)]
+
+
+def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
+    world = World([START, START + HOUR, START + 2 * HOUR + 5, START + 3 * HOUR], START + 5 * HOUR, opens=START)
+    world.log.hidden = range(2, 3)
+    world.pin()
+    assert [searched(world.state, START + n * HOUR, SETTINGS) for n in range(4)] == [0, 1, 1, 0]
+    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    assert entry.items[0].by_marker == (START + 2 * HOUR,)
+    assert world.window(START + HOUR) == Range(1, 2)
+    again = checkpoint.load(checkpoint.dump(world.state))
+    assert again is not None
+    assert again.by_marker == {START + 2 * HOUR: 1}
+    world.log.hidden = range(0)
+    world.ledger.append(lambda s: entry)
+    assert world.state.by_marker == {START + 2 * HOUR: 1}, "first resolution wins"
+
+
+def test_the_end_of_the_log_behind_markers_is_by_the_clock_and_marked() -> None:
+    world = World([START, START + HOUR], START + 5 * HOUR, opens=START)
+    end = OffsetAtTime(2, START + 2 * HOUR, by_marker=True)
+    world.log._first = lambda time: OffsetAtTime(1, START + HOUR) if time <= START + HOUR else end  # type: ignore
+    world.pin()
+    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    assert (entry.items[0].offsets[-1], entry.items[0].by_marker[-1]) == (2, entry.items[0].times[-1])
+
+
+def test_checkpoints_of_before_there_were_marked_boundaries_are_read() -> None:
+    world = World([START], START + 5 * HOUR, opens=START)
+    old = json.loads(checkpoint.dump(world.state))
+    del old["by_marker"]
+    assert checkpoint.load(json.dumps(old).encode()) == world.state
+
+
+def entries(world: World) -> list[Any]:
+    return [entry for _, entry in world.ledger.entries()]
 
 
 def test_a_window_before_a_partitions_opening_is_empty_there() -> None:

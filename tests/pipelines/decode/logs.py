@@ -42,7 +42,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of a log; `gap` offsets lie between it and the one before, `tail` offsets after its last record."""
+    """One batch of a log; `gap` offsets lie between it and the one before, `tail` offsets after its last record.
+
+    A marker has the time of its first record.
+    """
 
     records: tuple[Record, ...] = (Record(),)
     codec: int = NONE
@@ -128,7 +131,7 @@ def log(*batches: Batch) -> Log:
 def store(batch: Batch, base: int) -> Stored:
     if batch.marker is not None:
         key, value = struct.pack(">hh", 0, batch.marker), struct.pack(">hi", 0, 7)
-        batch = replace(batch, records=(Record(key, value),), transactional=True)
+        batch = replace(batch, records=(Record(key, value, batch.records[0].time),), transactional=True)
     offsets, at = [], base
     for r in batch.records:
         at += r.skip
@@ -169,7 +172,8 @@ def v2(batch: Batch, base: int, last: int, offsets: Sequence[int]) -> bytes:
         # In the log deltas wrap around at 64 bits.
         builder.append(offset - base, first + int64(r.time - first), r.key, r.value, list(r.headers))
     payload = bytes(builder._buffer)[61:]  # `build` would choke on such times in its header
-    newest = batch.append_time if batch.append_time is not None else first
+    newest = max((int64(r.time) for r in batch.records), default=-1)
+    newest = newest if batch.append_time is None else batch.append_time
     attributes = batch.codec if batch.records else 0
     attributes |= 0x08 if batch.append_time is not None else 0
     attributes |= 0x10 if batch.transactional else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import time
+from contextlib import ExitStack, closing
+from random import Random
 
 import pytest
 
@@ -10,7 +12,17 @@ from sluice.pipelines.errors import KafkaUnavailable, NotAuthorized, UnknownTopi
 from sluice.pipelines.values import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAddress
-from tests.resources.kafka.tools import address, admin, describe, produce, producing, transaction, until
+from tests.resources.kafka.tools import (
+    address,
+    admin,
+    consumed,
+    describe,
+    produce,
+    producing,
+    slice_of,
+    transaction,
+    until,
+)
 
 
 @pytest.fixture
@@ -71,6 +83,50 @@ def test_offsets_by_time_with_the_time_that_was_found(kafka, cluster, fresh_topi
     with transaction(kafka, topic, 1) as producer:
         assert cluster.offsets_at({first: 3_001})[first].offset == 3, "over all records, also unstable ones"
         producer.abort_transaction()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("order", ["in order", "out of order"])
+def test_offsets_by_time_are_of_records_never_of_markers(kafka, cluster, fresh_topic, seed, order):
+    """Transactions, committed and aborted, whose records lag; Kafka's consumer says which record is the first."""
+    topic, draw = fresh_topic(partitions=3), Random(seed)
+    written = _lagging(kafka, topic, draw, order == "in order")
+    states = cluster.partitions([topic], Isolation.READ_UNCOMMITTED)
+    seen = {
+        s.tp: consumed(kafka, slice_of(s, 0, s.high_watermark), Isolation.READ_UNCOMMITTED)
+        for s in states
+        if s.high_watermark
+    }
+    for at in draw.sample(range(min(written) - 10, max(written) + 10), 40):
+        found = cluster.offsets_at({s.tp: at for s in states})
+        assert found == {s.tp: _first(seen.get(s.tp, ()), at) for s in states}, at
+    assert cluster.offsets_at({s.tp: max(written) + 1 for s in states}) == {s.tp: None for s in states}
+
+
+def _lagging(kafka, topic: str, draw: Random, in_order: bool) -> list[int]:
+    """Stamps of an hour that passed a day ago, as they were sent: transactions of two producers, one after another."""
+    stamps = [time.time_ns() // 1_000_000 - 86_400_000 + draw.randrange(3_600_000) for _ in range(300)]
+    left = sorted(stamps, reverse=True) if in_order else list(stamps)
+    with ExitStack() as stack:
+        producers = [
+            stack.enter_context(producing(kafka, transactional_id=f"lag-{topic}-{n}", batch_size=2_000))
+            for n in range(2)
+        ]
+        for producer in producers:
+            producer.init_transactions()
+        while left:
+            producer = draw.choice(producers)
+            producer.begin_transaction()
+            for _ in range(min(draw.randint(1, 40), len(left))):
+                value = b"x" * draw.choice((10, 500))
+                producer.send(topic, value, partition=draw.choice((0, 0, 1, 2)), timestamp_ms=left.pop())
+            producer.abort_transaction() if draw.random() < 0.3 else producer.commit_transaction()
+    return stamps
+
+
+def _first(records, at: int) -> OffsetAtTime | None:
+    """A record is offset, key, value, headers and stamp."""
+    return next((OffsetAtTime(r[0], r[-1]) for r in records if r[-1] >= at), None)
 
 
 def test_offsets_by_time_of_a_topic_that_was_recreated_or_grew(kafka, cluster, fresh_topic):

@@ -1,0 +1,160 @@
+"""Looks past transactions' markers: from Kafka's answers to a question by time to first records.
+
+Promises: what the searches of all partitions want is read in rounds, one fetch to each leader, or as many as its bytes
+need; what was seen is kept for the moment, so that looks at other times read little again, or nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.errors import OffsetOutOfRangeError
+
+from sluice.pipelines.values import Isolation, OffsetAtTime, TopicPartition
+from sluice.resources.kafka import messages
+from sluice.resources.kafka.lanes import WAIT_MS, parts_of
+from sluice.resources.kafka.messages import Code, FetchAsk, FetchPart, Place
+from sluice.resources.kafka.stamps import Finding, Heard, Search, Seen, Want
+
+REQUEST_BYTES = 16 << 20
+"""Asked for in one fetch."""
+_GIVEN = 8 << 20
+"""What any broker gives in one answer (`fetch.max.bytes`, 55 MiB by default): up to there, what is empty is so because
+the batch does not fit, and no marker is as large as that."""
+BUDGET_BYTES = 64 << 20
+"""Read on behind markers in one look, of all partitions together; of each at least and at most the bounds below."""
+_LEAST, _MOST = 64 << 10, 1 << 20
+_GROWTH = 8
+_LARGEST = 8 << 20
+_EMPTY_FOR_THE_END = 2
+_MEMORY = 2_000_000
+"""Batches and records that are remembered."""
+
+Send = Callable[[int, Any], Awaitable[Any]]
+Answers = Mapping[TopicPartition, tuple[Code, Heard | None]]
+Ask = Callable[[int, Sequence[Place]], Awaitable[Answers]]
+OfLeaders = Callable[[Sequence[TopicPartition], Ask], Mapping[TopicPartition, Heard | None]]
+
+
+class Markers:
+    """`of_leaders` asks each partition's leader by what it is given; `send` sends a request to a broker."""
+
+    def __init__(self, of_leaders: OfLeaders, send: Send) -> None:
+        self._of_leaders, self._send = of_leaders, send
+        self._one_look = threading.Lock()
+        self._seen: dict[TopicPartition, Seen] = {}
+
+    def forget(self) -> None:
+        """Another moment begins."""
+        with self._one_look:
+            self._seen = {}
+
+    def passed(
+        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
+    ) -> dict[TopicPartition, OffsetAtTime | None]:
+        """The first record at or after each time, by Kafka's answers; left out: where the log begins later by now.
+
+        One look at a time: those that wait find what the others saw.
+        """
+        with self._one_look:
+            return self._passed(times, hits)
+
+    def _passed(
+        self, times: Mapping[TopicPartition, int], hits: Mapping[TopicPartition, OffsetAtTime]
+    ) -> dict[TopicPartition, OffsetAtTime | None]:
+        found: dict[TopicPartition, OffsetAtTime | None] = {}
+        if sum(seen.size for seen in self._seen.values()) > _MEMORY:
+            self._seen = {}
+        budget = min(max(BUDGET_BYTES // max(len(hits), 1), _LEAST), _MOST)
+        searches = {
+            tp: Search(self._seen.setdefault(tp, Seen(tp)), times[tp], hit, budget).run() for tp, hit in hits.items()
+        }
+        heard: dict[TopicPartition, Heard | None] = dict.fromkeys(searches)
+        while wants := _advanced(searches, heard, found):
+            heard = dict(self._of_leaders(list(wants), _Round(wants, self._send).ask))
+            for tp in [tp for tp, said in heard.items() if said is None]:
+                del searches[tp], heard[tp], self._seen[tp]
+        return found
+
+
+def _advanced(
+    searches: Mapping[TopicPartition, Finding],
+    heard: Mapping[TopicPartition, Heard | None],
+    found: dict[TopicPartition, OffsetAtTime | None],
+) -> dict[TopicPartition, Want]:
+    """What the searches want next, now that they hear this (None: as they begin); those that end, into `found`."""
+    wants = {}
+    for tp, said in heard.items():
+        try:
+            wants[tp] = next(searches[tp]) if said is None else searches[tp].send(said)
+        except StopIteration as end:
+            found[tp] = end.value
+    return wants
+
+
+@dataclass(slots=True)
+class _Open:
+    """A want that is not answered yet. `tries` came back empty, `empty` of them although it stood first."""
+
+    place: Place
+    want: Want
+    tries: int = 0
+    empty: int = 0
+
+    @property
+    def size(self) -> int:
+        return min(self.want.size * _GROWTH ** min(self.tries, 8), max(_LARGEST, self.want.size))
+
+
+class _Round:
+    """The wants of one round. A fetch gives the partition that stands first a whole batch, whatever its size (KIP-74),
+    the others only one that fits: what came back empty stands further ahead the next time."""
+
+    def __init__(self, wants: Mapping[TopicPartition, Want], send: Send) -> None:
+        self._wants, self._send = wants, send
+
+    async def ask(self, leader: int, places: Sequence[Place]) -> Answers:
+        """None: the position lies outside of the log."""
+        told: dict[TopicPartition, tuple[Code, Heard | None]] = {}
+        open_ = [_Open(place, self._wants[place.tp]) for place in sorted(places, key=lambda p: p.tp)]
+        while open_:
+            some = _fitting(sorted(open_, key=lambda o: -o.tries))
+            asks = [FetchAsk(o.place, o.want.position, o.size) for o in some]
+            request = messages.ask_fetch(asks, Isolation.READ_UNCOMMITTED, 2 * REQUEST_BYTES, WAIT_MS, "")
+            parts = parts_of(await self._send(leader, request), asks)
+            room = _GIVEN
+            for at, (o, part) in enumerate(zip(some, parts, strict=True)):
+                if (said := _told(o, part, first=at == 0, room=room)) is not None:
+                    told[o.place.tp] = said
+                room -= len(part.records)
+            open_ = [o for o in open_ if o.place.tp not in told]
+        return told
+
+
+def _fitting(open_: Sequence[_Open]) -> list[_Open]:
+    """As many as one fetch has room for, at least one."""
+    some, size = [open_[0]], open_[0].size
+    for o in open_[1:]:
+        if (size := size + o.size) > REQUEST_BYTES:
+            break
+        some.append(o)
+    return some
+
+
+def _told(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Heard | None] | None:
+    """What the answer says; None: ask again."""
+    if part.error is OffsetOutOfRangeError:
+        return None, None
+    if part.error:
+        return part.error, None
+    heard = Heard(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
+    if heard.end or len(part.records) >= (o.want.size if o.want.whole else 1):
+        return None, heard
+    if o.want.may_lack and not first and room >= o.want.size:
+        return None, heard
+    o.tries += 1
+    o.empty += first and not len(part.records)
+    return (None, heard._replace(end=True)) if o.empty >= _EMPTY_FOR_THE_END else None

@@ -1,0 +1,139 @@
+"""A cluster that is made up: logs in memory, served as brokers serve them, with every request counted by its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from kafka.errors import OffsetOutOfRangeError
+
+from sluice.pipelines.values import TopicPartition
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.messages import FetchAnswer, FetchPart, Layout, Place, printed_id
+from sluice.resources.kafka.settings import KafkaAddress
+from tests.pipelines.decode.logs import Log
+
+TOPIC_ID = printed_id(uuid.UUID(int=7))
+
+
+class Brokers:
+    """In place of the wire. `logs` are led by `count` brokers in turn; `starts` are log starts above 0.
+
+    A look-up by time answers with markers, too, as Kafka does; a fetch gives whole batches only, the first partition
+    one of any size (KIP-74), cuts off what comes behind the first that fits, and never more than `most` bytes.
+    """
+
+    bootstrap = "made:up"
+
+    def __init__(self, logs: Mapping[TopicPartition, Log], count: int = 1, most: int = 55 << 20) -> None:
+        self.logs, self.most = dict(logs), most
+        self.starts: dict[TopicPartition, int] = {}
+        self.asked: Counter[str] = Counter()
+        self._indexes: dict[int, Index] = {}
+        self._hits: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.sent = 0
+        """Bytes of records."""
+        self.places = {tp: Place(tp, TOPIC_ID, i % count, 0, None) for i, tp in enumerate(self.logs)}
+        self.after: Callable[[str], None] = lambda kind: None
+        """Called once a request of that kind is answered."""
+
+    def cluster(self) -> KafkaCluster:
+        made = KafkaCluster(KafkaAddress(self.bootstrap, {}))
+        made._wire = self  # type: ignore[assignment]
+        return made
+
+    def run(self, doing: str, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        return asyncio.run(function(*args))  # type: ignore[arg-type]
+
+    async def gather(self, coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
+        return [await one for one in coroutines]
+
+    async def layout(self, topics: Iterable[str] | None) -> Layout:
+        return Layout("c", {tp.topic: TOPIC_ID for tp in self.logs}, self.places, {})
+
+    async def send(self, leader: int, request: Any) -> Any:
+        kind = type(request).__name__.removesuffix("Request")
+        self.asked[kind] += 1
+        answer = {"ListOffsets": self._list_offsets, "Fetch": self._fetch}[kind](request)
+        self.after(kind)
+        return answer
+
+    def _list_offsets(self, request: Any) -> Any:
+        topics = [
+            SimpleNamespace(name=t.name, partitions=[self._listed(t.name, p) for p in t.partitions])
+            for t in request.topics
+        ]
+        return SimpleNamespace(topics=topics)
+
+    def _listed(self, topic: str, asked: Any) -> Any:
+        tp = TopicPartition(topic, asked.partition_index)
+        start, records = self.starts.get(tp, 0), self._index(tp).records
+        hit = self._hits.get(key := (id(self.logs[tp]), start, asked.timestamp))
+        if hit is None:
+            found = ((o, s) for o, s in records if o >= start and s >= asked.timestamp)
+            hit = self._hits[key] = next(found, (-1, -1))
+        return SimpleNamespace(partition_index=tp.partition, error_code=0, offset=hit[0], timestamp=hit[1])
+
+    def _index(self, tp: TopicPartition) -> Index:
+        log = self.logs[tp]
+        if id(log) not in self._indexes:
+            self._indexes[id(log)] = Index(log, [b.last for b in log.batches], stamped(log))
+        return self._indexes[id(log)]
+
+    def _fetch(self, request: Any) -> FetchAnswer:
+        answer, left, first = FetchAnswer(0, None), min(request.max_bytes, self.most), True
+        for topic in request.topics:
+            for p in topic.partitions:
+                tp = TopicPartition(topic.topic, p.partition)
+                part = self._part(tp, p.fetch_offset, min(p.partition_max_bytes, left), first)
+                answer.parts[printed_id(topic.topic_id), tp.partition] = part
+                left -= min(len(part.records), left)
+                first = first and not len(part.records)
+                self.sent += len(part.records)
+        return answer
+
+    def _part(self, tp: TopicPartition, position: int, most: int, first: bool) -> FetchPart:
+        index = self._index(tp)
+        end = index.log.end
+        if not self.starts.get(tp, 0) <= position <= end:
+            return FetchPart(OffsetOutOfRangeError, -1, -1, -1, (), memoryview(b""))
+        data, at = b"", bisect_left(index.lasts, position)
+        held = index.log.batches[at : at + 2000]
+        size = len(held[0].data) if held else 0
+        most = max(most, size) if first else most
+        for stored in held if size <= most else ():
+            if len(data) >= most:
+                break
+            data += stored.data
+        return FetchPart(None, end, end, -1, (), memoryview(data[:most]))
+
+
+@dataclass(frozen=True)
+class Index:
+    """A log, for whoever looks into it often."""
+
+    log: Log
+    lasts: list[int]
+    records: list[tuple[int, int]]
+
+
+def stamped(log: Log, *, markers: bool = True) -> list[tuple[int, int]]:
+    """(offset, stamp) of all records, in order."""
+    return [
+        (offset, r.time if b.batch.append_time is None else b.batch.append_time)
+        for b in log.batches
+        if markers or b.batch.marker is None
+        for offset, r in zip(b.offsets, b.batch.records, strict=True)
+    ]
+
+
+def first_records(log: Log, times: Sequence[int]) -> list[tuple[int, int] | None]:
+    """For each time the first record stamped so late, markers aside: (offset, stamp)."""
+    records = stamped(log, markers=False)
+    return [next(((o, s) for o, s in records if s >= time), None) for time in times]
