@@ -236,13 +236,13 @@ class _Show:
         }
 
     def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
-        """In order of time, from `since` (ms) on: most as they come, then ten minutes of transactions, some aborted."""
+        """In order of time, from `since` (ms) on: two thirds as they come, then transactions, some aborted."""
         from sluice.resources import events
 
         self._say(_step(number, title))
         events.create(self.feed.kafka, [FEED], PARTITIONS)
         now = time.time_ns() // 1_000_000
-        begun = max(since, now - 600_000)
+        begun = since + (now - since) * 2 // 3
         mix = events.Mix(SEED + first, first, bad=0.0005, tombstones=0.01, headers=0.1)
         plain = self._send(mix, records * 2 // 3, (since, begun), None)
         rest = replace(mix, seed=mix.seed + 1, first=first + plain.records, aborted=0.15)

@@ -97,7 +97,7 @@ def produce(
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%
-    $ sluice produce orders --transactional --aborted 10% --seed 7
+    $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
     $ sluice produce orders --to test-kafka.example:9092
     """
     from sluice.pipelines.ports import Progress

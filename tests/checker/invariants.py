@@ -18,22 +18,24 @@
 13 stable      no slice reaches beyond the log, or past a transaction that was open when it was planned
 14 healed      with `healed`: the frontier is the stable end, and the committed offset is there, too
 15 teeth       `test_teeth.py`
+16 windows     by each boundary that was looked up: no record that was there, in order, lies on its wrong side; one that
+               was planned before it was pinned is in the window that was open then
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.checker import lake as files
 from tests.checker.facts import TP, Committed, Evidence, EvidenceError, Life, Log, Seen, Sent, who
 from tests.checker.lake import Folder, Rows
-from tests.checker.ledger import Book, Broken, Part, Receipt, _at, fold, receipt_of
+from tests.checker.ledger import Book, Broken, Part, Pin, Receipt, _at, fold, receipt_of
 
 NAMES = {
     1: "no loss",
@@ -50,6 +52,7 @@ NAMES = {
     12: "cluster and topic ids agree",
     13: "nothing beyond the stable end",
     14: "healed: everything that is stable landed",
+    16: "in order, in its window",
 }
 EXAMPLES = 5
 """Counter-examples that are kept of each kind in each place."""
@@ -153,6 +156,7 @@ class _Check:
             self._against_producers,
             self._sums,
             self._windows,
+            self._bounded,
             self._same,
             self._visible,
             self._numbers,
@@ -417,6 +421,25 @@ class _Check:
             for at in manifest["boundaries"]:
                 yield from self._complete(path, manifest, at)
 
+    def _bounded(self) -> Iterator[Broken]:
+        """Boundaries beside the stamps of the log's records (16)."""
+        for life, pins in sorted(self.book.resolved.items()):
+            log = self._log(life)
+            if log and log.seen is not None and log.batches is not None and log.log_start <= self.book.origins[life]:
+                held = _Stamps(log, self._comparable(life, log), self.book.origins[life])
+                self.verdict.counts["boundaries compared with stamps"] += len(pins)
+                for pin in pins.values():
+                    yield from self._on_its_side(life, held, pin)
+
+    def _on_its_side(self, life: Life, held: _Stamps, pin: Pin) -> Iterator[Broken]:
+        skew = self.settings.skew_ms
+        late, early = held.too_late(pin, self.book.resolved[life].values()), held.too_early(pin, skew)
+        for record, side in ((late, "at or above"), (early, "below")):
+            if record and not (record is early and self.book.planned(life, record.offset, pin.number)):
+                said = f"{life}:{record.offset} is stamped {record.stamp}, in order, and stands {side} the boundary"
+                where = _at(life, record.offset, number=pin.number, time=pin.time)
+                yield Broken(16, f"{said} at {pin.time}, which entry {pin.number} pinned to {pin.offset}", where)
+
     def _complete(self, path: str, manifest: dict[str, Any], at: dict[str, Any]) -> Iterator[Broken]:
         lives = [x for x in self.book.lives.get((at["topic"], at["partition"]), []) if x.topic_id == at["topic_id"]]
         spans = sorted(s for life in lives for s in self.book.spans.get(life, ()))
@@ -555,6 +578,7 @@ class _Check:
             self._by(
                 n, e.offsets is not None, "`__consumer_offsets` beside the ledger", "no dump of `__consumer_offsets`"
             )
+        self._by(16, dumped and seen, "stamps in the segments and the scan", "it takes both a scan and a dump")
         self._by(14, self.settings.healed and bool(by_log), by_log, "faults were not said to be over")
         if self.settings.skew_ms is None:
             self.verdict.undecided.setdefault(7, []).append(
@@ -665,6 +689,60 @@ class _Commits:
             if self.highest and (last is None or last.offset != frontier):
                 at = last.offset if last else None
                 yield Broken(14, f"{life} is committed at {at}, and landed up to {frontier}", _at(life, frontier or 0))
+
+
+class _Stamped(NamedTuple):
+    """A record; `before` is the latest stamp of anything in the log before it, aborted or not."""
+
+    offset: int
+    stamp: int
+    before: int
+
+
+class _Stamps:
+    """The records of one log, up to where compaction took something, with what tells which are in order."""
+
+    def __init__(self, log: Log, held: Callable[[int], bool], origin: int) -> None:
+        self.batches = [b for b in log.batches or () if not b.control and held(b.base)]
+        gone = next((o for o in range(origin, log.log_end or 0) if o not in log.classes or not held(o)), None)
+        self.records = [r for r in self._of(log.seen or {}) if origin <= r.offset and (gone is None or r.offset < gone)]
+        self.offsets = [r.offset for r in self.records]
+
+    def _of(self, seen: dict[int, Seen]) -> Iterator[_Stamped]:
+        before = -1
+        for batch in self.batches:
+            for offset in batch.offsets:
+                if (record := seen.get(offset)) is not None and record.timestamp is not None:
+                    yield _Stamped(offset, record.timestamp, before)
+                    before = max(before, record.timestamp)
+            before = max(before, batch.time)
+
+    def too_late(self, pin: Pin, pins: Iterable[Pin]) -> _Stamped | None:
+        """One at or above the boundary, although nothing up to it is stamped so late.
+
+        By the clock the boundary is the end of the log, and what comes later is late. So it is where a boundary of a
+        later time was pinned so before. One below that of an earlier time is another invariant's.
+        """
+        at = bisect_left(self.offsets, pin.offset)
+        found = self.records[at] if at < len(self.records) else None
+        if pin.by_clock or found is None or max(found.stamp, found.before) >= pin.time:
+            return None
+        held = any(
+            (p.by_clock and p.offset <= found.offset) if p.time > pin.time else p.offset > pin.offset for p in pins
+        )
+        return None if held else found
+
+    def too_early(self, pin: Pin, skew: int | None) -> _Stamped | None:
+        """One below the boundary that is stamped so late: by the clock only if that was not ahead of it, by `skew`."""
+        known = -1 if skew is None else pin.at - skew
+        for r in self.records[: bisect_left(self.offsets, pin.offset)]:
+            if r.stamp >= pin.time and r.before <= r.stamp and not (pin.by_clock and r.stamp > known):
+                return None if pin.by_marker and not self._in_order(r, pin) else r
+        return None
+
+    def _in_order(self, first: _Stamped, pin: Pin) -> bool:
+        """Whether everything from there up to the boundary is stamped so late."""
+        return all(b.time >= pin.time for b in self.batches if first.offset < b.base < pin.offset)
 
 
 class _Finder:

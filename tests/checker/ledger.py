@@ -35,6 +35,18 @@ class Broken:
         return f"I{self.invariant}: {self.text}"
 
 
+class Pin(NamedTuple):
+    """A boundary of one partition, put when the clock of its run said `at`. `by_clock`, `by_marker`: as the entry says
+    of itself, no record marked it; or it was searched for behind markers of transactions, and need not be the first."""
+
+    time: int
+    offset: int
+    number: int
+    at: int
+    by_clock: bool
+    by_marker: bool
+
+
 class Span(NamedTuple):
     """Offsets in a class (`landed`, `lost`, `skipped`, `retired`) since entry `number`."""
 
@@ -127,6 +139,8 @@ class Book:
     intents: dict[int, dict[Life, int]] = field(default_factory=dict)
     moved: list[tuple[int, Life, int]] = field(default_factory=list)
     pins: dict[Life, dict[int, int]] = field(default_factory=dict)
+    resolved: dict[Life, dict[int, Pin]] = field(default_factory=dict)
+    """Of the pins those that were looked up: not where the feed opens."""
     frontiers: list[dict[Life, int]] = field(default_factory=list)
     currents: list[dict[tuple[str, int], Life]] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
@@ -143,6 +157,11 @@ class Book:
     def named(self, life: Life, offset: int) -> Span | None:
         """The class in which the offset is."""
         return next((s for s in self.spans.get(life, ()) if s.start <= offset < s.end), None)
+
+    def planned(self, life: Life, offset: int, number: int) -> bool:
+        """Whether a plan before entry `number` was to read it: it lies in the window that was open then."""
+        slices = (s for n, p in self.plans.items() if n < number for s in p.slices)
+        return any(of == life and start <= offset < end for of, start, end in slices)
 
     def mode(self) -> bool:
         """Whether the feed reads committed records only, as its newest plan says."""
@@ -200,8 +219,11 @@ def _boundary(book: Book, number: int, entry: dict[str, Any]) -> None:
     for item in entry["items"]:
         life = Life(*item["key"])
         if book.current.get(life.tp) == life:
+            clock, marker = set(item.get("by_clock", ())), set(item.get("by_marker", ()))
             for time, offset in zip(item["times"], item["offsets"], strict=True):
-                book.pins.setdefault(life, {}).setdefault(time, offset)
+                if time not in book.pins.setdefault(life, {}):
+                    pin = Pin(time, offset, number, entry["at"], time in clock, time in marker)
+                    book.pins[life][time], book.resolved.setdefault(life, {})[time] = offset, pin
 
 
 def _plan(book: Book, number: int, entry: dict[str, Any]) -> None:

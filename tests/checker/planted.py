@@ -26,7 +26,7 @@ from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import Receipt, fold
 from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Record
-from tests.pipelines.test_batch import HOUR, PARTITIONS, START, Topic, World
+from tests.pipelines.test_batch import HOUR, PARTITIONS, Topic, World
 
 FEED = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n"
 CATCH_UP = Request(RequestKind.CATCH_UP)
@@ -50,8 +50,8 @@ class Sound:
 
     # -- what happens
 
-    def produce(self, tp: TopicPartition, count: int, ended: str | None = None) -> None:
-        """Values in one batch; in a transaction that ends so, when it is said."""
+    def produce(self, tp: TopicPartition, count: int, ended: str | None = None, lag: int = 0) -> None:
+        """Values in one batch, stamped `lag` ms ago; in a transaction that ends so now, when it is said."""
         base, name = self.world.topic.log(tp).end, f"{self.names}{tp.partition}"
         first = sum(of == name for of, _ in self.sent)
         transaction = f"t-{tp.partition}-{base}" if ended else None
@@ -59,12 +59,13 @@ class Sound:
             who = (name, first + n)
             self.sent[who] = Sent(who, tp, base + n, "acknowledged", transaction, ended or "committed")
         values = [json.dumps({"producer": name, "sequence": first + n}).encode() for n in range(count)]
-        records = tuple(Record(b"k", v, self.world.now, (("h", b"x"), ("none", None))) for v in values)
+        records = tuple(Record(b"k", v, self.world.now - lag, (("h", b"x"), ("none", None))) for v in values)
         producer = 7 if ended else -1
         self.world.topic.batches[tp].append(Batch(records, producer=producer, transactional=bool(ended)))
         if ended in ("committed", "aborted"):
             marker = COMMIT if ended == "committed" else ABORT
-            self.world.topic.batches[tp].append(Batch(producer=7, marker=marker))
+            ended_at = (Record(time=self.world.now),)
+            self.world.topic.batches[tp].append(Batch(ended_at, producer=7, marker=marker))
 
     def land(self, request: Request = CATCH_UP, **how: Any) -> None:
         self.world.now += HOUR
@@ -185,7 +186,15 @@ def log_of(topic: Topic, tp: TopicPartition) -> Log:
     kinds = {None: "", COMMIT: "COMMIT", ABORT: "ABORT"}
     batches = tuple(
         facts.Batch(
-            *(b.base, b.last, b.batch.producer, 0, 0, START, b.batch.transactional or b.batch.marker is not None),
+            *(
+                b.base,
+                b.last,
+                b.batch.producer,
+                0,
+                0,
+                max(r.time for r in b.batch.records),
+                b.batch.transactional or b.batch.marker is not None,
+            ),
             *(kinds[b.batch.marker], b.offsets),
         )
         for b in held.batches

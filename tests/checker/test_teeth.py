@@ -303,6 +303,36 @@ def not_committed(s: Sound) -> None:
     s.offsets.pop(4)
 
 
+def pinned_again(s: Sound, offset: int, *by: str) -> None:
+    """The newest boundary of partition 0 at another offset than 15, marked so."""
+    (number,) = s.numbers("boundary")[-1:]
+    s.rewrite(number, lambda e: e["items"][0].update(offsets=[offset], **dict.fromkeys(by, e["items"][0]["times"])))
+
+
+def boundary_too_low(s: Sound) -> None:
+    pinned_again(s, 13)
+
+
+def boundary_too_high(s: Sound) -> None:
+    pinned_again(s, 17)
+
+
+def boundary_too_high_by_the_clock(s: Sound) -> None:
+    pinned_again(s, 17, "by_clock")
+
+
+def boundary_searched_for_in_vain(s: Sound) -> None:
+    pinned_again(s, 17, "by_marker")
+
+
+def markers_taken_for_records(s: Sound) -> None:
+    """A transactional producer lags, and whoever looks up times takes Kafka's answer as it is."""
+    s.world.topic.takes_markers = True
+    for minutes in (30, 20):
+        s.produce(ZERO, 2, "committed", lag=minutes * 60_000)
+    s.land()
+
+
 BROKEN: list[tuple[int, Plant, Where]] = [
     (1, loss, {"offset": 10, "number": 3}),
     (1, loss_below_the_log, {"offset": 10, "producer": "p0", "sequence": 8}),
@@ -344,6 +374,11 @@ BROKEN: list[tuple[int, Plant, Where]] = [
     (12, another_cluster, {"number": 13}),
     (13, beyond_the_log, {"offset": 20}),
     (13, open_when_planned, {"offset": 20}),
+    (16, boundary_too_low, {"offset": 13, "number": 11}),
+    (16, boundary_too_high, {"offset": 15, "number": 11}),
+    (16, boundary_too_high_by_the_clock, {"offset": 15, "number": 11}),
+    (16, boundary_searched_for_in_vain, {"offset": 15, "number": 11}),
+    (16, markers_taken_for_records, {"offset": 21}),
 ]
 
 
@@ -384,7 +419,7 @@ def test_what_must_be_so_once_faults_are_over(sound: Sound, invariant: int, plan
 def test_a_sound_feed_passes_and_everything_is_decided(sound: Sound) -> None:
     found = sound.check()
     assert found.holds, str(found)
-    assert set(found.decided) == set(range(1, 15))
+    assert set(found.decided) == {*range(1, 15), 16}
     assert found.undecided == {}
     assert found.counts["records compared with the log"] == 19
 
@@ -442,6 +477,28 @@ def test_offsets_moved_by_hand_are_somebodys_business(sound: Sound) -> None:
     sound.hands.append((tuple(ZERO), 3))  # type: ignore[arg-type]
     sound.committed(ZERO, 18, sound.offsets[4].metadata)
     assert sound.check().holds, str(sound.check())
+
+
+def test_a_lagging_transactional_producer(sound: Sound) -> None:
+    for minutes in (30, 20):
+        sound.produce(ZERO, 2, "committed", lag=minutes * 60_000)
+    sound.land()
+    sound.commit()
+    found = sound.check()
+    assert found.holds, str(found)
+
+
+def test_out_of_order_records_may_lie_beside_a_boundary_that_was_searched_for(sound: Sound) -> None:
+    sound.produce(ZERO, 1)
+    sound.produce(ZERO, 2, lag=3_600_000)
+    sound.produce(ZERO, 1)
+    sound.land()
+    sound.commit()
+    (number,) = sound.numbers("boundary")[-1:]
+    sound.rewrite(number, lambda e: e["items"][0].update(offsets=[21], by_marker=e["items"][0]["times"]))
+    assert 16 not in sound.check().first
+    sound.rewrite(number, lambda e: e["items"][0].update(by_marker=[]))
+    assert 16 in sound.check().first
 
 
 def test_sources_that_do_not_agree_decide_nothing(sound: Sound) -> None:

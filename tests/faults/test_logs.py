@@ -249,6 +249,21 @@ def test_a_transaction_that_nobody_knows_of(field: Field) -> None:
         _stuck(field, unknown=True)
 
 
+def test_a_transactional_producer_that_lags(field: Field) -> None:
+    """Markers carry the brokers' clock, and Kafka's look-up by time takes them for records: here of every minute."""
+    field.settings["window"] = "{length: 1m, settle: 1s}"
+    draw = drawn(field)
+    for seconds in range(900, 0, -100):
+        logs.lagging(field, seconds, draw)
+    field.normal(1)
+    for seconds in (240, 180, 120, 60):
+        logs.lagging(field, seconds, draw)
+        assert field.run().clean
+    verdict = field.proven()
+    assert verdict.counts["boundaries compared with stamps"] >= 3 * 12
+    assert verdict.decided[16]
+
+
 def _stuck(field: Field, *, unknown: bool) -> None:
     now = time.time_ns() // 1_000_000
     hour = now - now % HOUR - 3 * HOUR

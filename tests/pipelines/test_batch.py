@@ -60,6 +60,8 @@ class Topic(FakeCluster):
     topic_id: str = "id-1"
     broken: set[tuple[TopicPartition, int]] = field(default_factory=set)
     """Batches, by their base offset, that do not match their CRC."""
+    takes_markers: bool = False
+    """Look-ups by time take markers for records, as Kafka's own does: no cluster of ours may."""
 
     def log(self, tp: TopicPartition) -> Log:
         return log(*self.batches[tp])
@@ -107,7 +109,8 @@ class Topic(FakeCluster):
         return {tp: self._first(tp, time) for tp, time in times.items()}
 
     def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        stamped = ((o, r.time) for b in self.log(tp).batches for o, r in zip(b.offsets, b.batch.records, strict=True))
+        data = [b for b in self.log(tp).batches if self.takes_markers or b.batch.marker is None]
+        stamped = ((o, r.time) for b in data for o, r in zip(b.offsets, b.batch.records, strict=True))
         return next((OffsetAtTime(o, t) for o, t in stamped if t >= time), None)
 
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any
 
 from kafka import KafkaProducer
@@ -58,6 +59,18 @@ def configured(field: Field, **config: str) -> None:
     resource = ConfigResource("TOPIC", field.topic, {k.replace("_", "."): v for k, v in config.items()})
     with field.arena.admin() as admin:
         admin.alter_configs([resource], incremental=True)
+
+
+def lagging(field: Field, seconds: int, draw: Random) -> None:
+    """Two transactions, one of three aborted, of a producer whose records are stamped so long ago."""
+    name = f"lags{next(_numbers)}"
+    producer = Noting(field.noted(name), name, field.arena.kafka.bootstrap, f"{name}-{field.topic}", -1000 * seconds)
+    for _ in range(2):
+        with producer.transaction(commits=draw.random() > 1 / 3):
+            for partition in range(field.partitions):
+                producer.send(field.topic, partition, draw.randint(1, 8))
+    producer.close()
+    field.account.did(f"transactions lag by {seconds} s")
 
 
 @contextmanager
