@@ -43,7 +43,10 @@ class Cluster(Protocol):
         ...
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such."""
+        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
+
+        Never a transaction's marker, which has the broker's clock: where one hides the record, `by_marker` may say so.
+        """
         ...
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:

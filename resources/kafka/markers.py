@@ -106,7 +106,8 @@ class _Open:
 
     @property
     def size(self) -> int:
-        return min(self.want.size * _GROWTH ** min(self.tries, 8), max(_LARGEST, self.want.size))
+        grown: int = self.want.size * _GROWTH ** min(self.tries, 8)
+        return min(grown, max(_LARGEST, self.want.size))
 
 
 class _Round:

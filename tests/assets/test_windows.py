@@ -9,7 +9,7 @@ import pytest
 
 from sluice.assets import evidence
 from sluice.assets.definitions import build
-from sluice.assets.evidence import committed_key, landed_key, quarantined_key
+from sluice.assets.evidence import BOUNDARY, committed_key, landed_key, quarantined_key
 from sluice.assets.instance import open_instance
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
@@ -55,6 +55,21 @@ def test_a_window_is_a_run_of_its_partition(world: World, instance: dg.DagsterIn
     assert {tp: o.offset for tp, o in world.group.offsets.items()} == {P0: 25, P1: 25}
     assert checks(instance, outcome.run_id, FRONTIER)[f"{DAY}00:00"].passed
     evidence.demand(instance, world.books())
+
+
+def test_a_boundary_that_was_searched_for_warns_in_the_windows_around_it(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    world.cluster.hidden[P1] = 25
+    outcome = world.run(CATCH_UP)
+    said = checks(instance, outcome.run_id, BOUNDARY)
+    warned = [w for w, e in said.items() if not e.passed]
+    assert warned == [f"{DAY}00:00", f"{DAY}01:00"]
+    assert said[warned[0]].severity is dg.AssetCheckSeverity.WARN
+    assert "in 1 partition markers of transactions" in (said[warned[0]].description or "")
+    assert all(e.passed for e in checks(instance, outcome.run_id, COMPLETE).values())
+    outcome = world.run(in_hour(1))
+    assert not checks(instance, outcome.run_id, BOUNDARY)[f"{DAY}01:00"].passed, "what is pinned stays"
 
 
 def test_windows_in_any_order_are_committed_when_the_gap_closes(world: World, instance: dg.DagsterInstance) -> None:

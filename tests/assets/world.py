@@ -73,12 +73,15 @@ class StampedCluster(FakeCluster):
     """Look-ups by time come from the records' stamps."""
 
     stamps: dict[TopicPartition, list[int]] = field(default_factory=dict)
+    hidden: dict[TopicPartition, int] = field(default_factory=dict)
+    """Offsets of records that markers hide: they are searched for."""
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         return {tp: self._first(tp, t) for tp, t in times.items()}
 
     def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        return next((OffsetAtTime(o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time), None)
+        found = ((o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time)
+        return next((OffsetAtTime(o, s, by_marker=o == self.hidden.get(tp)) for o, s in found), None)
 
     def write(self, tp: TopicPartition, stamps: Iterable[int]) -> None:
         """Append records; all of them are stable at once."""
