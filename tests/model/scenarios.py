@@ -46,6 +46,7 @@ SCENARIOS = (
     _s("a window and a catch-up", (("win", 0), ("catch",)), {"append": 1, "tick": 1}, hours=2, by_windows=True),
     _s("the future", (("win", 0), ("win", 1)), {"future": 1, "crash": 1}, hours=3, by_windows=True),
     _s("late records", (("win", 1), ("catch",)), {"late": 1}, stamps=((0, 1),), hours=3, by_windows=True),
+    _s("lagging transactions", (("win", 1), ("catch",)), logs=("ttt",), stamps=((0, 1, 2),), hours=4, by_windows=True),
     _s("open transactions", (("win", 0), ("catch",)), {"open": 1, "end": 1}, hours=2, by_windows=True),
     _s("the open window", (("catch",), ("win", 0)), {"append": 1, "tick": 2}, by_windows=True),
     _s("a partition later", (("win", 1),), {"addpart": 1, "tick": 1}, hours=2, prelude=(("win", 0),), by_windows=True),

@@ -17,6 +17,7 @@
 | fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
 | latepart | a partition that comes later opens no window | windows that are never complete |
 | – | a plan that nobody can carry out stays live | no clean run reaches the stable end |
+| – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |
 
 The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
 be taken out in a line (`batchid`, `names`, `atomic`, `onlydead`, `pick`, `perpart`, `incarn`, `ackabandons`,
@@ -35,9 +36,10 @@ import pytest
 from sluice.pipelines import accept, batch, commit, letters, plan, windows
 from sluice.pipelines.ledger import Appended, Ledger, State
 from sluice.pipelines.ranges import contiguous_end
-from sluice.pipelines.values import Key
+from sluice.pipelines.values import Key, OffsetAtTime
 from tests.model.explore import Violation, explored
 from tests.model.scenarios import BY_NAME
+from tests.model.world import Kafka
 
 Patch = pytest.MonkeyPatch
 
@@ -184,6 +186,14 @@ def held_for_ever(patch: Patch) -> None:
     patch.setattr(batch, "_never", lambda *_: "")
 
 
+def markers(patch: Patch) -> None:
+    def first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
+        records = p.records if (p := self._world.now_of(tp)) else ()
+        return next((OffsetAtTime(o, r.stamp) for o, r in enumerate(records) if r.stamp >= time), None)
+
+    patch.setattr(Kafka, "_first", first)
+
+
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (recheck, "two runs", "I2|I4|I12"),
     (floor, "anew while retention takes", "I2"),
@@ -200,6 +210,7 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (fromorigin, "far below the origin", "A|I8"),
     (latepart, "a partition later", "I14"),
     (held_for_ever, "retention", "I14"),
+    (markers, "lagging transactions", "I16"),
 )
 
 

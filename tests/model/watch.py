@@ -80,6 +80,8 @@ class Watch:
             return bad
         if entry["kind"] == "plan" and entry["plan"]["request"]["kind"] not in ("compact", "replay"):
             return self._stable(book.plans[number].slices)
+        if entry["kind"] == "boundary" and (bad := self._sides(book, number)):
+            return bad
         return self._pins(book) if entry["kind"] in ("boundary", "origin", "accept", "publish") else ""
 
     def _landed(self, r: Receipt) -> str:
@@ -139,6 +141,21 @@ class Watch:
             if any(a > b for a, b in pairwise(offsets)):
                 said = {(t - START) // HOUR: o for t, o in sorted(pins.items())}
                 return f"I4: boundaries of {life} decrease: {said}"
+        return ""
+
+    def _sides(self, book: Book, number: int) -> str:
+        """16: nothing that is in order stands above a boundary that it belongs below, in a log that nobody cut."""
+        for life, pins in book.resolved.items():
+            logs = self.world.logs(_key(life)) if book.current.get(life.tp) == life else []
+            for pin in pins.values() if len(logs) == 1 and not logs[0].start else ():
+                data = [(o, r.stamp) for o, r in enumerate(logs[0].records) if r.marker is None]
+                late = next((o for o, _ in data if o >= pin.offset), None)
+                apart = any(p.offset > pin.offset if p.time < pin.time else p.by_clock for p in pins.values())
+                if pin.number != number or pin.by_clock or late is None or apart:
+                    continue
+                if max(stamp for o, stamp in data if o <= late) < pin.time:
+                    said = f"{(pin.time - START) // HOUR} h is pinned to {pin.offset}"
+                    return f"I16: {life}:{late} is stamped before {said}, and so is all before it"
         return ""
 
     def _seen(self, path: str) -> str:

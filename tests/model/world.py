@@ -57,6 +57,8 @@ from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
 
 HOUR = 3_600_000
 START = 16 * HOUR
+LAG = 3 * HOUR
+"""By so much the records of transactions that stand there when a world begins lie behind the broker's clock."""
 TOPIC, FEED, CLUSTER = "orders", "orders", "cluster-1"
 DLQ = "orders.dlq"
 FAR = START + 10 * 365 * 24 * HOUR
@@ -199,9 +201,9 @@ class World:
         for at, kind in enumerate(kinds):
             stamp = START + (stamps[at] if stamps else 0) * HOUR
             if kind == "t":
-                p = p.written(stamp, "o").ended(stamp, 100 + p.end, COMMIT)
+                p = p.written(stamp, "o").ended(stamp + LAG, 100 + p.end, COMMIT)
             elif kind == "a":
-                p = p.written(stamp, "o").ended(stamp, 100 + p.end, ABORT)
+                p = p.written(stamp, "o").ended(stamp + LAG, 100 + p.end, ABORT)
             else:
                 p = p.written(stamp, kind)
         return p
