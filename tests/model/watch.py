@@ -144,9 +144,10 @@ class Watch:
         return ""
 
     def _sides(self, book: Book, number: int) -> str:
-        """16: nothing that is in order stands above a boundary that it belongs below, in a log that nobody cut."""
+        """16: nothing that is in order stands above a boundary that it belongs below; in a log that is there, uncut."""
         for life, pins in book.resolved.items():
-            logs = self.world.logs(_key(life)) if book.current.get(life.tp) == life else []
+            now, current = self.world.now_of(_key(life).tp), book.current.get(life.tp) == life
+            logs = self.world.logs(_key(life)) if current and now and now.topic_id == life.topic_id else []
             for pin in pins.values() if len(logs) == 1 and not logs[0].start else ():
                 data = [(o, r.stamp) for o, r in enumerate(logs[0].records) if r.marker is None]
                 late = next((o for o, _ in data if o >= pin.offset), None)
