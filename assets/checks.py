@@ -20,8 +20,8 @@ from sluice.pipelines.watch import LAG, Watched
 from sluice.pipelines.windows import searched
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
-"""Of a window's rows: are they all there, and is it known that it begins and ends at first records? Of the whole feed's account; of whether the committed offsets have passed a
-window; and what the sensor sees."""
+"""Of a window's rows: are they all there? Of its boundaries: are they known to be first records? Of the whole feed's
+account; of whether the committed offsets have passed a window; and what the sensor sees."""
 
 WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
 

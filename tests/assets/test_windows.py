@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 
 from sluice.assets import evidence
+from sluice.assets.checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER
 from sluice.assets.definitions import build
-from sluice.assets.evidence import BOUNDARY, committed_key, landed_key, quarantined_key
+from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.instance import open_instance
 from sluice.assets.session import AGAIN_TAG
-from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.values import Request, RequestKind
 from sluice.pipelines.windows import LISTED
