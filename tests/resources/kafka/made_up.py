@@ -89,10 +89,11 @@ class Brokers:
     def _fetch(self, request: Any) -> FetchAnswer:
         answer, left, first = FetchAnswer(0, None), min(request.max_bytes, self.most), True
         for topic in request.topics:
+            topic_id = printed_id(topic.topic_id)
             for p in topic.partitions:
                 tp = TopicPartition(topic.topic, p.partition)
                 part = self._part(tp, p.fetch_offset, min(p.partition_max_bytes, left), first)
-                answer.parts[printed_id(topic.topic_id), tp.partition] = part
+                answer.parts[topic_id, tp.partition] = part
                 left -= min(len(part.records), left)
                 first = first and not len(part.records)
                 self.sent += len(part.records)
@@ -104,13 +105,10 @@ class Brokers:
         if not self.starts.get(tp, 0) <= position <= end:
             return FetchPart(OffsetOutOfRangeError, -1, -1, -1, (), memoryview(b""))
         data, at = b"", bisect_left(index.lasts, position)
-        held = index.log.batches[at : at + 2000]
-        size = len(held[0].data) if held else 0
+        size = len(index.log.batches[at].data) if at < len(index.lasts) else 0
         most = max(most, size) if first else most
-        for stored in held if size <= most else ():
-            if len(data) >= most:
-                break
-            data += stored.data
+        while size <= most and len(data) < most and at < len(index.lasts):
+            data, at = data + index.log.batches[at].data, at + 1
         return FetchPart(None, end, end, -1, (), memoryview(data[:most]))
 
 

@@ -283,8 +283,8 @@ def test_behind_a_marker_that_lies_just_before_the_record(partitions: int, broke
 @pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), (10_000, 3)])
 @pytest.mark.usefixtures("short")
 def test_beyond_what_is_read_rounds_are_shared(partitions: int, brokers: int) -> None:
-    there = many(transactions(60), partitions, brokers)
-    assert cost(there, 1_205) == {"ListOffsets": brokers, "Fetch": 12 * brokers}
+    there = many(transactions(12), partitions, brokers)
+    assert cost(there, 245) == {"ListOffsets": brokers, "Fetch": 7 * brokers}
 
 
 @pytest.mark.usefixtures("short")
