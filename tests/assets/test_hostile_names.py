@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from sluice.assets import contracts, reports, sensors
+from sluice.assets import checks, contracts, reports
 from sluice.assets.markdown import plain
 from sluice.pipelines.errors import Breach, SchemaDrifted
 from sluice.pipelines.values import Drift, DriftKind, OpenTransaction
@@ -95,4 +95,4 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
-    assert kinds(sensors.verdict(Watched((finding, replace(finding, about="x"))))["description"]) == set()
+    assert kinds(checks.seen(Watched((finding, replace(finding, about="x"))))["description"]) == set()
