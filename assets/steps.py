@@ -102,7 +102,8 @@ def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, 
 def _told_again(context: Context, feed: Feed, edges: Edges, window: int, again: settling.Again) -> Events:
     """What stays true of the run's window whatever failed. Without its lake, the next run tells it."""
     try:
-        yield from again(context.instance, Books.open(feed, open_ledger(feed, edges), edges), window)
+        ledger = Ledger(edges.lake, feed.name, edges.clock)  # of the lake alone: it may be Kafka that is away
+        yield from again(context.instance, Books.open(feed, ledger, edges), window)
     except SluiceError as error:
         context.log.warning("the window's checks could not be told again: %s", error.message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -80,12 +81,18 @@ def test_a_failed_run_is_executed_again_from_where_it_failed(
 # -- green is green
 
 
-def kafka_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(*_: object) -> None:
-        raise KafkaUnavailable("no broker answers")
+class Gone:
+    """Kafka, when no broker answers anything."""
 
-    monkeypatch.setattr(world.cluster, "topics", gone)
-    monkeypatch.setattr(world.cluster, "partitions", gone)
+    def __getattr__(self, name: str) -> Any:
+        def asked(*_: object) -> None:
+            raise KafkaUnavailable("no broker answers")
+
+        return asked
+
+
+def kafka_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "cluster", Gone())
 
 
 def killed(world: World, instance: dg.DagsterInstance, window: str) -> None:
