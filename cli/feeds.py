@@ -34,7 +34,9 @@ def list_(session: Session) -> int:
         for f in files.feeds.values()
     ]
     names = ("feed", "topics", "group", "start", "isolation", "commit", "contract", "lake")
-    session.terminal.show(table(names, rows) if rows else f"no feed in {session.project.feeds_folder}")
+    session.terminal.show(
+        table(names, rows, least="contract isolation commit") if rows else f"no feed in {session.project.feeds_folder}"
+    )
     session.terminal.show(*(bad(e.message) for e in files.broken.values()))
     session.terminal.document(
         {

@@ -116,7 +116,7 @@ def _list_view(
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {feed.kafka.bootstrap}")]
-    out += [table(names, [*rows, *missing])] if rows or missing else [Text("  none")]
+    out += [table(names, [*rows, *missing], least="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((spelled(kind), KINDS[kind]) for kind in newer))] if newer else []
     held = [g.name for g in listed if g.name in owners and g.state not in _FREE]

@@ -184,7 +184,7 @@ def _partitions(seen: Preview) -> RenderableType:
         for key, p in sorted(seen.survey.partitions.items())
     ]
     names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
-    return table(names, shortened(rows, len(names)), right="leader log position stable owed")
+    return table(names, shortened(rows, len(names)), right="leader log position stable owed", least="leader log")
 
 
 def lives(keys: Iterable[Key]) -> dict[Key, str]:

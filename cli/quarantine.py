@@ -82,35 +82,53 @@ def _asked(
 def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
     """Count what is in quarantine now, by reason and by window.
 
-    From the ledger and the files; Kafka is not asked. What was re-landed by a replay is told beside it.
+    From the ledger and the files; Kafka is not asked. What was re-landed by a replay is told beside it. What a batch
+    has staged and not published, one that was refused for instance, is listed by itself.
 
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
     """
-    from sluice.pipelines.held import listing
+    from sluice.pipelines.held import listing, listings_staged
     from sluice.pipelines.ledger import Ledger
 
     found = session.feed(feed)
     asked = _asked(session, found, (window, start, end), None, None, None, None)
     with session.open_edges(found) as edges, session.terminal.working("counting"):
-        listed = listing(Ledger(edges.lake, feed, edges.clock), edges.lake, asked, found.window)
-    session.terminal.show(*list_view(feed, listed))
-    session.terminal.document(list_document(feed, listed))
+        ledger = Ledger(edges.lake, feed, edges.clock)
+        listed = listing(ledger, edges.lake, asked, found.window)
+        waiting = listings_staged(found, ledger, edges.lake, asked)
+    views = [*list_view(feed, listed), *(line for each in waiting for line in list_view(feed, each))]
+    session.terminal.show(*views)
+    staged = [list_document(feed, each) | {"batch": each.batch} for each in waiting]
+    session.terminal.document(list_document(feed, listed) | {"staged": staged})
 
 
 def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     """For people: the reasons of all windows together, then the windows."""
     held = sum(w.quarantined for w in listed.windows)
-    yield heading(f"Quarantine of {feed}", many(held, "record"))
+    if listed.batch is None:
+        yield heading(f"Quarantine of {feed}", many(held, "record"))
+    else:
+        yield heading(f"Staged by batch {listed.batch}, not published", many(held, "record"))
     if not listed.windows:
         yield good("nothing is in quarantine, nothing was re-landed")
         return
     if listed.held:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
-        yield table(names, shortened(list(_reasons(listed)), len(names)), right="records share windows")
+        yield table(
+            names,
+            shortened(list(_reasons(listed)), len(names)),
+            right="records share windows",
+            least="windows share stage",
+        )
     yield heading("By window")
     names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
-    yield table(names, shortened(_windows(listed), len(names)), right="landed quarantined share re-landed mended")
+    yield table(
+        names,
+        shortened(_windows(listed), len(names)),
+        right="landed quarantined share re-landed mended",
+        least="mended re-landed share",
+    )
 
 
 def _reasons(listed: Listing) -> Iterator[list[str]]:

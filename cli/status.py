@@ -14,13 +14,13 @@ from sluice.cli import met, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.plan import lives, ranges, shortened
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, table, warn
+from sluice.cli.terminal import bad, count, facts, good, heading, safe, table, warn
 from sluice.pipelines.configs import BrokerConfig
-from sluice.pipelines.errors import SluiceError
+from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
 from sluice.pipelines.side_by_side import each
 from sluice.pipelines.standing import Standing
-from sluice.pipelines.units import many, show_about, show_duration, show_instant
-from sluice.pipelines.values import Key, Life, Met, OpenTransaction, PartitionState, TopicPartition, Verdict
+from sluice.pipelines.units import many, show_about, show_duration, show_instant, show_window
+from sluice.pipelines.values import Key, Life, Met, OpenTransaction, PartitionState, TopicPartition
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
@@ -61,7 +61,7 @@ class FeedStatus:
 
     Its newest windows last `length` ms each. `losses`: what is owed and gone from Kafka, by partition; `held`: what
     open transactions hold back; `met`: how the runs of the live batches stand; `beats`: by live batch, how long ago
-    (ms) its owner was heard of.
+    (ms) its owner was heard of; `refused`: by live batch whose run is dead, why it was not published.
     """
 
     feed: str
@@ -76,6 +76,7 @@ class FeedStatus:
     held: tuple[HeldBack, ...] = ()
     beats: Mapping[int, int] = field(default_factory=dict)
     met: Mapping[int, Met] = field(default_factory=dict)
+    refused: Mapping[int, BatchRefused] = field(default_factory=dict)
 
     @property
     def lag(self) -> int | None:
@@ -165,6 +166,8 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
     batches = sorted((b for b in state.batches.values() if not b.merges), key=lambda b: b.id)
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
     verdicts = owners.judged(edges.liveness, state.live(), watch=False)
+    gone = [b for b in state.live() if verdicts[b.id].dead]
+    refused = _refused(feed, edges, ledger, found, gone)
     return FeedStatus(
         feed=feed.name,
         partitions=tuple(_partition(found, k) for k in keys),
@@ -172,22 +175,35 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         last=batches[-1] if batches else None,
         error=found.error,
         length=feed.window.length,
-        windows=_windows(feed, edges, ledger, found, last, verdicts),
+        windows=_windows(feed, edges, ledger, found, last, gone),
         outlook=found.outlook,
         losses=_losses(feed, found.outlook),
         held=_held(feed, found, edges.clock()),
         beats=beats,
         met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
+        refused=refused,
     )
 
 
+def _refused(
+    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, gone: Sequence[Batch]
+) -> Mapping[int, BatchRefused]:
+    """What was refused, as the next run would refuse it. What the lake does not tell now is kept as the error."""
+    from sluice.pipelines.staged import refused
+
+    try:
+        return refused(feed, ledger, found.state, edges.lake, {b.id for b in gone})
+    except SluiceError as stopped:
+        found.error = found.error or stopped
+        return {}
+
+
 def _windows(
-    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int, verdicts: Mapping[int, Verdict]
+    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int, gone: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines import strip
 
     state, now = found.state, edges.clock()
-    gone = [b for b in state.live() if verdicts[b.id].dead]
     asked = strip.last_windows(state, feed.window, now, last)
     ends = {k: p.stable_end for k, p in found.partitions.items()}
     return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, found.holders, gone))
@@ -233,7 +249,7 @@ def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableTyp
     columns = [n for n, keep in zip(names, shown, strict=True) if keep]
     every = [w for f in found for w in f.windows[-_STRIP:]]
     legend = [Text(), windows.legend(every, fancy=terminal.fancy)] if every else []
-    return [*_alarms(found), table(columns, rows, right="lag behind uncommitted"), *legend]
+    return [*_alarms(found), table(columns, rows, right="lag behind uncommitted", least="uncommitted last"), *legend]
 
 
 _STRIP = 24
@@ -274,6 +290,8 @@ def _state(status: FeedStatus) -> Text:
         return warn(status.error.message.splitlines()[0])
     if outlook and (status.losses or outlook.at_risk):
         return bad("lost records") if status.losses else warn("at risk")
+    if status.refused:
+        return bad(f"refused: {_BY[type(next(iter(status.refused.values())))]}")
     if any(h.overdue for h in status.held):
         return warn("held back")
     if status.live:
@@ -294,6 +312,9 @@ def _living(status: FeedStatus) -> Text:
     if alive := lives.count(Life.ALIVE):
         return Text(f"{many(alive, 'batch', 'batches')} at work", style="cyan")
     return warn("left by a dead run" if Life.DEAD in lives else "by a run that may be dead")
+
+
+_BY = {QuarantineExceeded: "quarantine limit", ContractBroken: "contract", SchemaDrifted: "drift"}
 
 
 def _batch(batch: Batch | None, *, brief: bool = False) -> str:
@@ -322,21 +343,34 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     if alarms := _worst_first(status, status.held):
         out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
     out += [*outlooks.unwarned(outlook)] if outlook else []
+    for batch, why in status.refused.items():
+        out += [*_refusal(status.feed, batch, why), Text()]
     out += [
-        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind"),
+        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind", least="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),
-            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live),
+            *(("live batch", _at_work(b, status.met[b.id])) for b in status.live if b.id not in status.refused),
             *(outlooks.forgotten(outlook) if outlook else ()),
         ),
-        *met.view(m for m in status.met.values() if m.verdict.life is not Life.ALIVE),
+        *met.view(m for b, m in status.met.items() if m.verdict.life is not Life.ALIVE and b not in status.refused),
     ]
     if status.windows:
         out += _windows_view(status, terminal)
     if status.error:
         out.append(warn(f"{status.error.message}\n  → {status.error.remedy}"))
     return out
+
+
+def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
+    """What was refused, by what, and what to do."""
+    yield bad(f"batch {batch} was refused and stays staged: {why.message}")
+    if isinstance(why, QuarantineExceeded):
+        yield Text.assemble(("  → ", "bold"), f"see them by reason: sluice quarantine list {feed}")
+    yield Text.assemble(("  → ", "bold"), safe(why.remedy))
+    yield Text.assemble(
+        ("  → ", "bold"), f"then: sluice run {feed}; or give it up: sluice repair {feed} --abandon {batch}"
+    )
 
 
 def _at_work(b: Batch, standing: Met) -> str:
@@ -357,13 +391,21 @@ def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType
     waiting = [w for w in status.windows if w.standing not in _NO_WORD]
     return [
         heading("Windows", windows.title(status.length, status.windows)),
-        *windows.calendar(status.windows, status.length, fancy=terminal.fancy),
-        *(Text("  ") + windows.verdict(w) for w in waiting[-_TOLD:]),
+        *windows.calendar(status.windows, status.length, fancy=terminal.fancy, width=terminal.width),
+        *(Text("  ") + _stands(status, w) for w in waiting[-_TOLD:]),
     ]
 
 
 _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.OWED)
 """What a sign in the strip says all of."""
+
+
+def _stands(status: FeedStatus, w: WindowStanding) -> Text:
+    if w.standing is Standing.FAILED and w.batch in status.refused:
+        return bad(f"window {show_window(w.window)}: batch {w.batch}, which was refused; {windows.owing(w.owes)}")
+    return windows.verdict(w)
+
+
 _TOLD = 5
 """Windows that a line is spent on."""
 
@@ -406,16 +448,19 @@ def _age(p: PartitionStatus) -> float | None:
     return 0.0 if p.lag == 0 else None if p.age is None else p.age / 1000
 
 
-def _beat(status: FeedStatus, b: Batch) -> float | None:
-    """How long ago the owner was heard of, in seconds."""
-    return status.beats[b.id] / 1000 if b.id in status.beats else None
+def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
+    """How long ago the owner was heard of, in seconds, and why the batch was refused."""
+    return {
+        "beat_seconds": status.beats[b.id] / 1000 if b.id in status.beats else None,
+        "refused": status.refused[b.id].fields() if b.id in status.refused else None,
+    }
 
 
 def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
     """The batch, how its run stands, and the commands that go on when it is dead."""
     (standing,) = met.document([status.met[b.id]])
     said = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
-    return _batch_document(b) | {"beat_seconds": _beat(status, b)} | said
+    return _batch_document(b) | _how_live(status, b) | said
 
 
 def _batch_document(b: Batch) -> dict[str, Any]:

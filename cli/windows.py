@@ -175,9 +175,9 @@ def _sign(standing: Standing, fancy: bool) -> Text:
     return Text(sign if fancy else plain, style=style if fancy else "")
 
 
-def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool) -> Iterator[Text]:
-    """The windows (`length` ms each) in rows of a day, or of what suits their length, and the legend."""
-    span = next(s for s in _SPANS if s // length <= _COLUMNS)
+def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
+    """The windows (`length` ms each) in rows of a day, or of what suits their length and the screen, and the legend."""
+    span = next((s for s in _SPANS if s // length <= _room(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in found:
         rows.setdefault(s.window - s.window % span, {})[s.window % span // length] = s
@@ -191,9 +191,15 @@ def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool) -> It
     yield legend(found, fancy=fancy)
 
 
-_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * HOUR for h in (12, 8, 6, 4, 3, 2, 1)), HOUR // 2)
+_SPANS = (*(d * DAY for d in (28, 14, 7, 1)), *(h * HOUR for h in (12, 8, 6, 4, 3, 2, 1)), HOUR // 2, HOUR // 4)
 _COLUMNS = 30
 """Windows in a row at most: `_SPANS` are the rows that there are, the longest that fits is taken."""
+
+
+def _room(span: int, width: int) -> int:
+    """How many windows a row of that span has room for, beside its label."""
+    label = len("  2026-11-20  ") if span >= DAY else len("  2026-11-20 12:00  ")
+    return min(_COLUMNS, (width - label + 1) // 2)
 
 
 def _hour(at: int) -> str:

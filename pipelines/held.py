@@ -6,8 +6,8 @@ Promise: counting reads columns of coordinates and reasons only; nothing is held
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines import manifest, parquet
-from sluice.pipelines.feed import WindowSettings
+from sluice.pipelines.feed import Feed, WindowSettings
 from sluice.pipelines.formats import fixed, int64s, text_array
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.merging import rows_of
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.quarantine import ROWS_AT_ONCE, Kind, kinds_of
+from sluice.pipelines.staged import staged
 from sluice.pipelines.values import Part, PartKind, Receipt, TopicPartition
 
 
@@ -37,11 +38,15 @@ class Filter:
     def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
         """The receipts that count and may hold such records, by window and in log order."""
 
-        def wanted(lies_in: int | None) -> bool:
-            return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
+        return self.among(manifest.receipts_lying(ledger, state, partial(self._wanted, settings)), settings)
 
-        found = [r for r in manifest.receipts_lying(ledger, state, wanted) if self._meets(r)]
+    def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
+        """Those of the receipts that may hold such records, by window and in log order."""
+        found = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
         return sorted(found, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
+
+    def _wanted(self, settings: WindowSettings, lies_in: int | None) -> bool:
+        return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
 
     def _meets(self, r: Receipt) -> bool:
         s = r.slice
@@ -107,17 +112,35 @@ class WindowHeld:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All that is in quarantine, the most frequent first, and the windows where something is, or was re-landed."""
+    """All that is in quarantine, the most frequent first, and the windows where something is, or was re-landed.
+
+    `batch`: the one that has it staged, not published; None: published.
+    """
 
     held: tuple[Held, ...]
     windows: tuple[WindowHeld, ...]
+    batch: int | None = None
 
 
 def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
     """Count what is in quarantine now."""
+    return _counting(asked.receipts(ledger, ledger.read(), settings), lake, asked, settings)
+
+
+def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
+    """The same of what live batches have staged; of batches that have nothing to quarantine, nothing."""
+    found = []
+    for batch, receipts in staged(feed, ledger, ledger.read(), lake):
+        meant = asked.among(receipts, feed.window)
+        if any(r.counts.quarantined for r in meant):
+            found.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
+    return found
+
+
+def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
     windows: dict[int | None, WindowHeld] = {}
     kinds: dict[tuple[int | None, Kind], Held] = {}
-    for r in asked.receipts(ledger, ledger.read(), settings):
+    for r in receipts:
         window = None if r.slice.window is None else settings.start_of(r.slice.window)
         windows[window] = windows.get(window, WindowHeld(window)) + _account(window, r)
         for part in quarantined_parts(r):

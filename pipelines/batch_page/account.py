@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sluice.pipelines import layout
 from sluice.pipelines.contract.results import Outcome, Result, contract_results
 from sluice.pipelines.contract.suite import Contract
 from sluice.pipelines.contract.volume import earlier_rows
@@ -20,9 +19,9 @@ from sluice.pipelines.evolution import shape_named
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.outlook import Outlook
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.proof import receipt_at
 from sluice.pipelines.shape import RAW, Shape
 from sluice.pipelines.side_by_side import each
+from sluice.pipelines.staged import receipts_in_staging
 from sluice.pipelines.timings import spent
 from sluice.pipelines.values import Counts, Key, Part, PartKind, Plan, Receipt, SliceFailure
 
@@ -119,7 +118,7 @@ def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Se
     batch = _batch(state, ledger.feed, number)
     plan = ledger.plan(number)
     entry = None if batch.published is None else ledger.publication(batch)
-    receipts = entry.receipts if entry else _staged(lake, plan, number)
+    receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
     shape = _shape(ledger, state, receipts)
     earlier = earlier_rows(state, batch.request, number)
     whole = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
@@ -158,16 +157,6 @@ def _batch(state: State, feed: str, number: int) -> Batch:
         return found
     recent = ", ".join(map(str, [*state.batches][-5:])) or "none"
     raise UsageError(f"feed {feed} has no batch {number}", remedy=f"its newest: {recent}")
-
-
-def _staged(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
-    """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
-    paths = [p for p in lake.list(layout.staging_folder(plan.feed, batch)) if layout.receipt_slice(p)]
-    found = [r for r in each(lambda p: receipt_at(p, lake), paths) if r]
-    first: dict[str, Receipt] = {}
-    for r in sorted(found, key=lambda r: r.attempt):
-        first.setdefault(layout.slice_name(r.slice), r)
-    return tuple(first[name] for s in plan.slices if (name := layout.slice_name(s)) in first)
 
 
 def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sluice.assets.books import Books
 from sluice.assets.execution import RunOutcome, run_feed
 from sluice.assets.session import Session
+from sluice.pipelines import layout
 from sluice.pipelines.batch import Edges, Landed, land
 from sluice.pipelines.feed import Feed, LandingSettings
 from sluice.pipelines.formats import HEADERS, RawFormat
@@ -37,6 +38,7 @@ from sluice.pipelines.values import (
     SliceFailure,
     Tally,
     TopicPartition,
+    to_json,
 )
 from sluice.resources.project import Project
 from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
@@ -99,6 +101,7 @@ class MadeUpEngine:
     """Writes a row for each offset; fails where told to, raises when told to.
 
     `bad`: so many offsets at the end of each slice are no JSON. `says`: what a slice says to contract and schema.
+    `leaves`: receipts stay in staging, as tasks leave them.
     """
 
     lake: MemoryLake
@@ -108,13 +111,19 @@ class MadeUpEngine:
     says: Callable[[Slice], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
     canceled: int = 0
+    leaves: bool = False
 
     def start(self) -> None: ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         if self.raising is not None:
             raise self.raising
-        return [self._slice(job, s) for s in job.plan.slices]
+        made = [self._slice(job, s) for s in job.plan.slices]
+        for r in made if self.leaves else ():
+            if isinstance(r, Receipt):
+                path = layout.receipt_path(job.plan.feed, job.batch, job.attempt, r.slice)
+                self.lake.put(path, to_json(r).encode())
+        return made
 
     def cancel(self) -> None:
         self.canceled += 1

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.cli import status
+from sluice.cli import quarantine, status
 from sluice.pipelines.batch import open_ledger
 from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
+from sluice.pipelines.errors import QuarantineExceeded
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.values import Isolation, OpenTransaction, Plan, Slice, Task
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
@@ -146,6 +147,37 @@ def test_how_the_run_of_a_live_batch_stands_is_what_repair_says_and_the_ways_out
     world.liveness.suspects = {who.token}
     assert tell(status.status, "orders").document["feeds"][0]["live_batches"][0]["owner_is"] == "not known yet"
     assert "by a run that may be dead" in tell(status.status).text
+
+
+def test_a_refused_batch_is_not_left_by_a_dead_run(world: World, tell: Tell) -> None:
+    limit = "policies: {quarantine_limit: {share: 0.01, at_least: 1}}\n"
+    feed = world.project.feeds_folder / "orders.yaml"
+    feed.write_text(feed.read_text() + limit)
+    world.engine.bad, world.engine.leaves = 2, True
+    assert isinstance(world.run(in_hour(0)).error, QuarantineExceeded)
+    (batch,) = world.state().live()
+    world.bury()
+
+    told = tell(status.status, "orders")
+    assert f"✗ batch {batch.id} was refused and stays staged: 4 of 50 records (8.0%) do not fit" in told.text
+    for way in ("sluice quarantine list orders", "sluice run orders", f"sluice repair orders --abandon {batch.id}"):
+        assert way in told.text
+    assert "is dead" not in told.text
+    assert f"✗ window 2024-05-01T00:00: batch {batch.id}, which was refused" in told.text
+    (live,) = told.document["feeds"][0]["live_batches"]
+    assert live["refused"]["error"] == "QuarantineExceeded"
+    assert "refused: quarantine limit" in tell(status.status).text
+    listed = tell(quarantine.list_, "orders")
+    assert listed.document["records"] == 0
+    (staged,) = listed.document["staged"]
+    assert (staged["batch"], staged["records"], len(staged["held"])) == (batch.id, 4, 1)
+    assert f"Staged by batch {batch.id}, not published" in listed.text
+
+    feed.write_text(feed.read_text().replace(limit, ""))
+    mended = tell(status.status, "orders")
+    assert mended.document["feeds"][0]["live_batches"][0]["refused"] is None
+    assert "was refused" not in mended.text
+    assert "dead" in mended.text
 
 
 def _slice() -> Slice:

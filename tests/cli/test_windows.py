@@ -295,6 +295,15 @@ def test_the_newest_windows_only_and_none_before_the_first_run(world: World, tel
 # -- how it is told
 
 
+@pytest.mark.parametrize(("minutes", "width"), [(60, 60), (60, 120), (15, 60), (1, 60), (1440, 60)])
+def test_a_strip_fits_the_screen(minutes: int, width: int) -> None:
+    length = minutes * 60_000
+    found = [WindowStanding(hour(0) + i * length, Standing.LANDED, 1, 1, ()) for i in range(48)]
+    lines = list(windows.calendar(found, length, fancy=True, width=width))
+    assert max(len(line.plain.rstrip()) for line in lines) <= width
+    assert "".join(line.plain for line in lines[:-1]).count("■") == 48
+
+
 def test_a_window_at_work_is_neither_done_nor_failed() -> None:
     owes = (Owes(Key("orders", "id-1", 0), (Range(0, 9),)),)
     at_work = WindowStanding(hour(1), Standing.RUNNING, 0, 9, owes, 31)
