@@ -200,7 +200,7 @@ def sleeping(place: Place) -> Iterator[Sleeping]:
 
 
 def test_two_runs_at_once_one_is_refused_with_the_batchs_name(place: Place, sleeping: Sleeping) -> None:
-    with pytest.raises(PlanBusy, match=r"batch 2 \(catch-up, run sleeper"):
+    with pytest.raises(PlanBusy, match=r"batch 2 \(catch-up\) is at work: run sleeper"):
         run(sleeping.feed)
     sleeping.wake()
     assert sleeping.error is None
