@@ -199,10 +199,22 @@ def send(
     """
     with _translated(kafka, f"producing to {', '.join(how.topics)}", _needed(how)):
         producer = KafkaProducer(**_PATIENCE | kafka.producer_settings(), **_producer_settings(kafka, how))
+        sender = None
         try:
-            return _Sender(producer, mix, how, progress).run(events)
+            sender = _Sender(producer, mix, how, progress)
+            return sender.run(events)
+        except KafkaError as error:
+            raise _first(error, sender.failure if sender else None) from error
         finally:
             producer.close()
+
+
+def _first(error: KafkaError, before: BaseException | None) -> BaseException:
+    """What went wrong first: a producer that failed says afterwards only that it did, with the reason beside it."""
+    found: BaseException = error
+    if type(error) is KafkaError:
+        found = next((e for e in (*error.args, before) if isinstance(e, KafkaError)), error)
+    return found
 
 
 def _needed(how: Sending) -> dict[type[KafkaError], str]:
@@ -237,7 +249,7 @@ class _Sender:
         self._partitions = {t: len(producer.partitions_for(t)) for t in how.topics}
         self._placed: dict[bytes, int] = {}
         self._counts = dict.fromkeys(("records", "aborted", "tombstones", "malformed", "with_headers", "bytes"), 0)
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._began = time.monotonic()
 
     def run(self, events: Iterator[Event]) -> Sent:
@@ -256,8 +268,8 @@ class _Sender:
     def _plain(self, chunk: Sequence[Event]) -> None:
         self._send(chunk)
         self._count(chunk)
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
 
     def _transaction(self, chunk: Sequence[Event]) -> None:
         self._producer.begin_transaction()
@@ -285,12 +297,12 @@ class _Sender:
         return hashed % self._partitions[topic]
 
     def _failed(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
 
     def _flush(self) -> None:
         self._producer.flush()
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
 
     def _count(self, chunk: Sequence[Event]) -> None:
         counts = self._counts
