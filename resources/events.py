@@ -29,6 +29,7 @@ from kafka.partitioner.default import murmur2
 
 from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.resources.kafka.failures import explained
+from sluice.resources.kafka.receiving import client_of
 
 CUSTOMERS = 5_000
 CURRENCIES = ("EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK")
@@ -156,7 +157,8 @@ def create(kafka: KafkaSettings, topics: Sequence[str], partitions: int) -> None
 
 
 def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
-    return KafkaAdminClient(**_PATIENCE | kafka.client_settings(), bootstrap_servers=kafka.bootstrap)
+    settings = _PATIENCE | kafka.client_settings()
+    return client_of(KafkaAdminClient, **settings, bootstrap_servers=kafka.bootstrap)
 
 
 _TOPIC_OR_CLUSTER = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
@@ -198,7 +200,8 @@ def send(
     KafkaUnavailable, NotAuthorized.
     """
     with _translated(kafka, f"producing to {', '.join(how.topics)}", _needed(how)):
-        producer = KafkaProducer(**_PATIENCE | kafka.producer_settings(), **_producer_settings(kafka, how))
+        settings = _PATIENCE | kafka.producer_settings()
+        producer = client_of(KafkaProducer, **settings, **_producer_settings(kafka, how))
         sender = None
         try:
             sender = _Sender(producer, mix, how, progress)
