@@ -24,7 +24,7 @@ from sluice.assets.internals import executes
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
-from sluice.pipelines import layout
+from sluice.pipelines import layout, loops
 from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger, unlike
 from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, commit
 from sluice.pipelines.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
@@ -39,6 +39,7 @@ from sluice.pipelines.values import PartitionState, Request, RequestKind, TopicP
 from sluice.pipelines.watch import Watched, view, watch
 from sluice.pipelines.windows import earliest
 from sluice.resources.liveness import new_owner
+from sluice.resources.spark import is_local
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
@@ -162,6 +163,8 @@ def _land(
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
+        if is_local(feed.spark):  # workers share what is compiled here; elsewhere the engine sees to theirs
+            loops.ready(report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
     for held in landed.held:

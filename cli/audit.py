@@ -83,6 +83,7 @@ def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -
 
 
 def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
+    session.compile()
     from sluice.pipelines.batch import survey
     from sluice.pipelines.rescan import rescan
     from sluice.resources.executor import Wiring

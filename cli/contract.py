@@ -24,6 +24,7 @@ from sluice.cli.plan import Offsets
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, count, good, heading, percent, safe, table, warn
 from sluice.cli.windows import From, To, Window
+from sluice.pipelines import scratch
 from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
 from sluice.pipelines.ranges import Range, union
 from sluice.pipelines.units import many
@@ -127,12 +128,13 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Itera
 
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed where there is nothing to look at.
     """
+    session.compile()
     from sluice.pipelines.sample import look
     from sluice.resources.executor import Wiring
     from sluice.resources.lake_local import LocalLake
 
     slices, whole, earlier = _slices(session, feed, asked)
-    with TemporaryDirectory(prefix="sluice-") as folder, session.terminal.progress() as meter:
+    with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
         lake = LocalLake(Path(folder))
         with Wiring.of(feed).open(feed.isolation, shape) as tools:
             receipts = look(feed, shape, slices, tools.fetcher, lake, meter)

@@ -329,6 +329,7 @@ Done = tuple["Replayed", tuple["Met", ...]]
 
 
 def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+    session.compile()
     from sluice.pipelines.replay import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
@@ -336,6 +337,7 @@ def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
 
 
 def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+    session.compile()
     from sluice.pipelines.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from rich.text import Text
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
+from sluice.pipelines import scratch
 from sluice.pipelines.errors import UsageError
 from sluice.pipelines.units import many
 
@@ -63,9 +65,12 @@ def repair(
             with session.terminal.working(f"looking at {each.name}: ledger, lake, Dagster's event log"):
                 found[each.name] = look(session, each, instance, abandon or (), dry_run=dry_run)
             session.terminal.show(*view(each.name, found[each.name], dry_run=dry_run))
+    left = scratch.dead() if dry_run else scratch.clear()
+    session.terminal.show(*(_temporary(path, dry_run) for path in left))
     broken = {} if feed else session.files.broken
     session.terminal.show(*(bad(e.message) for e in broken.values()))
-    session.terminal.document(document(found, dry_run=dry_run) | {"broken": [e.fields() for e in broken.values()]})
+    said = {"broken": [e.fields() for e in broken.values()], "temporary": [str(path) for path in left]}
+    session.terminal.document(document(found, dry_run=dry_run) | said)
     return max([*(e.exit_code for e in broken.values()), *(_code(f) for f in found.values())], default=0)
 
 
@@ -97,6 +102,11 @@ def _code(found: Sequence[Found]) -> int:
 
 
 # -- for people
+
+
+def _temporary(path: Path, dry_run: bool) -> Text:
+    text = f"the temporary folder {path} of a process that is dead"
+    return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
 
 def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[RenderableType]:

@@ -18,6 +18,7 @@ from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, lives, shorte
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
+from sluice.pipelines import loops
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.results import Outcome, contract_results
 from sluice.pipelines.contract.suite import Contract
@@ -211,13 +212,21 @@ def _so_far() -> float:
 
 def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None, spent: float = 0.0) -> Ran:
     """One run of the feed's job, with a meter on a terminal; `spent` are seconds that it has waited for already."""
+    before = {"start": spent, loops.STAGE: _compiled(session, feed)}
     with session.terminal.progress() as meter:
         heard = met.Heard(meter)
-        watch = Stopwatch(heard, {"start": spent} if spent else {})
+        watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
     return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)
+
+
+def _compiled(session: Session, feed: str) -> float:
+    """The seconds that compiling took, on the machine where tasks run."""
+    from sluice.resources.spark import is_local
+
+    return session.compile() if is_local(session.feed(feed).spark) else 0.0
 
 
 _EXECUTION = "sluice.assets.execution"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.batch import Edges
     from sluice.pipelines.feed import Feed
     from sluice.pipelines.groups import Groups
+    from sluice.pipelines.ports import Progress
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
@@ -78,6 +80,23 @@ class Session:
     def feed(self, name: str) -> Feed:
         """One feed. Raises FeedError: what is wrong with its file, or that there is none."""
         return self.files.feed(name)
+
+    def compile(self) -> float:
+        """Compile what reads records, where that was never done, and say so: the seconds that it took."""
+        from sluice.pipelines import loops
+
+        if loops.is_ready():
+            return 0.0
+        began = time.monotonic()
+        with self.terminal.progress() as meter:
+
+            def told(progress: Progress) -> None:
+                if progress.note:
+                    self.terminal.note(progress.note)
+                meter(replace(progress, note=""))
+
+            loops.ready(told)
+        return time.monotonic() - began
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:

@@ -29,6 +29,7 @@ from kafka.partitioner.default import murmur2
 
 from sluice.pipelines.kafka_settings import KafkaSettings
 from sluice.resources.kafka.failures import explained
+from sluice.resources.kafka.receiving import client_of
 
 CUSTOMERS = 5_000
 CURRENCIES = ("EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK")
@@ -156,7 +157,8 @@ def create(kafka: KafkaSettings, topics: Sequence[str], partitions: int) -> None
 
 
 def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
-    return KafkaAdminClient(**_PATIENCE | kafka.client_settings(), bootstrap_servers=kafka.bootstrap)
+    settings = _PATIENCE | kafka.client_settings()
+    return client_of(KafkaAdminClient, **settings, bootstrap_servers=kafka.bootstrap)
 
 
 _TOPIC_OR_CLUSTER = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
@@ -198,11 +200,24 @@ def send(
     KafkaUnavailable, NotAuthorized.
     """
     with _translated(kafka, f"producing to {', '.join(how.topics)}", _needed(how)):
-        producer = KafkaProducer(**_PATIENCE | kafka.producer_settings(), **_producer_settings(kafka, how))
+        settings = _PATIENCE | kafka.producer_settings()
+        producer = client_of(KafkaProducer, **settings, **_producer_settings(kafka, how))
+        sender = None
         try:
-            return _Sender(producer, mix, how, progress).run(events)
+            sender = _Sender(producer, mix, how, progress)
+            return sender.run(events)
+        except KafkaError as error:
+            raise _first(error, sender.failure if sender else None) from error
         finally:
             producer.close()
+
+
+def _first(error: KafkaError, before: BaseException | None) -> BaseException:
+    """What went wrong first: a producer that failed says afterwards only that it did, with the reason beside it."""
+    found: BaseException = error
+    if type(error) is KafkaError:
+        found = next((e for e in (*error.args, before) if isinstance(e, KafkaError)), error)
+    return found
 
 
 def _needed(how: Sending) -> dict[type[KafkaError], str]:
@@ -237,7 +252,7 @@ class _Sender:
         self._partitions = {t: len(producer.partitions_for(t)) for t in how.topics}
         self._placed: dict[bytes, int] = {}
         self._counts = dict.fromkeys(("records", "aborted", "tombstones", "malformed", "with_headers", "bytes"), 0)
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._began = time.monotonic()
 
     def run(self, events: Iterator[Event]) -> Sent:
@@ -256,8 +271,8 @@ class _Sender:
     def _plain(self, chunk: Sequence[Event]) -> None:
         self._send(chunk)
         self._count(chunk)
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
 
     def _transaction(self, chunk: Sequence[Event]) -> None:
         self._producer.begin_transaction()
@@ -285,12 +300,12 @@ class _Sender:
         return hashed % self._partitions[topic]
 
     def _failed(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
 
     def _flush(self) -> None:
         self._producer.flush()
-        if self._failure:
-            raise self._failure
+        if self.failure:
+            raise self.failure
 
     def _count(self, chunk: Sequence[Event]) -> None:
         counts = self._counts

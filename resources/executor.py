@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from sluice.pipelines import loops
 from sluice.pipelines.feed import Feed, KafkaSettings, LandingSettings
 from sluice.pipelines.formats import text_array
 from sluice.pipelines.ports import FetchLimits, Job, Lake
@@ -116,8 +117,15 @@ def run_in_arrow(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.R
         yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
+def prepare(numbers: Iterable[int]) -> None:
+    """What Spark calls before a first batch: compile what a task needs, where this was never done."""
+    loops.ready()
+
+
 def _outcomes(work: Work, task: Task) -> list[Outcome]:
-    # Imported late: the compiled loops belong to workers, not to whoever only wires a feed.
+    # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
+    # driver's, the first worker has them compiled, and the others wait for it.
+    loops.ready()
     from sluice.pipelines.task import Assignment, run_task, salvage
 
     wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"

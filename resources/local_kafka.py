@@ -363,12 +363,13 @@ class _Node:
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
 
+        from sluice.resources.kafka.receiving import client_of
+
         try:
             with socket.create_connection((_HOST, self.port), timeout=1):
                 pass
-            client = KafkaAdminClient(
-                bootstrap_servers=self.address, request_timeout_ms=3000, bootstrap_timeout_ms=3000
-            )
+            patience = {"request_timeout_ms": 3000, "bootstrap_timeout_ms": 3000}
+            client = client_of(KafkaAdminClient, bootstrap_servers=self.address, **patience)
             with contextlib.closing(client):
                 known = client.describe_cluster()["brokers"]
                 return sum(not each.get("is_fenced", False) for each in known) == brokers

@@ -11,10 +11,8 @@ it; a job that fails says why in one line; when Spark's JVM was killed, the job 
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +26,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
+from sluice.pipelines import scratch
 from sluice.pipelines.errors import Failed, SetupError
 from sluice.pipelines.feed import SparkSettings
 from sluice.pipelines.ports import Job
@@ -63,11 +62,12 @@ _OURS = {
 }
 # Its ports are on this machine alone, and obey nobody who does not know a secret made for this session. Records never
 # pass through this JVM: the full compiler would double what its start and its few short jobs cost.
+_OPTIONS = "spark.driver.extraJavaOptions"
 _HERE = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.authenticate": "true",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    _OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 _SOCKET = 100
 """Bytes of a longest path of a socket, and what PySpark names one in its folder."""
@@ -84,8 +84,9 @@ class SparkEngine:
         self._cancelled = threading.Event()
 
     def start(self) -> None:
-        """Start Spark if this process has none. Raises SetupError."""
-        self._waited(self._spark)
+        """Start Spark if this process has none; elsewhere than here, let executors compile their loops. Raises
+        SetupError."""
+        self._waited(self._begun)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         """One outcome for each slice of the tasks (places in the plan), in no particular order.
@@ -107,6 +108,11 @@ class SparkEngine:
             wait([done], _CANCEL_SECONDS)
             raise
         return done.result()
+
+    def _begun(self) -> None:
+        spark = self._spark()
+        if not is_local(self._settings) and not is_connect(self._settings):
+            _compiled_there(spark, spark.applicationId)
 
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
@@ -150,6 +156,15 @@ class SparkEngine:
                 remedy=_room(str(error))
                 or "the same Python environment must be on driver and executors; run again when it is mended",
             ) from None
+
+
+@cache
+def _compiled_there(spark: SparkContext, application: str) -> None:
+    """Tasks as many as there are cores, so that each executor has one: what lands is not what compiles. Once for an
+    application; an executor that comes later does it before its first task."""
+    tasks = spark.defaultParallelism
+    with suppress(Exception):  # why nothing runs there, the batch tells
+        spark.parallelize(range(tasks), tasks).foreachPartition(executor.prepare)
 
 
 def _elsewhere(call: Callable[[], T]) -> Future[T]:
@@ -344,17 +359,22 @@ def _environment(settings: SparkSettings) -> None:
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    return _OURS | ({**_HERE, **_sockets()} if is_local(settings) else {}) | settings.conf
+    return _OURS | (_here() if is_local(settings) else {}) | settings.conf
 
 
-@cache
-def _sockets() -> dict[str, str]:
-    """JVM and Python talk through sockets in a folder of ours, that nobody else may enter, while this process lives.
+def _here() -> dict[str, str]:
+    """Of a Spark on this machine: what it leaves lies in this process's own folder, so that it goes with it, or, when
+    it is killed, with the next one."""
+    folder = str(scratch.root())
+    options = f'{_HERE[_OPTIONS]} -Djava.io.tmpdir="{folder}"' if '"' not in folder else _HERE[_OPTIONS]
+    return {**_HERE, _OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
+
+
+def _sockets(folder: str) -> dict[str, str]:
+    """JVM and Python talk through sockets in a folder that nobody else may enter.
 
     Over TCP each task's start waits 40 ms for what Nagle's algorithm and delayed acknowledgements wait for.
     """
-    folder = tempfile.mkdtemp(prefix="sluice-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
         return {}
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}

@@ -21,6 +21,8 @@ LOADED = (
 if __name__ == "__main__":
     for module in LOADED:
         try:
+            if module == LOADED[1]:  # the first that has compiled loops
+                importlib.import_module("sluice.pipelines.loops").ready()
             importlib.import_module(module)
         except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
             break

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sluice.pipelines import parquet
+from sluice.pipelines import parquet, scratch
 from sluice.pipelines.errors import PartUnreadable
 from sluice.pipelines.formats import fixed
 from sluice.pipelines.ports import Lake
@@ -111,7 +111,7 @@ def _opened() -> Iterator[duckdb.DuckDBPyConnection]:
     import duckdb
 
     with (
-        tempfile.TemporaryDirectory(prefix="sluice-") as folder,
+        tempfile.TemporaryDirectory(dir=scratch.root()) as folder,
         duckdb.connect(config={"memory_limit": f"{MEMORY >> 10}KiB", "temp_directory": folder}) as db,
     ):
         db.execute("set enable_progress_bar = false")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines import parquet
+from sluice.pipelines import parquet, scratch
 from sluice.pipelines.contract.literals import Family, Value, family
 from sluice.pipelines.errors import Failed
 from sluice.pipelines.ports import Lake
@@ -54,7 +54,7 @@ class Table:
         """An empty table, gone when the block ends. Raises Failed when there is no room to spill."""
         import duckdb
 
-        with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
+        with tempfile.TemporaryDirectory(dir=scratch.root()) as folder:
             try:
                 with duckdb.connect() as db:
                     db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {_THREADS}")

@@ -12,26 +12,31 @@ import io
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
+from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import Untrusted
 
+T = TypeVar("T")
 _HEADER_BYTES = 64  # more than any response header holds
 
 
-class Manager(KafkaConnectionManager):  # type: ignore[misc]
-    """kafka-python's connections, with our way of connecting and of receiving."""
+class Closing(KafkaConnectionManager):  # type: ignore[misc]
+    """kafka-python's connections, with our way of connecting."""
+
+    plain, secure = KafkaTCPTransport, KafkaSSLTransport
 
     def __init__(self, net: Any, **configs: Any) -> None:
         super().__init__(net, **configs)
@@ -68,9 +73,9 @@ class Manager(KafkaConnectionManager):  # type: ignore[misc]
 
     def _wrapped(self, sock: Any, host: str) -> Any:
         if not self.ssl_enabled:
-            return _Transport(self._net, sock, host=host)
+            return self.plain(self._net, sock, host=host)
         settings = {key: value for key, value in self.config.items() if key.startswith("ssl_")}
-        return _TLSTransport(self._net, sock, host=host, **settings)
+        return self.secure(self._net, sock, host=host, **settings)
 
     def abandon(self) -> None:
         """Close every socket at once, whatever waits to be written."""
@@ -151,6 +156,31 @@ class _Transport(_Receiving, KafkaTCPTransport):  # type: ignore[misc]
 
 class _TLSTransport(_Receiving, KafkaSSLTransport):  # type: ignore[misc]
     pass
+
+
+class Manager(Closing):
+    """The same, with our way of receiving."""
+
+    plain, secure = _Transport, _TLSTransport
+
+
+def client_of(kind: Callable[..., T], **settings: Any) -> T:
+    """One of kafka-python's own clients, connecting our way. One that finds no broker raises, and leaves thread and
+    sockets behind: they are closed here.
+    """
+    made: list[KafkaNetClient] = []
+
+    def behind(**configs: Any) -> KafkaNetClient:
+        net = NetworkSelector(**configs)
+        made.append(KafkaNetClient(net, Closing(net, **configs), **configs))
+        return made[0]
+
+    try:
+        return kind(**settings, kafka_client=behind)
+    except BaseException:
+        for client in made:
+            client.close()
+        raise
 
 
 class _Frame:

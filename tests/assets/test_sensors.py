@@ -150,6 +150,17 @@ def test_records_about_to_be_deleted(world: World, sensor: Sensor) -> None:
     assert numbers(found)["ranges_at_risk"] == 2
 
 
+def test_settings_that_may_not_be_seen_are_told_of_once(world: World, sensor: Sensor) -> None:
+    world.cluster.settings = Configs(denied=("orders",))
+    world.land_unrecorded(in_hour(0))
+    found = sensor.finding()
+    assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+    ((text, remedy),) = [t for t in texts(found) if "keeps its records" in t[0]]
+    assert text == "how long orders keeps its records may not be asked: nothing warns before they are deleted"
+    assert remedy.startswith("kafka-acls.sh --bootstrap-server 127.0.0.1:9 --add --allow-principal User:NAME")
+    assert remedy.endswith("--operation DescribeConfigs --topic orders")
+
+
 def test_records_that_are_gone(world: World, sensor: Sensor) -> None:
     world.land_unrecorded(in_hour(0))
     world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)

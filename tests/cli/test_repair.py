@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
@@ -102,6 +105,20 @@ def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, tel
     assert "nothing else to repair" in again.text
     del world.lake.files["data/orders/mine.parquet"]
     assert "✓ nothing to repair" in tell(repair).text
+
+
+def test_repair_removes_what_killed_processes_left_in_the_temporary_folder(
+    world: World, tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    left = tmp_path / "temporary" / "sluice-1"
+    left.mkdir(parents=True)
+    (left / "held").touch()
+    told = tell(repair, "orders", dry_run=True)
+    assert told.document["temporary"] == [str(left)]
+    assert f"to be removed: the temporary folder {left}" in told.text
+    assert tell(repair, "orders", text=False).document["temporary"] == [str(left)]
+    assert not left.exists()
 
 
 def test_repair_gives_up_what_is_dead_and_nothing_else(world: World, tell: Tell) -> None:

@@ -185,7 +185,11 @@ def test_a_producer_that_lacks_rights_is_told_which(behind, fresh_topic):
             assert "WRITE on the topic" in remedy(transactional_id="t")
     with _forbidden(behind, ResourceType.TRANSACTIONAL_ID, "t"):
         assert "WRITE on the transactional id t (or leave --transactional out)" in remedy(transactional_id="t")
-    with _forbidden(behind, ResourceType.TOPIC, spare), pytest.raises(NotAuthorized) as caught:
+    with (
+        _forbidden(behind, ResourceType.CLUSTER, "kafka-cluster", ACLOperation.CREATE),
+        _forbidden(behind, ResourceType.TOPIC, spare, ACLOperation.CREATE),
+        pytest.raises(NotAuthorized) as caught,
+    ):
         events.create(kafka, [spare], 1)
     assert "CREATE on the topic" in caught.value.remedy
 

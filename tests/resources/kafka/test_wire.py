@@ -16,6 +16,8 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 from sluice.pipelines.errors import FeedError, KafkaUnavailable, SluiceError
+from sluice.pipelines.kafka_settings import KafkaSettings
+from sluice.resources import events
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import Untrusted, explained
 from sluice.resources.kafka.settings import KafkaAddress
@@ -217,17 +219,28 @@ def _fails(address: KafkaAddress, kind: type[SluiceError], says: str) -> None:
 
 @pytest.mark.usefixtures("unclosed")
 def test_a_refused_connection_leaves_no_socket_open():
+    _fails(KafkaAddress(f"127.0.0.1:{_closed_port()}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
+
+
+@pytest.mark.usefixtures("unclosed")
+def test_a_producer_that_is_refused_leaves_no_socket_open(monkeypatch):
+    monkeypatch.setattr(events, "_PATIENCE", {"request_timeout_ms": 500, "bootstrap_timeout_ms": 500})
+    kafka, mix = KafkaSettings(bootstrap=f"127.0.0.1:{_closed_port()}"), events.Mix(1)
+    with pytest.raises(KafkaUnavailable):
+        events.topics_of(kafka)
+    with pytest.raises(KafkaUnavailable):
+        events.send(kafka, events.orders(mix, 1, 0, 1), mix, events.Sending(("orders",)))
+
+
+def _closed_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-    _fails(KafkaAddress(f"127.0.0.1:{port}", {"bootstrap_timeout_ms": 300}), KafkaUnavailable, "refused")
+        return server.getsockname()[1]
 
 
 @pytest.mark.usefixtures("unclosed")
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:{}", "http://127.0.0.1:{}"])
 def test_a_refusing_proxy_leaves_no_socket_open(proxy: str):
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-    settings = {"bootstrap_timeout_ms": 300, "proxy_url": proxy.format(port)}
+    settings = {"bootstrap_timeout_ms": 300, "proxy_url": proxy.format(_closed_port())}
     _fails(KafkaAddress("127.0.0.1:9", settings), KafkaUnavailable, "refused")
 
 
