@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -360,20 +360,30 @@ def find(
     whole, done = sum(r.counts.quarantined for r in receipts), 0
     candidates: list[Candidate] = []
     for r in receipts:
-        try:
+        with _still_there(ledger, r):
             for part in quarantined_parts(r):
                 check_source(lake, feed.name, part)
             trial = _tried(lake, r, asked, shape, mender)
-        except (PartUnreadable, ProofFailed):
-            if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
-                raise
-            raise _replaced(r) from None
         done += r.counts.quarantined
         report(Progress("try", done, whole))
         if trial.tried:
             candidates.append(Candidate(r, trial))
-    reasons = ((c.slice, _unfit(lake, c.receipt, shape.landed)) for c in candidates if c.trial.fit)
+    reasons = []
+    for c in (c for c in candidates if c.trial.fit):
+        with _still_there(ledger, c.receipt):
+            reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
     return Found(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
+
+
+@contextmanager
+def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
+    """A file that cannot be read because the receipt was replaced meanwhile is no damage: LakeUnavailable."""
+    try:
+        yield
+    except (PartUnreadable, ProofFailed):
+        if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
+            raise
+        raise _replaced(r) from None
 
 
 def _replaced(r: Receipt) -> LakeUnavailable:
