@@ -33,7 +33,7 @@ def test_a_wheel_holds_every_module_as_sluice_and_nothing_else(tmp_path: Path) -
     source = tmp_path / "source"
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
