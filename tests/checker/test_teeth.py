@@ -496,7 +496,7 @@ def test_an_open_transaction_holds_the_stable_end(sound: Sound) -> None:
     sound.land()
     sound.commit()
     assert sound.check().holds, str(sound.check())
-    sound.world.topic.end_transaction(ZERO, ABORT)
+    sound.world.topic.end_transaction(ZERO, ABORT, sound.world.now)
 
 
 def test_offsets_moved_by_hand_are_somebodys_business(sound: Sound) -> None:

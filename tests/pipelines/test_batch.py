@@ -83,9 +83,10 @@ class Topic(FakeCluster):
         records = tuple(Record(b"k", b"v%d" % i, time) for i, time in enumerate(stamps))
         self.batches[tp].append(Batch(records, producer=7 if transactional else -1, transactional=transactional))
 
-    def end_transaction(self, tp: TopicPartition, marker: int) -> None:
+    def end_transaction(self, tp: TopicPartition, marker: int, now: int) -> None:
+        """With a marker that carries the broker's clock."""
         if self.open_at.pop(tp, None) is not None:
-            self.batches[tp].append(Batch(producer=7, marker=marker))
+            self.batches[tp].append(Batch((Record(time=now),), producer=7, marker=marker))
 
     def topics(self) -> Mapping[str, str]:
         return {"orders": self.topic_id}
@@ -191,7 +192,7 @@ def act(world: World, step: tuple[Any, ...]) -> None:
         case "write", tp, ages, transactional:
             world.topic.write(tp, [max(world.now + age, -1) for age in ages], transactional)
         case "end", tp, marker:
-            world.topic.end_transaction(tp, marker)
+            world.topic.end_transaction(tp, marker, world.now)
         case "pass", time:
             world.now += time
         case "catch up", drops:
@@ -238,7 +239,7 @@ def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]]
     for step in script:
         act(world, step)
     for tp in PARTITIONS:
-        world.topic.end_transaction(tp, COMMIT)
+        world.topic.end_transaction(tp, COMMIT, world.now)
     world.now += 2 * HOUR
     world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins what has passed, lands nothing
     owed = world.windows(owed=True)
@@ -317,7 +318,7 @@ def test_what_has_no_rows_is_landed_anew_once_too(feed: Feed) -> None:
     """Its slices have no parts that a plan could name; both would have counted."""
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START], True)
-    world.topic.end_transaction(PARTITIONS[0], ABORT)
+    world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
     world.land(asked(0, 2)).check()
     world.land(asked(0, 2, anew=True)).check()
     assert len(list(live_receipts(world.ledger, world.ledger.read()))) == 1
