@@ -354,10 +354,9 @@ def test_repair_mends_what_is_broken_and_only_that(
     assert [f["what"] for f in found] == [
         "shown", "staging", "manifest", "staging", "unfinished", "beat", "untold",
     ]  # fmt: skip
-    assert told("repair", *machine.named) == (
-        0,
-        {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []},
-    )
+    code, again = told("repair", *machine.named)
+    del again["temporary"]  # what other processes of this machine left
+    assert (code, again) == (0, {"dry_run": False, "feeds": [{"feed": "orders", "found": []}], "broken": []})
     assert not list(folder.glob("staging/*"))
     assert not list(folder.glob("owners/*"))
     check_whole(machine, told)
