@@ -13,9 +13,9 @@ from contextlib import nullcontext
 
 import typer
 
-from sluice.bench import cli as bench
 from sluice.cli import (
     accept,
+    bench,
     compact,
     contract,
     demo,

@@ -15,32 +15,53 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = ("sluice", "pipelines", "resources", "assets", "cli", "bench")
+SHIPPED = ("pipelines", "resources", "assets", "cli")
+LINKED = (*SHIPPED, "bench")
 
 
 def modules_at_the_root() -> set[str]:
-    """Every module of ours, and the schemas of messages, as a wheel should name them."""
-    found = set()
-    for folder in FOLDERS:
-        for path in (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json")):
-            inside = path.relative_to(ROOT).as_posix()
-            found.add(inside if folder == "sluice" else f"sluice/{inside}")
+    """Every file that a wheel should hold, as it should be named there."""
+    found = {"sluice/__init__.py", "sluice/py.typed"}
+    for folder in SHIPPED:
+        paths = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
+        found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in paths}
     return found
 
 
+def test_every_folder_of_the_package_is_a_link_to_the_one_at_the_root() -> None:
+    links = {path.name: path.readlink().as_posix() for path in (ROOT / "src/sluice").iterdir() if path.is_symlink()}
+    assert links == {folder: f"../../{folder}" for folder in LINKED}
+    assert all((ROOT / folder).is_dir() and not (ROOT / folder).is_symlink() for folder in LINKED)
+
+
+def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
+    package = tmp_path / "sluice"
+    package.mkdir()
+    shutil.copy(ROOT / "src/sluice/__init__.py", package)
+    (package / "pipelines").write_text("../../pipelines")
+    done = subprocess.run(
+        [sys.executable, "-c", "import sluice"], cwd=tmp_path, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "symbolic link" in done.stderr
+    assert "core.symlinks=true" in done.stderr
+
+
 @pytest.mark.slow
-def test_a_wheel_holds_every_module_as_sluice_and_nothing_else(tmp_path: Path) -> None:
+def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("src", *LINKED):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == modules_at_the_root()
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert len(names) == len(set(names))
+    assert set(names) == modules_at_the_root()
 
 
 def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_this_machine() -> None:

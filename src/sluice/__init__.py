@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os.path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import os
-
     from sluice.resources.reading import When, Windows
 
 __all__ = ["read"]
+
+_LINK = os.path.join(os.path.dirname(__file__), "pipelines")
+if os.path.isfile(_LINK):
+    # Git without symbolic links, or a zip, writes a file that holds the link's text.
+    raise ImportError(
+        f"{_LINK} should be a symbolic link to the folder pipelines/, but it is a file. This copy of the repository "
+        "was made without symbolic links. Clone it with `git clone -c core.symlinks=true` (Windows: turn on "
+        "Developer Mode first), or install a wheel of Sluice, which holds no links."
+    )
 
 
 def read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,6 +78,11 @@ def bench(
     $ sluice bench all --write
     $ sluice bench raw --records 500000 --peer sluice --peer spark
     """
+    if find_spec("sluice.bench") is None:
+        raise UsageError(
+            "the benchmarks are not part of an installed Sluice",
+            remedy="clone the repository, and run `make bench` there",
+        )
     from sluice.bench import scale, start
     from sluice.bench.command import Asked, run, run_lake, run_scale, run_start
     from sluice.bench.render import PAGE, shown, shown_lake
