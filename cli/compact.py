@@ -111,7 +111,7 @@ class Tally:
         )
 
 
-def _by_window(done: Compacted) -> dict[int | None, Tally]:
+def by_window(done: Compacted) -> dict[int | None, Tally]:
     held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
     for merge, receipt in done.merged:
         held.setdefault(merge.slice.window, []).append((merge, receipt))
@@ -130,7 +130,7 @@ def view(ran: Ran) -> list[RenderableType]:
     out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
-        rows = [[name(w), *_row(t)][: len(names)] for w, t in _by_window(done).items()]
+        rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
         out.append(table(names, shortened(rows, len(names)), right="files after bytes"))
     return [*out, *_verdict(ran), *met.view(ran.given_up), *_left_out(done)]
 
@@ -172,7 +172,7 @@ def document(ran: Ran) -> dict[str, Any]:
         **_numbers(Tally.of(done.merged)),
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
-        "windows": [{"window": _key(w), **_numbers(t)} for w, t in _by_window(done).items()],
+        "windows": [{"window": _key(w), **_numbers(t)} for w, t in by_window(done).items()],
         "busy": [{"window": _key(w), "batch": b} for w, b in done.busy.items()],
         "other_batches": met.document((*ran.given_up, *done.met)),
         "incomplete": [show_window(w) for w in done.incomplete],

@@ -374,12 +374,12 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
     # From here on it is known to have lost entries, whatever becomes of this process.
     edges.lake.put(layout.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
     aside = lost.strays(feed, edges.lake, left.state)
-    origins, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
+    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
     lost.set_aside(edges.lake, feed.name, after, aside)
     appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
     if appended is None:
         raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
-    _originate(feed, edges, ledger, left, origins)
+    _originate(feed, edges, ledger, left, begun)
     ended = tuple(b.id for b in left.state.live())
     return Accepted(Event.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
 
@@ -452,10 +452,10 @@ def _life(edges: Edges, path: str) -> str:
     return str(about.get(b"sluice.topic_id", b""), errors="replace")
 
 
-def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, origins: tuple[OriginItem, ...]) -> None:
-    if origins:
+def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, begun: tuple[OriginItem, ...]) -> None:
+    if begun:
         keyed = {pos.key_of(left.state, p): p for p in left.partitions}
-        items = opened(feed, edges, ledger.read(), keyed, origins)
+        items = opened(feed, edges, ledger.read(), keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
 

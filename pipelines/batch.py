@@ -111,7 +111,7 @@ class Survey:
     state: State
     partitions: Mapping[Key, PartitionState]
     committed: Committed
-    new_origins: tuple[OriginItem, ...]
+    new_began: tuple[OriginItem, ...]
     refusals: tuple[Refusal, ...]
 
 
@@ -219,18 +219,18 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
         refusals = changed(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
     keyed = {pos.key_of(state, p): p for p in sound}
-    origins = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
-    origins = opened(feed, edges, state, keyed, origins)
-    return Survey(edges.cluster.cluster_id(), state, keyed, committed, origins, refusals)
+    began = pos.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
+    began = opened(feed, edges, state, keyed, began)
+    return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
 
 
 def opened(
-    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], origins: tuple[OriginItem, ...]
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
     """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
     if state.boundary_times:
-        return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in origins)
-    return windows.opening(edges.cluster, partitions, origins, feed.window, edges.clock()) if origins else ()
+        return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
+    return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
 
 
 def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
@@ -252,19 +252,19 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     lost.check_near(ledger, edges.lake, feed)
     found = survey(feed, edges, ledger)
     lost.check_names(ledger, found.state, edges.lake.list(layout.staging_root(feed.name)))
-    _check_sound(found, request)
+    check_sound(found, request)
     evolution.check_one_table(feed, evolution.effective_shape(feed, found.state), found.state)
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
-    replaced = _replaced(feed, ledger, found, request, state)
+    replaced = receipts_replaced(feed, ledger, found, request, state)
     owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
-    plan = _plan(feed, edges, found, request, owed, state, replaced)
-    losses = _losses_refused(feed, owed)
+    plan = plan_for(feed, edges, found, request, owed, state, replaced)
+    losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
     blocked, met = _company(feed, edges, state, request, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
-    refusals = _holders_named(feed, edges, found.refusals + (() if goes_on else refused + losses), found)
-    return Preview(found, owed, refusals, plan, blocked, met, _held_back(feed, edges, found, request))
+    refusals = with_holders(feed, edges, found.refusals + (() if goes_on else refused + losses), found)
+    return Preview(found, owed, refusals, plan, blocked, met, held_of(feed, edges, found, request))
 
 
 def _with_origins(found: Survey) -> State:
@@ -275,13 +275,13 @@ def _with_boundaries(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
 ) -> State:
     """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
-    for entry in _unpinned(feed, edges, state, partitions, request):
+    for entry in unpinned(feed, edges, state, partitions, request):
         pinned = windows.clamped(state, entry)
         state = state.extended([pinned]) if pinned else state
     return state
 
 
-def _unpinned(
+def unpinned(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
 ) -> list[BoundaryEntry]:
     """The boundaries that have passed, and those of a window asked for before the first one. Raises UsageError."""
@@ -299,7 +299,7 @@ def _unpinned(
     return [*before, *due]
 
 
-def _replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state: State) -> Sequence[Receipt]:
+def receipts_replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state: State) -> Sequence[Receipt]:
     """What a request that replaces would replace: the receipts that count of what it asks for."""
     if not request.replace:
         return ()
@@ -316,12 +316,12 @@ def _company(
     found = list(planning.overlapping(state, request, owed))
     blocked = next((x for x in found if x[0].id not in dead), None)
     in_the_way = {batch.id for batch, _ in found}
-    fates = ((b, _fate(feed, edges, b, request, in_the_way)) for b in state.live() if b.id in dead)
+    fates = ((b, fate_of(feed, edges, b, request, in_the_way)) for b in state.live() if b.id in dead)
     met = tuple(owners.met(feed.name, b, verdicts[b.id], *fate) for b, fate in fates)
     return (owners.busy(feed.name, *blocked, verdicts[blocked[0].id]) if blocked else None), met
 
 
-def _fate(
+def fate_of(
     feed: Feed, edges: Edges, batch: Batch, request: Request, in_the_way: Container[int] = ()
 ) -> tuple[Fate, str]:
     """What a run does about a batch whose run is dead, and why.
@@ -346,7 +346,7 @@ def _was_refused(feed: Feed, edges: Edges, batch: Batch) -> bool:
     return edges.liveness.last_beat(batch.owner) is None and edges.lake.size(page) is not None
 
 
-def _plan(
+def plan_for(
     feed: Feed,
     edges: Edges,
     found: Survey,
@@ -405,7 +405,7 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
     for _ in range(MAX_ROUNDS):
         report(Progress("plan"))
         found = _bounded(survey(feed, edges, ledger), ends)
-        _check_sound(found, request)
+        check_sound(found, request)
         shape = evolution.declare(feed, ledger)
         _pin_origins(ledger, found)
         _pin_boundaries(feed, edges, ledger, found, request)
@@ -413,14 +413,14 @@ def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Own
         batch, dead, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
         if batch is None:
             break
-        result = _carry_out(feed, shape, edges, ledger, batch, owner, report)
+        result = carry_out(feed, shape, edges, ledger, batch, owner, report)
         done.append(_taken_over(ledger, batch, dead, result, request, report) if dead else result)
         if not _goes_on(feed, result, request, taken_over=dead is not None):
             break
-    done += _others(feed, shape, edges, ledger, request, owner, report)
+    done += finish_others(feed, shape, edges, ledger, request, owner, report)
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    refused, held = _holders_named(feed, edges, refusals, found), _held_back(feed, edges, found, request)
+    refused, held = with_holders(feed, edges, refusals, found), held_of(feed, edges, found, request)
     landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
     return landed if landed.failures else replace(landed, left=_left(feed, state, found, request))
 
@@ -429,8 +429,8 @@ def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: b
     """Whether another plan may be due: a batch of another request was finished first, or Kafka changed on the way."""
     mine = request.replace and result.plan.request == request
     if result.number is None:
-        return not mine and bool(_never(feed, result.plan.request, result.failures))
-    return (taken_over and not mine) or _lost_on_the_way(feed, result)
+        return not mine and bool(never_possible(feed, result.plan.request, result.failures))
+    return (taken_over and not mine) or lost_on_the_way(feed, result)
 
 
 def _taken_over(
@@ -440,16 +440,16 @@ def _taken_over(
     what failed of it is planned anew, or refused, unless this very replacing was asked for."""
     if ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
-    owners.tell(report, owners.met(ledger.feed, batch, dead, Fate.GIVEN_UP, _first(result.failures)))
+    owners.tell(report, owners.met(ledger.feed, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
     return result if request.replace and result.plan.request == request else replace(result, foreign=True)
 
 
-def _first(failures: Sequence[SliceFailure]) -> str:
+def first_failure(failures: Sequence[SliceFailure]) -> str:
     more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
     return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
 
 
-def _others(
+def finish_others(
     feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter
 ) -> list[BatchResult]:
     """What is done about batches of dead runs that were not in the way. What fails of it does not fail this run."""
@@ -457,7 +457,7 @@ def _others(
     live = [b for b in ledger.read().live() if b.owner.token != owner.token]
     verdicts = owners.judged(edges.liveness, live)
     for batch in (b for b in live if verdicts[b.id].dead):
-        fate, why = _fate(feed, edges, batch, request)
+        fate, why = fate_of(feed, edges, batch, request)
         if fate is Fate.GIVEN_UP:
             owners.give_up(ledger, [batch], verdicts, report)
         elif fate is Fate.LEFT:
@@ -479,11 +479,11 @@ def _finish(
 ) -> list[BatchResult]:
     """Take a dead run's batch over and carry it out; none when another has it by now."""
     tell = partial(owners.met, feed.name, batch, verdict)
-    if not _took_over(ledger, batch, owner):
+    if not take_over(ledger, batch, owner):
         return []
     owners.tell(report, tell(Fate.TAKEN_OVER))
     try:
-        result = _carry_out(feed, shape, edges, ledger, batch, owner, report)
+        result = carry_out(feed, shape, edges, ledger, batch, owner, report)
     except SluiceError as error:
         owners.tell(report, tell(Fate.LEFT, error.message))
         plan = batch.plan or ledger.plan(batch.id)
@@ -491,7 +491,7 @@ def _finish(
         return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
     if result.failures:
         fate = _BECAME[ledger.read().batches[batch.id].status]
-        owners.tell(report, tell(fate, _first(result.failures)))
+        owners.tell(report, tell(fate, first_failure(result.failures)))
     return [replace(result, foreign=True)]
 
 
@@ -509,7 +509,7 @@ def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
     return sum(o.span for o in owed)
 
 
-def _check_sound(found: Survey, request: Request) -> None:
+def check_sound(found: Survey, request: Request) -> None:
     """Raises the refusal of a partition that is asked for by name."""
     named = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     for refusal in found.refusals:
@@ -526,12 +526,12 @@ def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
 
 
 def _still(found: Survey, state: State, request: Request) -> Survey:
-    """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `_check_sound`
+    """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `check_sound`
     does."""
     partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
     left = tuple(Refusal(k.tp, _left_behind(k)) for k in found.partitions if k not in partitions)
     still = replace(found, partitions=partitions, refusals=found.refusals + left)
-    _check_sound(still, request)
+    check_sound(still, request)
     return still
 
 
@@ -554,18 +554,18 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 
 def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
     """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
-    for entry in _unpinned(feed, edges, ledger.read(), found.partitions, request):
+    for entry in unpinned(feed, edges, ledger.read(), found.partitions, request):
         ledger.append(partial(windows.clamped, entry=entry))
 
 
-def _losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
+def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     if feed.policies.on_loss is OnLoss.ACCEPT:
         return ()
     errors = [(o.key.tp, pos.out_of_range(r.start, o.key, o.partition, feed.name)) for o in owed for r in o.lost[:1]]
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
-def _holders_named(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
+def with_holders(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
     """The refusals; those of held windows name the transaction, as far as the cluster tells, and the way out."""
     held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
     partitions = (p for p in found.partitions.values() if p.tp in held)
@@ -574,7 +574,7 @@ def _holders_named(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found:
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
 
 
-def _held_back(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[HeldBack, ...]:
+def held_of(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[HeldBack, ...]:
     """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
     have taken long. It only explains: where Kafka does not answer by now, there is none."""
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
@@ -625,9 +625,9 @@ def _pinned(
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way
         known = _still(found, state, request)
-        replaced = _replaced(feed, ledger, known, request, state)
+        replaced = receipts_replaced(feed, ledger, known, request, state)
         owed, refused = planning.owed(request, state, known.partitions, feed.window, replaced)
-        losses = _losses_refused(feed, owed)
+        losses = losses_refused(feed, owed)
         refusals = known.refusals + refused + losses
         lost = {r.tp for r in losses}
         free = [o for o in owed if o.key.tp not in lost]
@@ -636,7 +636,7 @@ def _pinned(
             refusals = known.refusals  # it was planned, and says itself what it cannot read any more
         if in_the_way:
             return None
-        plan = _plan(feed, edges, found, request, free, state, replaced)
+        plan = plan_for(feed, edges, found, request, free, state, replaced)
         return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
 
     appended = ledger.append(decide)
@@ -652,13 +652,13 @@ def _pinned(
     if batch.rewrites:
         owners.give_up(ledger, [batch], verdicts, report)
         return _pinned(feed, edges, ledger, found, request, owner, report)
-    if not _took_over(ledger, batch, owner):
+    if not take_over(ledger, batch, owner):
         raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
     owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
     return batch, verdicts[batch.id], refusals
 
 
-def _took_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
+def take_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
     """Whether the batch is ours now, whose run is known dead. Cleans nothing: finished slices are adopted."""
 
     def decide(state: State) -> OwnEntry | None:
@@ -669,13 +669,13 @@ def _took_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
     return ledger.append(decide) is not None
 
 
-def _carry_out(
+def carry_out(
     feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
 ) -> BatchResult:
     plan = batch.plan or ledger.plan(batch.id)
     report(Progress("start Spark"))
     edges.engine.start()
-    with _watched(edges.lake, feed.name, batch.id, plan, report):
+    with watched(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape)
         outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
@@ -685,7 +685,7 @@ def _carry_out(
     check_drift(receipts, feed.policies)
     whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
     if not receipts or (failures and whole):
-        if why := _never(feed, plan.request, failures):
+        if why := never_possible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
         return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
     results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
@@ -707,7 +707,7 @@ def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 @contextmanager
-def _watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
+def watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
     """Report progress from the receipts that tasks leave in staging: about once a second, less often where there are so
     many that looking takes its time."""
     spans = {layout.slice_name(s): s.span for s in plan.slices}
@@ -735,7 +735,7 @@ def _finished(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> in
     return sum(spans.get(n, 0) for n in names if n)
 
 
-def _never(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
+def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
     """Why a plan of which nothing was published can never be carried out, if so: else it would be taken over for ever.
 
     What is lost waits, reserved, until somebody accepts it, unless the feed does.
@@ -748,7 +748,7 @@ def _never(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> st
     return ""
 
 
-def _lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
+def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     """Retention overtook us between plan and fetch, and the feed accepts that: plan again with the loss named."""
     lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
     return lost and feed.policies.on_loss is OnLoss.ACCEPT

@@ -450,14 +450,14 @@ def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
         return error.problems
     if "contract" in data:
         return (Problem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
-    return _validated(_reaching_kafka(data, environ), path.resolve().parent.parent)
+    return _validated(reaching_kafka(data, environ), path.resolve().parent.parent)
 
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Variables of the environment: where Kafka is for feeds that do not say so, the second where the first is not set."""
 
 
-def _reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
     """The feed with where Kafka is, from the environment where the file does not say so."""
     kafka, known = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
     if not known or not isinstance(kafka, dict) or kafka.get("bootstrap") is not None:

@@ -75,7 +75,7 @@ MENDED_BYTES = 24 << 20
 OFFSET_WEIGHT = 8 << 10
 """Bytes of files that a re-landed record counts for: with batches of 2 GiB an entry tells of some 250,000."""
 _DECODED = pa.schema([f for f in RawFormat.schema if f.name not in ("topic", "partition")])
-_NONE = np.empty(0, np.int64)
+NO_OFFSETS = np.empty(0, np.int64)
 RELANDED = pa.schema(
     [
         *(QUARANTINED.field(n) for n in ("offset", *Kind._fields, "batch", "contract")),
@@ -108,13 +108,13 @@ class Trial:
         self.fit += other.fit
         for mine, more in ((self.why, other.why), (self.botched, other.botched)):
             for key, (records, first) in more.items():
-                _count(mine, key, records, first)
+                count_first(mine, key, records, first)
         self.mended += other.mended
         self.left += other.left
         self.left_fit += other.left_fit
 
 
-def _count(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
+def count_first(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
     held = into.get(key, (0, first))
     into[key] = (held[0] + records, held[1])
 
@@ -132,7 +132,7 @@ class Sorted:
     def offsets(self) -> Any:
         """Of the rows that fit."""
         found = [offsets_of(rows) for rows in self.landed]
-        return np.concatenate(found) if found else _NONE
+        return np.concatenate(found) if found else NO_OFFSETS
 
 
 class Sorter:
@@ -156,7 +156,7 @@ class Sorter:
             self.trial.tried[kind] += records
         landed: list[pa.RecordBatch] = []
         refused: list[pa.RecordBatch] = []
-        mended: list[Any] = [_NONE]
+        mended: list[Any] = [NO_OFFSETS]
         for records, changed in self._records(rows):
             for piece in self._format.convert(self._slice, records):
                 self._see(piece)
@@ -168,7 +168,7 @@ class Sorter:
         if self._alone:
             refused += self._left_alone(rows)
         found = Sorted(tuple(landed), _together(refused), np.concatenate(mended))
-        for kind, n, _ in kinds_of(_only(rows, found.offsets)):
+        for kind, n, _ in kinds_of(with_offsets(rows, found.offsets)):
             self.trial.fit[kind] += n
         self.trial.mended += len(found.mended)
         return found
@@ -180,7 +180,7 @@ class Sorter:
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
             if piece.quarantined is not None:
-                yield self._renewed(rows, piece.quarantined, _NONE)
+                yield self._renewed(rows, piece.quarantined, NO_OFFSETS)
 
     def _see(self, piece: Formatted) -> None:
         self.seen.add(piece)
@@ -197,15 +197,15 @@ class Sorter:
         """Why records do not fit today, beside the batch that read them; without those that were mended in vain."""
         now = recast(quarantined(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
-            _count(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
+            count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
         now = without(now, changed)
-        batches = _only(rows, offsets_of(now)).column("batch")
+        batches = with_offsets(rows, offsets_of(now)).column("batch")
         return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
 
     def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
         """The records that are tried, a bounded amount at a time, with the offsets of those with other bytes."""
         if self._mender is None:
-            yield _records(rows), _NONE
+            yield _records(rows), NO_OFFSETS
             return
         held: list[tuple[int, bytes]] = []
         for row, value in self._mended(rows):
@@ -222,7 +222,7 @@ class Sorter:
             try:
                 value = self._mender.mend(record) if self._mender else None
             except Botched as what:
-                _count(self.trial.botched, str(what), 1, f"{self._slice.tp}:{record.offset}")
+                count_first(self.trial.botched, str(what), 1, f"{self._slice.tp}:{record.offset}")
                 continue
             if value is None:
                 self.trial.left += 1
@@ -267,7 +267,7 @@ def _as_given(rows: pa.RecordBatch) -> Iterator[Record]:
         yield Record(**row)
 
 
-def _only(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
+def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
     """The rows of these offsets, in order."""
     mine = int64s(rows.column(rows.schema.get_field_index("offset")))
     return rows.take(fixed(pa.int64(), np.flatnonzero(np.isin(mine, offsets))))
@@ -505,8 +505,8 @@ class _Work:
         s = receipt.slice
         self._landed = self._desk.writer(s, PartKind.LANDED, self._schema)
         self._refused = self._desk.writer(s, PartKind.QUARANTINED, QUARANTINED)
-        self._new: list[Any] = [_NONE]
-        self._mended: list[Any] = [_NONE]
+        self._new: list[Any] = [NO_OFFSETS]
+        self._mended: list[Any] = [NO_OFFSETS]
         self._notes = layout.relanded_path(self._desk.feed, self._desk.batch, s)
 
     def carry_out(self) -> Receipt:
@@ -539,7 +539,7 @@ class _Work:
         """The rows that fit now; the others go into the smaller quarantine on the way."""
         for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible):
             chosen, rest = self._by.asked.split(rows, self._old.slice.tp)
-            found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, _NONE)
+            found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
             if rest.num_rows and self._checks:
                 self._sorter.look_at(rest)
             self._stay(rows, found)
@@ -560,7 +560,7 @@ class _Work:
             return
         self._new.append(found.offsets)
         self._mended.append(found.mended)
-        were = _only(rows, found.offsets)
+        were = with_offsets(rows, found.offsets)
         mended = np.isin(offsets_of(were), found.mended)
         notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
 
@@ -594,8 +594,8 @@ class _Work:
     def _check_same(self, made: Receipt) -> None:
         """Read back: but for what was re-landed, the rows of both kinds are what they were."""
         new = np.concatenate(self._new)
-        self._same(made, PartKind.LANDED, plain(self._schema), before=_NONE, after=new)
-        self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=_NONE)
+        self._same(made, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
+        self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
 
     def _same(self, made: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
         old = _seen_as(self._desk.rows((self._old,), kind, visible), schema, before)

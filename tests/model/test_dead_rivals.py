@@ -190,7 +190,7 @@ def test_whoever_meets_what_a_killed_rival_left_goes_on_or_is_told_a_way_out_tha
 
 def _nothing_else(patch: pytest.MonkeyPatch) -> None:
     """A run does nothing about what is not in its way, and does not mention it."""
-    patch.setattr(batch, "_others", lambda *_: [])
+    patch.setattr(batch, "finish_others", lambda *_: [])
 
 
 def _by_overlap_alone(patch: pytest.MonkeyPatch) -> None:

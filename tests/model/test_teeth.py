@@ -183,7 +183,7 @@ def latepart(patch: Patch) -> None:
 
 
 def held_for_ever(patch: Patch) -> None:
-    patch.setattr(batch, "_never", lambda *_: "")
+    patch.setattr(batch, "never_possible", lambda *_: "")
 
 
 def markers(patch: Patch) -> None:
