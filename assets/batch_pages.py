@@ -9,12 +9,13 @@ from typing import Protocol
 
 import dagster as dg
 
-from sluice.pipelines.batch import BatchResult, Edges
-from sluice.pipelines.errors import BatchRefused
+from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.outlook import Outlook
-from sluice.pipelines.units import many
-from sluice.pipelines.values import SliceFailure
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.vocabulary.errors import BatchRefused
+from sluice.pipelines.vocabulary.receipts import SliceFailure
+from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.watching.outlook import Outlook
 
 
 class Context(Protocol):
@@ -50,8 +51,8 @@ def _keep(
     failures: Sequence[SliceFailure] = (),
     outlook: Outlook | None = None,
 ) -> None:
-    from sluice.pipelines.batch_page import store
-    from sluice.pipelines.batch_page.account import behind
+    from sluice.pipelines.page import store
+    from sluice.pipelines.page.account import behind
 
     try:
         path = store.keep(ledger, edges.lake, batch, behind(outlook) if outlook else None, why, failures)

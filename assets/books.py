@@ -10,18 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sluice.pipelines import layout, owners, windows
-from sluice.pipelines.batch import Edges
+from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import Outcome, contract_results
-from sluice.pipelines.contract.suite import Contract
-from sluice.pipelines.evolution import shape_named
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ports import Lake, Liveness
-from sluice.pipelines.ranges import Range, subtract, union
-from sluice.pipelines.shape import Shape
-from sluice.pipelines.values import Key, Met, Receipt
+from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Edges, Lake, Liveness
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.ranges import Range, subtract, union
+from sluice.pipelines.vocabulary.receipts import Met, Receipt
 
 
 def quarantines(feed: Feed) -> bool:
@@ -147,7 +149,7 @@ class Books:
 
     def _page(self, batch: int) -> str | None:
         if batch not in self._pages:
-            path = layout.batch_page_path(self.feed.name, batch)
+            path = paths.batch_page_path(self.feed.name, batch)
             self._pages[batch] = None if self.lake.size(path) is None else self.lake.locate(path)
         return self._pages[batch]
 

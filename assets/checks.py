@@ -14,10 +14,10 @@ from sluice.assets import contracts, internals, metadata
 from sluice.assets.books import Books
 from sluice.assets.contracts import Said
 from sluice.assets.markdown import plain
-from sluice.pipelines.batch import Landed
-from sluice.pipelines.units import many, show_window
-from sluice.pipelines.watch import LAG, Watched
-from sluice.pipelines.windows import searched
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.planning.windows import searched
+from sluice.pipelines.vocabulary.units import many, show_window
+from sluice.pipelines.watching.watch import LAG, Watched
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
 """Of a window's rows: are they all there? Of its boundaries: are they known to be first records, or was one searched

@@ -14,11 +14,11 @@ from pydantic import Field
 
 from sluice.assets.instance import informed
 from sluice.assets.session import FEED_TAG, Session
-from sluice.pipelines.compaction import Compacted, compact
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.feed import WindowSettings
-from sluice.pipelines.units import parse_window, show_window
-from sluice.pipelines.windows import check_aligned
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.planning.windows import check_aligned
+from sluice.pipelines.rewriting.compaction import Compacted, compact
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import parse_window, show_window
 from sluice.resources.liveness import new_owner
 
 POOL = "sluice_compaction"

@@ -17,13 +17,13 @@ from sluice.assets import metadata
 from sluice.assets.books import Books, Judged
 from sluice.assets.markdown import plain
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
+from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.contract.results import Outcome
-from sluice.pipelines.contract.suite import Expectation, Severity
-from sluice.pipelines.drift import described, drift_of
-from sluice.pipelines.errors import BatchRefused, Breach
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.units import many, show_window
-from sluice.pipelines.values import EXAMPLES, Drift, DriftKind, Receipt
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.validation.drift import described, drift_of
+from sluice.pipelines.vocabulary.errors import BatchRefused, Breach
+from sluice.pipelines.vocabulary.receipts import EXAMPLES, Drift, DriftKind, Receipt
+from sluice.pipelines.vocabulary.units import many, show_window
 
 SCHEMA = "schema"
 MOST_LISTED = 50

@@ -21,7 +21,7 @@ from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
 from sluice.assets.session import Session
 from sluice.assets.windows import now, partitions_of
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 

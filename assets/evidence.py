@@ -16,10 +16,10 @@ import dagster as dg
 
 from sluice.assets import metadata
 from sluice.assets.books import Books, quarantines
-from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
-from sluice.pipelines.units import show_window
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.units import show_window
 
 VERSION = "dagster/data_version"
 

@@ -23,14 +23,14 @@ from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
 from sluice.assets.windows import now, partitions_of
-from sluice.pipelines.batch import Landed, Skip
-from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.errors import Failed, SluiceError
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.ports import Reporter
-from sluice.pipelines.report import load_report
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Request, RequestKind
+from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.report import load_report
+from sluice.pipelines.vocabulary.errors import Failed, SluiceError
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Reporter
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.project import Project
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

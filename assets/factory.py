@@ -26,12 +26,13 @@ from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, Session, pool
 from sluice.assets.steps import topic_key
-from sluice.pipelines.batch import Skip
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
-from sluice.pipelines.units import parse_instant, parse_window, show_instant, show_window
-from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
+from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.units import parse_instant, parse_window, show_instant, show_window
 
 Windows = dg.TimeWindowPartitionsDefinition
 

@@ -30,8 +30,8 @@ from dagster._serdes import ConfigurableClassData
 from dagster._utils import ensure_file, touch_file
 
 from sluice.assets.internals import shows_nothing, workspace
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.liveness import Informed
 from sluice.resources.project import Project
 

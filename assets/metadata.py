@@ -16,18 +16,20 @@ import dagster as dg
 import pyarrow as pa
 
 from sluice.assets.books import Books, Judged, quarantines
-from sluice.pipelines import layout, windows
-from sluice.pipelines.batch import Landed
-from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.drift import drift_of
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
-from sluice.pipelines.outlook import Outlook
+from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.timings import spent
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Counts, DriftKind, Key, Met, Part, PartitionState, PartKind, Receipt
-from sluice.pipelines.watch import Watched
+from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.vocabulary.kafka import Key, PartitionState
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Met, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.watching.outlook import Outlook
+from sluice.pipelines.watching.timings import spent
+from sluice.pipelines.watching.watch import Watched
 
 Metadata = dict[str, Any]
 
@@ -62,7 +64,7 @@ def of_batch(books: Books, batch: Batch) -> Metadata:
     """What one published batch landed, as its publish entry says: the same whoever records it, and when."""
     entry = books.entry(batch)
     return {
-        "dagster/uri": books.lake.locate(layout.visible_roots(books.feed.name)[0]),
+        "dagster/uri": books.lake.locate(paths.visible_roots(books.feed.name)[0]),
         "ranges": _ranges(entry.receipts),
         **_amounts(entry.receipts),
         **_rates(books, (batch,)),
@@ -76,10 +78,10 @@ def of_batch(books: Books, batch: Batch) -> Metadata:
 def of_window(books: Books, window: int) -> Metadata:
     """What a complete window holds, whichever batches landed it."""
     receipts, batches = books.receipts_in(window), books.batches_in(window)
-    folder = layout.window_folder(window, books.feed.window.length)
+    folder = paths.window_folder(window, books.feed.window.length)
     return {
         "dagster/partition_row_count": sum(r.counts.landed for r in receipts),
-        "dagster/uri": books.lake.locate(f"{layout.visible_roots(books.feed.name)[0]}/{folder}"),
+        "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[0]}/{folder}"),
         "boundaries": _boundaries(books, window, receipts),
         **_amounts(receipts),
         **_quality(books, window, receipts),
@@ -95,10 +97,10 @@ def of_quarantine(books: Books, window: int) -> Metadata:
     receipts = books.receipts_in(window)
     parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
     rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
-    folder = layout.window_folder(window, books.feed.window.length)
+    folder = paths.window_folder(window, books.feed.window.length)
     return {
         "dagster/partition_row_count": rows,
-        "dagster/uri": books.lake.locate(f"{layout.visible_roots(books.feed.name)[1]}/{folder}"),
+        "dagster/uri": books.lake.locate(f"{paths.visible_roots(books.feed.name)[1]}/{folder}"),
         "rows": rows,
         "share": round(rows / seen, 6) if seen else 0.0,
         "bytes": sum(p.bytes for p in parts),
@@ -139,7 +141,7 @@ def column_schema(books: Books, receipts: Sequence[Receipt]) -> Metadata:
 
 def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
     """Rows by who refused them and why, the most frequent first; what a part's file does not say is not told."""
-    from sluice.pipelines.quarantine import faults_of  # late: definitions load without it
+    from sluice.pipelines.quarantine.limit import faults_of  # late: definitions load without it
 
     found: Counter[tuple[str, ...]] = Counter()
     names = ("stage", "reason", "field", "expectation")

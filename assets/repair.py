@@ -13,10 +13,10 @@ import dagster as dg
 from sluice.assets import evidence, settling
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
-from sluice.pipelines.owners import asking
-from sluice.pipelines.repair import Found, Kind, ends
-from sluice.pipelines.units import many, parse_window, show_window
-from sluice.pipelines.values import Request, RequestKind
+from sluice.pipelines.operating.repair import Found, Kind, ends
+from sluice.pipelines.publishing.owners import asking
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.units import many, parse_window, show_window
 
 
 def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[Found]:

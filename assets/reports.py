@@ -24,12 +24,12 @@ from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.markdown import plain
 from sluice.assets.session import Session
-from sluice.pipelines import layout
-from sluice.pipelines.errors import FeedError
+from sluice.pipelines.feed.report import Report, load_report
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.report import Report, load_report
-from sluice.pipelines.units import parse_window, show_window
-from sluice.pipelines.values import PartKind
+from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.units import parse_window, show_window
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeR
             began = time.monotonic()
             result = session.ask(report, rows)
             seconds = round(time.monotonic() - began, 3)
-            path, data = layout.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
+            path, data = paths.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
             edges.lake.put(path, data)
             where: metadata.Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
     said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}

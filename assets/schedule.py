@@ -19,10 +19,10 @@ from sluice.assets.evidence import landed_key
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
 from sluice.assets.settling import settle
 from sluice.assets.windows import closing_cron
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.units import show_window
-from sluice.pipelines.windows import owed
+from sluice.pipelines.planning.windows import owed
+from sluice.pipelines.vocabulary.units import show_window
 
 AT_ONCE = 6
 """Windows that one tick asks for at most."""

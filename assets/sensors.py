@@ -25,12 +25,12 @@ from sluice.assets.feeds import read_feeds
 from sluice.assets.internals import executes
 from sluice.assets.markdown import plain
 from sluice.assets.session import Session
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.feed import Feed, KafkaSettings
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ports import Cluster
-from sluice.pipelines.watch import View, Watched, view, watch
+from sluice.pipelines.ports import Cluster, Edges
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.watching.watch import View, Watched, view, watch
 
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300

@@ -17,12 +17,13 @@ from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets.feeds import read_feeds
 from sluice.assets.instance import holding, prepare_home
-from sluice.pipelines.batch import Edges, Landed
-from sluice.pipelines.commit import CommitResult
-from sluice.pipelines.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.ports import Progress, Reporter
-from sluice.pipelines.report import Report
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.committing.commit import CommitResult
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.report import Report
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.resources.project import Project
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:
     """The report's result, by Spark."""
-    from sluice.resources.reports import ask
+    from sluice.resources.spark.reports import ask
 
     return ask(report, rows)
 

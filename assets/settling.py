@@ -18,8 +18,8 @@ from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, FRONTIER, WATCH
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.internals import Planned
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.units import parse_window, show_window
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.units import parse_window, show_window
 
 WHY = "told again: a run over this window ended without telling of it, and by the ledger it is complete"
 

@@ -24,22 +24,27 @@ from sluice.assets.internals import executes
 from sluice.assets.memory import remember
 from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
-from sluice.pipelines import layout, loops
-from sluice.pipelines.batch import Edges, Landed, Skip, land, open_ledger, unlike
-from sluice.pipelines.commit import CommitResult, CommitSettings, CommitStatus, commit
-from sluice.pipelines.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.batch.survey import open_ledger, unlike
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.letters import Outlet
-from sluice.pipelines.outlook import Outlook, look_ahead
-from sluice.pipelines.ports import Engine, Progress
-from sluice.pipelines.positions import key_of
-from sluice.pipelines.units import parse_window, show_window
-from sluice.pipelines.values import PartitionState, Request, RequestKind, TopicPartition
-from sluice.pipelines.watch import Watched, view, watch
-from sluice.pipelines.windows import earliest
+from sluice.pipelines.planning.origins import key_of
+from sluice.pipelines.planning.windows import earliest
+from sluice.pipelines.ports import Edges, Engine
+from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.records import ready
+from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.units import parse_window, show_window
+from sluice.pipelines.watching.outlook import Outlook, look_ahead
+from sluice.pipelines.watching.watch import Watched, view, watch
 from sluice.resources.liveness import new_owner
-from sluice.resources.spark import is_local
+from sluice.resources.spark.engine import is_local
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
@@ -94,7 +99,7 @@ def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, 
     mine = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
     if mine is None:
         return
-    page = layout.batch_page_path(feed.name, mine.id, mine.owner.token)
+    page = paths.batch_page_path(feed.name, mine.id, mine.owner.token)
     report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
     for name, said in contracts.refusals(feed, refused, report):
         yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
@@ -164,7 +169,7 @@ def _land(
     settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _told(context, ledger, edges):
         if is_local(feed.spark):  # workers share what is compiled here; elsewhere the engine sees to theirs
-            loops.ready(report)
+            ready.ready(report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
     for held in landed.held:

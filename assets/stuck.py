@@ -20,10 +20,10 @@ from dagster._time import get_current_timestamp
 from sluice.assets.instance import end_run, is_held, let_go
 from sluice.assets.schedule import is_of
 from sluice.assets.session import OpenEdges
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.owners import outlook
-from sluice.pipelines.values import Life, Verdict
+from sluice.pipelines.publishing.owners import outlook
+from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import process_gone
 from sluice.resources.project import Project
 

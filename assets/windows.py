@@ -12,8 +12,9 @@ from functools import cache
 import dagster as dg
 
 from sluice.assets.memory import Seen
-from sluice.pipelines.feed import Feed, StartKind, WindowSettings
-from sluice.pipelines.units import DAY, HOUR, MINUTE, show_window
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import StartKind, WindowSettings
+from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, show_window
 
 KEY_FORMAT = "%Y-%m-%dT%H:%M"
 

@@ -22,20 +22,21 @@ import pyarrow as pa
 
 from sluice.bench.peer_sluice import feed_of
 from sluice.bench.stand import Assignment, Ready, serve
-from sluice.pipelines.batch import preview
-from sluice.pipelines.decode import BatchDecoder
-from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import Formatted
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.landing.task import Assignment as Work
+from sluice.pipelines.landing.task import memory_shares
+from sluice.pipelines.landing.writer import PartWriter, Target
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
-from sluice.pipelines.task import Assignment as Work
-from sluice.pipelines.task import memory_shares
-from sluice.pipelines.typed.landed import quarantined
-from sluice.pipelines.values import PartKind, Request, RequestKind, Slice
+from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.format import Formatted
+from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.edges import open_edges
-from sluice.resources.executor import Wiring
 from sluice.resources.kafka.fetch import KafkaFetcher
+from sluice.resources.spark.executor import Wiring
 
 MOST_RECORDS, MOST_BYTES = 600_000, 48 << 20
 """Of a topic, as it lies in Kafka: what is held in memory."""

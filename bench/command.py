@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sluice.bench import lake, machine, peers, race, scale, start, suite
 from sluice.bench.results import Provenance, RaceResult, Report
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.vocabulary.errors import UsageError
 
 Note = Callable[[str], None]
 Keep = Callable[[Report], None]

@@ -20,17 +20,17 @@ from typing import Any
 from sluice.bench.load import ensure
 from sluice.bench.measure import Cost, metered
 from sluice.bench.workloads import ORDERS
-from sluice.pipelines import layout
-from sluice.pipelines.batch import land
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import SkipEntry, dump
-from sluice.pipelines.values import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.resources.edges import now, open_edges
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
-from sluice.resources.local_s3 import LocalS3
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.s3 import LocalS3
 
 Note = Callable[[str], None]
 
@@ -132,7 +132,7 @@ def _removed(folder: Path) -> Iterator[Path]:
 
 def _speed(place: _Place, kind: str, records: int, note: Note) -> Speed:
     """The second landing counts; each has a lake of its own."""
-    from sluice.resources.spark import session
+    from sluice.resources.spark.engine import session
 
     for turn in ("warming up", "landing"):
         note(f"{kind}: {turn}")
@@ -191,7 +191,7 @@ def _age(feed: Feed, entries: int) -> None:
 
     def write(number: int) -> None:
         entry = SkipEntry(ranges=(), reason="age", write=secrets.token_hex(8), at=now(), cluster=begun.cluster)
-        lake.put(layout.log_path(feed.name, number), dump(entry))
+        lake.put(paths.log_path(feed.name, number), dump(entry))
 
     with ThreadPoolExecutor(8, "bench-age") as pool:
         list(pool.map(write, range(begun.number, entries)))

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from sluice.bench.stand import Assignment
 from sluice.bench.types import fields
-from sluice.pipelines.formats import HEADERS
-from sluice.pipelines.typed.schema import arrow_type
+from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.schema.schema import arrow_type
 
 ROWS = 100_000
 """Of a row group: what a loop gathers before it writes."""

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sluice.resources import java
-from sluice.resources.local_kafka import VERSION
+from sluice.resources.local import java
+from sluice.resources.local.kafka import VERSION
 
 _SHOWN = ("sluice", "pyspark", "pyarrow", "numba", "duckdb", "kafka-python")
 

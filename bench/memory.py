@@ -16,23 +16,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from sluice.pipelines.configs import Configs
 from sluice.pipelines.ports import Job, Member, Membership
-from sluice.pipelines.units import DAY
-from sluice.pipelines.values import (
+from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
-    Counts,
+    Configs,
     Isolation,
-    Life,
     OffsetAtTime,
     OpenTransaction,
-    Outcome,
-    Owner,
     PartitionState,
-    Receipt,
     TopicPartition,
-    Verdict,
 )
+from sluice.pipelines.vocabulary.receipts import Counts, Life, Outcome, Owner, Receipt, Verdict
+from sluice.pipelines.vocabulary.units import DAY
 
 
 class MemoryLake:

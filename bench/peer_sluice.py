@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from sluice.bench.stand import Assignment, Ready, serve
-from sluice.pipelines.batch import BatchResult, land
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.timings import spent
-from sluice.pipelines.values import Owner, Request, RequestKind
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.pipelines.watching.timings import spent
 from sluice.resources.edges import now, open_edges
 
 

@@ -20,9 +20,9 @@ from typing import IO, Any
 from sluice.bench.check import Layout
 from sluice.bench.packages import packages
 from sluice.bench.stand import Assignment
-from sluice.pipelines.errors import Failed, UsageError
-from sluice.resources import java
-from sluice.resources.spark import WORKERS_ENVIRONMENT
+from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.resources.local import java
+from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
 
 _GRACE_SECONDS = 20.0
 _SPARK = "org.apache.spark"

@@ -22,7 +22,7 @@ from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, ru
 from sluice.bench.results import Budget, Landing, Pass, PeerResult, RaceResult
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import Workload
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 
 Note = Callable[[str], None]
 

@@ -17,7 +17,7 @@ from sluice.bench.plot import plot
 from sluice.bench.results import PeerResult, Provenance, RaceResult, Report
 from sluice.bench.suite import FLAT, SUITE
 from sluice.cli.terminal import facts, heading, size, table
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.vocabulary.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"
 _KINDS = {"driver": "Python driver", "jvm": "JVM", "worker": "Python workers"}

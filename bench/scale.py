@@ -23,29 +23,22 @@ from rich.console import RenderableType
 
 from sluice.bench.memory import MemoryCluster, MemoryEngine, MemoryGroup, MemoryLake, MemoryLiveness
 from sluice.cli.terminal import count, heading, size, table
-from sluice.pipelines import layout
-from sluice.pipelines.batch import Edges, Preview, land, preview
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import HEADERS, RawFormat
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.preview import Preview, preview
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.task import Assignment, Tools, adopt
+from sluice.pipelines.landing.writer import PartWriter, Target
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.proof import prove
-from sluice.pipelines.task import Assignment, Tools, adopt
-from sluice.pipelines.units import HOUR
-from sluice.pipelines.values import (
-    Counts,
-    Isolation,
-    Outcome,
-    Owner,
-    Plan,
-    Receipt,
-    Request,
-    RequestKind,
-    Slice,
-    to_json,
-)
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.vocabulary.kafka import Isolation
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, to_json
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Owner, Receipt
+from sluice.pipelines.vocabulary.units import HOUR
 
 Note = Callable[[str], None]
 T = TypeVar("T")
@@ -248,7 +241,7 @@ class _World:
         lake = MemoryLake()
         for outcome in MemoryEngine().run(job, range(len(job.plan.tasks))):
             if isinstance(outcome, Receipt):
-                path = layout.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.slice)
+                path = paths.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.slice)
                 lake.put(path, to_json(outcome).encode())
         work = Assignment(
             self.feed.name, job.batch, job.plan.hash, Isolation.READ_COMMITTED, "again", self.feed.landing,
@@ -276,7 +269,7 @@ class _World:
         found: dict[str, int] = {}
         before = ""
         for number, entry in ledger.entries():
-            written = len(self.lake.files[layout.log_path(self.feed.name, number)])
+            written = len(self.lake.files[paths.log_path(self.feed.name, number)])
             found[entry.kind] = written + (found[before] if entry.kind == before else 0)
             before = entry.kind
             if isinstance(entry, PlanEntry):

@@ -29,16 +29,19 @@ from sluice.bench.load import ensure
 from sluice.bench.measure import metered
 from sluice.bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal import facts, heading, table
-from sluice.pipelines.batch import Edges, Landed, land, preview
-from sluice.pipelines.errors import Failed
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.units import HOUR, show_window
-from sluice.pipelines.values import Request, RequestKind
-from sluice.resources import events
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.units import HOUR, show_window
 from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
-from sluice.resources.spark import context
+from sluice.resources.local import events
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark.engine import context
 
 Note = Callable[[str], None]
 

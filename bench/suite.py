@@ -10,7 +10,7 @@ from sluice.bench import workloads
 from sluice.bench.peers import CONFLUENT_KAFKA, DLT, KAFKA_PYTHON, SLUICE, SPARK
 from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.vocabulary.errors import UsageError
 
 ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)

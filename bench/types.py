@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice.pipelines.typed.schema import Field, Kind, Type, parse_schema
+from sluice.pipelines.schema.schema import Field, Kind, Type, parse_schema
 
 _DUCKDB = {
     Kind.INT32: "INTEGER",

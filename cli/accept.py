@@ -8,17 +8,17 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli import parse
-from sluice.cli.plan import Only
+from sluice.cli.asking import Only
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, heading, warn
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import many
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.accept import Accepted
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
+    from sluice.pipelines.operating.accept import Accepted
+    from sluice.pipelines.ports import Edges
 
 _EVENTS = ("lost", "recreated", "truncated", "cluster", "moved", "corrupt", "ledger")
 
@@ -91,8 +91,8 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
 def _accepted(
     feed: Feed, edges: Edges, event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool
 ) -> Accepted:
-    from sluice.pipelines import accept as accepting
-    from sluice.resources.executor import Wiring
+    from sluice.pipelines.operating import accept as accepting
+    from sluice.resources.spark.executor import Wiring
 
     narrowed = tuple(parse.partition(text) for text in only or ())
     match kind := accepting.Event(event):
@@ -160,7 +160,7 @@ def document(feed: Feed, done: Accepted, reason: str) -> dict[str, Any]:
 
 
 def _aside(feed: Feed, done: Accepted) -> str:
-    from sluice.pipelines.layout import aside_path
+    from sluice.pipelines.lake.paths import aside_path
 
     return aside_path(feed.name, done.next, "")
 

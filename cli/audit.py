@@ -14,15 +14,15 @@ from rich.text import Text
 from sluice.cli.plan import lives, ranges, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, table, warn
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.units import many
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.audit import Account, AuditReport, Problem
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.account.audit import Account, AuditReport, Problem
+    from sluice.pipelines.account.strict import Strict
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.strict import Strict
+    from sluice.pipelines.ports import Edges
 
 
 def register(app: typer.Typer) -> None:
@@ -59,9 +59,9 @@ def audit(
 
 
 def _strict(session: Session, feed: Feed) -> Strict:
-    from sluice.pipelines.batch import survey
+    from sluice.pipelines.account.strict import strict
+    from sluice.pipelines.batch.survey import survey
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.strict import strict
 
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
@@ -70,9 +70,9 @@ def _strict(session: Session, feed: Feed) -> Strict:
 
 def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
     """The audit of the feed, with the rescan when it is asked for."""
-    from sluice.pipelines import lost
-    from sluice.pipelines.audit import audit as of_ledger
+    from sluice.pipelines.account.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.publishing import lost
 
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
@@ -84,9 +84,9 @@ def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -
 
 def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
-    from sluice.pipelines.batch import survey
-    from sluice.pipelines.rescan import rescan
-    from sluice.resources.executor import Wiring
+    from sluice.pipelines.account.rescan import rescan
+    from sluice.pipelines.batch.survey import survey
+    from sluice.resources.spark.executor import Wiring
 
     today = survey(feed, edges, ledger).partitions
     with session.terminal.progress() as meter, Wiring.of(feed).open(feed.isolation, feed.shape) as tools:

@@ -13,16 +13,16 @@ from rich.text import Text
 
 from sluice.cli import met, windows
 from sluice.cli.plan import shortened
+from sluice.cli.rewritten import Tally, by_window, name
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, good, heading, rate, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.units import many, show_window
+from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.compaction import Compacted
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.merging import Merge
-    from sluice.pipelines.values import Met, Receipt
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.rewriting.compaction import Compacted
+    from sluice.pipelines.vocabulary.receipts import Met
 
 
 def register(app: typer.Typer) -> None:
@@ -70,59 +70,20 @@ class Ran:
 
 
 def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
-    from sluice.pipelines.compaction import foreseen
+    from sluice.pipelines.rewriting.compaction import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
         return foreseen(feed, edges, asked), ()
 
 
 def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
-    from sluice.pipelines.compaction import compact
+    from sluice.pipelines.rewriting.compaction import compact
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
         heard = met.Heard(meter)
         done = compact(feed, edges, asked, new_owner("compact"), heard)
     return done, heard.met
-
-
-# -- how much
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Files and bytes before and after; `bytes_after` is None while nobody knows."""
-
-    merges: int
-    files: int
-    files_after: int
-    bytes: int
-    bytes_after: int | None
-
-    @classmethod
-    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> Tally:
-        made = [r for _, r in merged if r is not None]
-        return cls(
-            len(merged),
-            sum(len(m.parts) for m, _ in merged),
-            sum(m.files_after if r is None else len(r.parts) for m, r in merged),
-            sum(m.bytes for m, _ in merged),
-            sum(p.bytes for r in made for p in r.parts) if len(made) == len(merged) else None,
-        )
-
-
-def by_window(done: Compacted) -> dict[int | None, Tally]:
-    held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
-    for merge, receipt in done.merged:
-        held.setdefault(merge.slice.window, []).append((merge, receipt))
-    return {w: Tally.of(some) for w, some in held.items()}
-
-
-def name(window: int | None) -> str:
-    return "outside windows" if window is None else show_window(window)
-
-
-# -- for people
 
 
 def view(ran: Ran) -> list[RenderableType]:
@@ -159,9 +120,6 @@ def _left_out(done: Compacted) -> Iterator[Text]:
         shown = ", ".join(map(show_window, done.incomplete[:5]))
         more = f" and {len(done.incomplete) - 5} more" if len(done.incomplete) > 5 else ""
         yield warn(f"left alone, since they are not complete: {shown}{more}")
-
-
-# -- for programs
 
 
 def document(ran: Ran) -> dict[str, Any]:

@@ -20,26 +20,28 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli import parse, windows
-from sluice.cli.plan import Offsets
+from sluice.cli.asking import Offsets
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, copyable, count, good, heading, percent, safe, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines import scratch
-from sluice.pipelines.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
-from sluice.pipelines.ranges import Range, union
-from sluice.pipelines.units import many
+from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sluice.pipelines.contract.expectation import Contract
     from sluice.pipelines.contract.proposal import Proposal
     from sluice.pipelines.contract.results import Outcome, Result
-    from sluice.pipelines.contract.suite import Contract
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Lake
-    from sluice.pipelines.quarantine import Fault
-    from sluice.pipelines.shape import Shape
-    from sluice.pipelines.values import Counts, Receipt, Slice, TopicPartition
+    from sluice.pipelines.quarantine.limit import Fault
+    from sluice.pipelines.records.shape import Shape
+    from sluice.pipelines.vocabulary.kafka import TopicPartition
+    from sluice.pipelines.vocabulary.plans import Slice
+    from sluice.pipelines.vocabulary.receipts import Counts, Receipt
 
 RECORDS = 20_000
 MOST_RECORDS = 1_000_000
@@ -112,7 +114,7 @@ class _Seen:
 
     @property
     def counts(self) -> Counts:
-        from sluice.pipelines.values import Counts
+        from sluice.pipelines.vocabulary.receipts import Counts
 
         return sum((r.counts for r in self.receipts), Counts())
 
@@ -129,9 +131,9 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Itera
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed where there is nothing to look at.
     """
     session.compile()
-    from sluice.pipelines.sample import look
-    from sluice.resources.executor import Wiring
+    from sluice.pipelines.landing.sample import look
     from sluice.resources.lake_local import LocalLake
+    from sluice.resources.spark.executor import Wiring
 
     slices, whole, earlier = _slices(session, feed, asked)
     with TemporaryDirectory(dir=scratch.root()) as folder, session.terminal.progress() as meter:
@@ -146,11 +148,11 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Itera
 
 def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is all that was asked for, and the rows of the batches before."""
-    from sluice.pipelines.contract.volume import earlier_rows
+    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.landing.sample import newest, stretches, window_ranges
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.sample import newest, stretches, window_ranges
-    from sluice.pipelines.topics import match
-    from sluice.pipelines.values import Request, RequestKind
+    from sluice.pipelines.validation.volume import earlier_rows
+    from sluice.pipelines.vocabulary.plans import Request, RequestKind
 
     if asked.offsets and (asked.window or asked.start or asked.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
@@ -176,7 +178,7 @@ def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, .
 
 def _named(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
     """The offsets asked for by number."""
-    from sluice.pipelines.values import TopicPartition
+    from sluice.pipelines.vocabulary.kafka import TopicPartition
 
     found: dict[TopicPartition, list[Range]] = {}
     for r in map(parse.asked_range, offsets or ()):
@@ -218,8 +220,8 @@ def init(
     $ sluice contract init orders --window 2026-11-20T14 --force
     """
     from sluice.pipelines.contract.proposal import ENOUGH, candidates, propose
-    from sluice.pipelines.quarantine import faults_of
-    from sluice.pipelines.sample import landed
+    from sluice.pipelines.landing.sample import landed
+    from sluice.pipelines.quarantine.limit import faults_of
 
     found = session.feed(feed)
     path = _output(session, found, output, force)
@@ -286,7 +288,7 @@ def _write(path: Path, text: str, force: bool) -> None:
 
 
 def _quarantined(receipts: Sequence[Receipt]) -> list[str]:
-    from sluice.pipelines.values import PartKind
+    from sluice.pipelines.vocabulary.receipts import PartKind
 
     return [p.staged for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
 
@@ -383,7 +385,7 @@ def check(
     $ sluice contract check orders --window 2026-11-20T14
     $ sluice contract check orders --file feeds/orders.contract.proposed.json --records 200000
     """
-    from sluice.pipelines.contract.whole import hold_whole
+    from sluice.pipelines.validation.whole import hold_whole
 
     found = session.feed(feed)
     contract = _contract(session, found, file)
@@ -450,9 +452,9 @@ def _tried(
     feed: Feed, shape: Shape, contract: Contract, asked: _Asked, seen: _Seen, results: Sequence[Result]
 ) -> _Tried:
     from sluice.pipelines.contract.results import contract_results
-    from sluice.pipelines.drift import check_drift
-    from sluice.pipelines.quarantine import check_quarantine, faults_of
-    from sluice.pipelines.sample import rows_at
+    from sluice.pipelines.landing.sample import rows_at
+    from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
+    from sluice.pipelines.validation.drift import check_drift
 
     all_ = contract_results(contract, seen.receipts, results)
     left_out = [] if asked.windowed and seen.whole else [o for o in all_ if o.expectation.type in _VOLUME]

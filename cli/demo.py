@@ -28,14 +28,14 @@ from sluice.cli import audit, plan, produce, run, windows
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, facts, good, seconds, table
 from sluice.pipelines.contract.suite import CONTRACT
-from sluice.pipelines.errors import ProofFailed, UsageError
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.units import HOUR, many, show_window
-from sluice.pipelines.values import Request, RequestKind
+from sluice.pipelines.vocabulary.errors import ProofFailed, UsageError
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.units import HOUR, many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed import Feed
-    from sluice.resources.events import Mix, Sent
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.resources.local.events import Mix, Sent
 
 FEED = "orders"
 PARTITIONS = 6
@@ -151,7 +151,7 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
     if kind is LakeKind.LOCAL:
         yield ""
         return
-    from sluice.resources.local_s3 import LocalS3
+    from sluice.resources.local.s3 import LocalS3
 
     with LocalS3() as store:
         yield _LAKE_LINES.format(lake=store.lake, endpoint=store.endpoint, region=store.settings.region)
@@ -160,7 +160,7 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 @contextmanager
 def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[None]:
     """A fresh cluster in a fresh project; stopped however the block ends, unless it is kept and all went well."""
-    from sluice.resources.local_kafka import VERSION, LocalKafka
+    from sluice.resources.local.kafka import VERSION, LocalKafka
 
     _clear(folder)
     for name in ("feeds", "reports"):
@@ -188,7 +188,7 @@ def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[No
 
 def _clear(folder: Path) -> None:
     """Remove what an earlier demo left; its cluster is stopped first."""
-    from sluice.resources.local_kafka import LocalKafka
+    from sluice.resources.local.kafka import LocalKafka
 
     if not folder.exists():
         return
@@ -237,7 +237,7 @@ class _Show:
 
     def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
         """In order of time, from `since` (ms) on: two thirds as they come, then transactions, some aborted."""
-        from sluice.resources import events
+        from sluice.resources.local import events
 
         self._say(_step(number, title))
         events.create(self.feed.kafka, [FEED], PARTITIONS)
@@ -251,14 +251,14 @@ class _Show:
         return asdict(sent)
 
     def _send(self, mix: Mix, records: int, span: tuple[int, int], transactional_id: str | None) -> Sent:
-        from sluice.resources import events
+        from sluice.resources.local import events
 
         stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
         with self.session.terminal.progress() as meter:
             return events.send(self.feed.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
 
     def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
-        from sluice.pipelines.batch import preview
+        from sluice.pipelines.batch.preview import preview
 
         with self.session.terminal.working("asking Kafka"), self.session.open_edges(self.feed) as edges:
             seen = preview(self.feed, edges, asked)

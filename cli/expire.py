@@ -12,19 +12,19 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, parse
-from sluice.cli.compact import name
 from sluice.cli.plan import shortened
+from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, good, heading, size, table, warn
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import many, show_window
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.expiry import Expiry, Retired
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.values import Receipt
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.rewriting.expiry import Expiry, Retired
+    from sluice.pipelines.vocabulary.receipts import Receipt
 
 
 def register(app: typer.Typer) -> None:
@@ -74,7 +74,7 @@ def expire(
 
 def _time(feed: Feed, text: str, now: int) -> int:
     """The start of a window (ms), as it is written, or so long ago."""
-    from sluice.pipelines.units import parse_duration
+    from sluice.pipelines.vocabulary.units import parse_duration
 
     try:
         return feed.window.start_of(max(now - parse_duration(text), 0))
@@ -83,7 +83,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
 
 
 def _looked(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
-    from sluice.pipelines.expiry import look
+    from sluice.pipelines.rewriting.expiry import look
 
     found = look(ledger, feed.name, before, feed.window, edges.liveness)
     last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
@@ -92,7 +92,7 @@ def _looked(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: 
 
 
 def _applied(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
-    from sluice.pipelines.expiry import expire
+    from sluice.pipelines.rewriting.expiry import expire
 
     heard = met.Heard(lambda progress: None)
     done = expire(ledger, edges.lake, feed.name, before, feed.window, reason, edges.liveness, heard)
@@ -128,7 +128,7 @@ def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
 
 
 def _windows(feed: Feed, found: Expiry) -> Iterator[tuple[int | None, list[Receipt]]]:
-    from sluice.pipelines.expiry import windows_of
+    from sluice.pipelines.rewriting.expiry import windows_of
 
     return windows_of(found, feed.window)
 

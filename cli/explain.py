@@ -18,7 +18,7 @@ from sluice.cli.terminal import heading
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sluice.pipelines.explain import Explanation
+    from sluice.pipelines.account.explain import Explanation
     from sluice.pipelines.ports import Lake
 
 Place = Annotated[str, typer.Argument(metavar="T:P:OFFSET", help="Topic, partition and offset.", show_default=False)]
@@ -35,7 +35,7 @@ def explain(session: Session, feed: FeedName, place: Place) -> None:
 
     $ sluice explain orders orders:0:150
     """
-    from sluice.pipelines.explain import explain as of_ledger
+    from sluice.pipelines.account.explain import explain as of_ledger
     from sluice.pipelines.ledger import Ledger
 
     tp, offset = parse.record(place)
@@ -51,7 +51,7 @@ def _row(lake: Lake, said: Explanation) -> pa.Table | None:
     """The record as it landed, one row."""
     if said.path is None or said.row_group is None or said.row is None:
         return None
-    from sluice.pipelines import parquet
+    from sluice.pipelines.lake import parquet
 
     with parquet.opened(lake, said.path) as file:
         group = file.read_row_group(said.row_group)

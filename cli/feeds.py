@@ -9,11 +9,11 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, table
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.units import many
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
 
 group = typer.Typer(help="The feeds of this project.", no_args_is_help=True)
 
@@ -78,7 +78,7 @@ def refresh(session: Session) -> int:
 
 def _topics(session: Session, feed: Feed) -> tuple[str, ...] | SluiceError:
     from sluice.assets.feeds import remember_topics
-    from sluice.pipelines.topics import match
+    from sluice.pipelines.feed.topics import match
 
     try:
         with session.open_edges(feed) as edges:

@@ -10,13 +10,13 @@ import typer
 from sluice.cli import windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import PartKind
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.units import show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.reading import File
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.publishing.files import File
 
 
 def register(app: typer.Typer) -> None:
@@ -56,8 +56,8 @@ def _listed(
     kind: PartKind,
     partial: bool,
 ) -> tuple[tuple[int, ...], tuple[File, ...]]:
-    from sluice.pipelines import reading
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.publishing import files as reading
 
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, facts, heading, safe, table, warn
-from sluice.pipelines.errors import NotAuthorized, UnknownTopic, UsageError
-from sluice.pipelines.groups import (
+from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.groups import (
     KINDS,
     STATES,
     Counting,
@@ -26,15 +26,14 @@ from sluice.pipelines.groups import (
     expiry,
     spelled,
 )
-from sluice.pipelines.ranges import Range, union
-from sluice.pipelines.units import show_duration, show_instant
-from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.units import show_duration, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.groups import Groups
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.ports import Cluster
+    from sluice.pipelines.ports import Cluster, Groups
 
 group = typer.Typer(help="The consumer groups of a feed's Kafka, whoever they belong to.", no_args_is_help=True)
 
@@ -265,7 +264,7 @@ def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicParti
 
 def read_by(feed: Feed, topics: set[str]) -> set[str]:
     """Those of the topics that the feed reads."""
-    from sluice.pipelines.topics import match
+    from sluice.pipelines.feed.topics import match
 
     if feed.topics.names:
         return topics & set(feed.topics.names)
@@ -306,7 +305,7 @@ class Books:
 
     def beside(self, committed: CommittedOffset | None) -> str:
         """What stands beside the offset, in words."""
-        from sluice.pipelines.offsets import Beside
+        from sluice.pipelines.operating.move_offsets import Beside
 
         if committed is None or not committed.metadata:
             return ""

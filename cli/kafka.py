@@ -11,7 +11,7 @@ from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, facts, good
 
 if TYPE_CHECKING:
-    from sluice.resources.local_kafka import ClusterStatus
+    from sluice.resources.local.kafka import ClusterStatus
 
 group = typer.Typer(help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def start(session: Session, brokers: Brokers = None) -> None:
 
     $ sluice kafka start --brokers 3
     """
-    from sluice.resources.local_kafka import LocalKafka
+    from sluice.resources.local.kafka import LocalKafka
 
     folder = session.project.kafka_folder
     if brokers is None:
@@ -53,7 +53,7 @@ def stop(session: Session) -> None:
 
     $ sluice kafka stop
     """
-    from sluice.resources.local_kafka import LocalKafka
+    from sluice.resources.local.kafka import LocalKafka
 
     cluster = LocalKafka.attach(session.project.kafka_folder)
     with session.terminal.working("stopping Kafka"):
@@ -71,7 +71,7 @@ def status(session: Session) -> int:
 
     $ sluice kafka status --json
     """
-    from sluice.resources.local_kafka import LocalKafka
+    from sluice.resources.local.kafka import LocalKafka
 
     folder = session.project.kafka_folder
     if not (folder / "cluster.json").exists():

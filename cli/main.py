@@ -41,7 +41,7 @@ from sluice.cli import (
 )
 from sluice.cli import audit as audit_command
 from sluice.cli.terminal import Terminal, claimed_stdout
-from sluice.pipelines.errors import Failed, SluiceError, UsageError
+from sluice.pipelines.vocabulary.errors import Failed, SluiceError, UsageError
 
 app = typer.Typer(
     name="sluice",

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bars
 from sluice.cli.terminal import count
 
 if TYPE_CHECKING:
-    from sluice.pipelines.ports import Progress
+    from sluice.pipelines.vocabulary.progress import Progress
 
 
 class Moving:

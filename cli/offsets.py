@@ -16,17 +16,17 @@ from sluice.cli import parse
 from sluice.cli.groups import SHOWN, indented, owning, shortened, strangers
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, heading, table, warn
-from sluice.pipelines import units
-from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.units import many
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.vocabulary import units
+from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.groups import Groups, GroupView
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.offsets import Done, Move, Spot, Stands, Target
+    from sluice.pipelines.operating.move_offsets import Done, Move, Spot, Stands, Target
+    from sluice.pipelines.ports import Edges, Groups
+    from sluice.pipelines.vocabulary.groups import GroupView
 
 group = typer.Typer(help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True)
 
@@ -117,7 +117,7 @@ def reset(
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
     $ sluice offsets reset orders --shift -100
     """
-    from sluice.pipelines.offsets import Aim, Target
+    from sluice.pipelines.operating.move_offsets import Aim, Target
 
     found = session.feed(feed)
     flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
@@ -150,7 +150,7 @@ def export(
     $ sluice offsets export orders > orders.csv
     $ sluice offsets export orders --group legacy-loader --file legacy.csv
     """
-    from sluice.pipelines.offsets import dump
+    from sluice.pipelines.operating.offset_file import dump
 
     found = session.feed(feed)
     with session.terminal.working("asking Kafka"), _desk(session, found, other) as desk:
@@ -216,8 +216,9 @@ def _ago(text: str) -> int:
 
 def _from_file(path: Path, desk: _Desk) -> Target:
     """Raises UsageError, which names file and line."""
-    from sluice.pipelines.offsets import FILE_BYTES, Aim, Target
-    from sluice.pipelines.offsets import parse as parsed
+    from sluice.pipelines.operating.move_offsets import Aim, Target
+    from sluice.pipelines.operating.offset_file import FILE_BYTES
+    from sluice.pipelines.operating.offset_file import parse as parsed
 
     try:
         with path.open("rb") as file:
@@ -256,7 +257,7 @@ class _Desk:
     @property
     def held(self) -> bool:
         """Whether others are in the group of a feed that wants to commit."""
-        from sluice.pipelines.feed import CommitMode
+        from sluice.pipelines.feed.sections import CommitMode
 
         ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
         alone = self.view.free or (self.view.members and not strangers(self.feed, self.view))
@@ -278,7 +279,7 @@ class _Desk:
 
 @contextmanager
 def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
-    from sluice.pipelines.batch import open_ledger
+    from sluice.pipelines.batch.survey import open_ledger
     from sluice.pipelines.ledger import State
 
     name = other or feed.group
@@ -294,9 +295,9 @@ def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
 
 def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
     """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
-    from sluice.pipelines.offsets import Spot
-    from sluice.pipelines.positions import key_of
-    from sluice.pipelines.topics import match
+    from sluice.pipelines.feed.topics import match
+    from sluice.pipelines.operating.move_offsets import Spot
+    from sluice.pipelines.planning.origins import key_of
 
     visible = edges.cluster.topics()
     committed = groups.committed(name)
@@ -322,15 +323,15 @@ class _Stand:
 
 
 def _stand(desk: _Desk, spot: Spot) -> _Stand:
-    from sluice.pipelines.offsets import expected, stands
+    from sluice.pipelines.operating.move_offsets import expected, stands
 
     return _Stand(spot, stands(desk.state, spot), expected(desk.state, spot.key))
 
 
 def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
     """What the next commit would refuse: while others hold the group, all that it has to move."""
-    from sluice.pipelines.feed import CommitMode, OnGroupMoved
-    from sluice.pipelines.offsets import Stands
+    from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+    from sluice.pipelines.operating.move_offsets import Stands
 
     if desk.feed.commit is CommitMode.NONE:
         return []
@@ -341,7 +342,7 @@ def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
 
 
 def _show_view(desk: _Desk, stands: Sequence[_Stand]) -> list[RenderableType]:
-    from sluice.pipelines.offsets import Stands
+    from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _told(desk, s)) for s in stands[:SHOWN]]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
@@ -361,7 +362,7 @@ def _numbers(spot: Spot) -> tuple[int | None, ...]:
 
 
 def _told(desk: _Desk, s: _Stand) -> str | Text:
-    from sluice.pipelines.offsets import Stands
+    from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
         case Stands.ANOTHER:
@@ -396,7 +397,7 @@ def _ways_out(desk: _Desk, moved: Sequence[_Stand]) -> list[RenderableType]:
 
 
 def _warnings(desk: _Desk) -> list[RenderableType]:
-    from sluice.pipelines.feed import CommitMode
+    from sluice.pipelines.feed.sections import CommitMode
 
     name = desk.feed.name
     if desk.ledger is None:
@@ -416,7 +417,7 @@ def _warnings(desk: _Desk) -> list[RenderableType]:
 
 
 def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) -> int:
-    from sluice.pipelines.offsets import move, refusal
+    from sluice.pipelines.operating.move_offsets import move, refusal
 
     with session.terminal.working("asking Kafka"), _desk(session, feed, order.group) as desk:
         target = _from_file(given, desk) if isinstance(given, Path) else given
@@ -433,8 +434,8 @@ def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) ->
 
 
 def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
-    from sluice.pipelines.offsets import Aim, concerned, resolve
-    from sluice.pipelines.positions import changed
+    from sluice.pipelines.operating.move_offsets import Aim, concerned, resolve
+    from sluice.pipelines.planning.origins import changed
 
     spots = concerned(target, desk.chosen(only), all_of_them=bool(only))
     for another in (changed(desk.state, s.kafka, {}) for s in spots):
@@ -471,7 +472,7 @@ def _noted(desk: _Desk, m: Move) -> str | Text:
 
 def _meaning(desk: _Desk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
     """What follows from it, or would."""
-    from sluice.pipelines.feed import CommitMode
+    from sluice.pipelines.feed.sections import CommitMode
 
     out: list[str] = []
     if any(m.spot.frontier is not None for m in moves):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from sluice.cli.terminal import bad, count, safe, warn
-from sluice.pipelines.units import DAY, many, show_about, show_instant
+from sluice.pipelines.vocabulary.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:
-    from sluice.pipelines.errors import SluiceError
-    from sluice.pipelines.forecast import AtRisk
-    from sluice.pipelines.held_back import HeldBack
-    from sluice.pipelines.outlook import Outlook
+    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.vocabulary.errors import SluiceError
+    from sluice.pipelines.watching.forecast import AtRisk
+    from sluice.pipelines.watching.outlook import Outlook
 
 _TOLD = 5
 """Partitions that are named; of the rest it is said how many they are."""

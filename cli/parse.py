@@ -1,12 +1,12 @@
-"""What people type, read into values: places and ranges (see `sluice.pipelines.places`), windows, durations."""
+"""What people type, as values: places and ranges (see `pipelines.vocabulary.spellings`), windows, durations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice.pipelines import units
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.places import asked_range, partition, record
+from sluice.pipelines.vocabulary import units
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.spellings import asked_range, partition, record
 
 __all__ = ["asked_range", "duration", "partition", "record", "window"]
 

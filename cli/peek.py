@@ -16,15 +16,16 @@ from sluice.cli.records import rows
 from sluice.cli.records import view as record_view
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import count, heading
-from sluice.pipelines.errors import UnknownTopic, UsageError
-from sluice.pipelines.values import Isolation, PartitionState, Slice, TopicPartition
+from sluice.pipelines.vocabulary.errors import UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.kafka import Isolation, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sluice.pipelines.decode import BatchDecoder
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Fetched
+    from sluice.pipelines.records.decode import BatchDecoder
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
 _BYTES = 1 << 20
@@ -90,7 +91,7 @@ def _reader_of(session: Session, topic: str) -> Feed:
 
 
 def _reads(feed: Feed, topic: str) -> bool:
-    from sluice.pipelines.topics import match
+    from sluice.pipelines.feed.topics import match
 
     if feed.topics.names:
         return topic in feed.topics.names
@@ -154,7 +155,8 @@ def _fetched(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Ite
 
 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
-    from sluice.pipelines.ports import FetchFailed, FetchLimits
+    from sluice.pipelines.ports import FetchFailed
+    from sluice.pipelines.vocabulary.kafka import FetchLimits
     from sluice.resources.kafka.fetch import KafkaFetcher
 
     with closing(KafkaFetcher(feed.kafka, isolation)) as fetcher:
@@ -165,7 +167,7 @@ def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched
 
 
 def _decoder(piece: Slice, *, committed: bool) -> BatchDecoder:
-    from sluice.pipelines.decode import BatchDecoder
+    from sluice.pipelines.records.decode import BatchDecoder
 
     place = (piece.topic, piece.partition, piece.start, piece.end)
     return BatchDecoder(*place, read_committed=committed, chunk_rows=10_000, chunk_bytes=_BYTES)

@@ -4,97 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import met, parse, windows
+from sluice.cli import met
 from sluice.cli import outlook as outlooks
+from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, safe, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.errors import SluiceError, UsageError
-from sluice.pipelines.units import many, show_window
-from sluice.pipelines.values import Fate, Key, Met, PartitionState, Plan, Request, RequestKind, Task, TopicPartition
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.kafka import Key, PartitionState
+from sluice.pipelines.vocabulary.plans import Plan, Request, Task
+from sluice.pipelines.vocabulary.receipts import Fate, Met
+from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Preview
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.batch.preview import Preview
     from sluice.pipelines.ledger.entries import OriginItem
-    from sluice.pipelines.plan import Owed
+    from sluice.pipelines.planning.plan import Owed
 
 SHOWN = 40
 """Rows of a table for people; `--json` has all."""
 
-Offsets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--offsets",
-        metavar="T:P:START-END",
-        help="Exactly these offsets, END not included; repeatable.",
-        show_default=False,
-    ),
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
-]
-Replace = Annotated[
-    bool,
-    typer.Option("--replace", metavar=" ", help="Land anew what has landed; old and new change places at once."),
-]
-PerRun = Annotated[
-    int,
-    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: so many windows in one run."),
-]
-
 
 def register(app: typer.Typer) -> None:
     command(app)(plan)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked for, as typed."""
-
-    offsets: Sequence[str] | None = None
-    only: Sequence[str] | None = None
-    window: Sequence[str] | None = None
-    start: str | None = None
-    end: str | None = None
-    replace: bool = False
-    per_run: int = 1
-
-    @property
-    def windows(self) -> bool:
-        return bool(self.window or self.start or self.end)
-
-    def requests(self, session: Session, feed: Feed) -> tuple[Request, ...]:
-        """Offsets, a request for each window or so many of them, or to catch up. Raises UsageError."""
-        if self.offsets and (self.only or self.windows):
-            raise UsageError(
-                f"--offsets and {'--only' if self.only else 'windows'} together",
-                remedy="--offsets names exactly what to land: leave the others out",
-            )
-        if self.offsets:
-            ranges = tuple(parse.asked_range(text) for text in self.offsets)
-            return (Request(RequestKind.OFFSETS, ranges, replace=self.replace),)
-        only = tuple(parse.partition(text) for text in self.only or ())
-        if not self.windows:
-            return (self._catch_up(only),)
-        asked, length = windows.chosen(session, feed, self.window, self.start, self.end), feed.window.length
-        if self.per_run == 1:
-            return tuple(Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in asked)
-        groups = (asked[at : at + self.per_run] for at in range(0, len(asked), self.per_run))
-        return tuple(Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
-
-    def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
-        if self.replace:
-            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
-        return Request(RequestKind.CATCH_UP, only=only)
 
 
 def plan(
@@ -117,7 +55,7 @@ def plan(
     $ sluice plan orders --window 2026-11-20T14
     $ sluice plan orders --offsets orders:0:100-200 --offsets orders:1:0-50
     """
-    from sluice.pipelines.batch import preview
+    from sluice.pipelines.batch.preview import preview
 
     found = session.feed(feed)
     asked = Asked(offsets, only, window, start, end, replace, per_run).requests(session, found)
@@ -136,9 +74,6 @@ def plan(
 def problems(seen: Preview) -> list[SluiceError]:
     """Why the run would not land all that was asked for."""
     return [r.error for r in seen.refusals] + ([seen.blocked] if seen.blocked else [])
-
-
-# -- for people
 
 
 def view(seen: Preview, feed: str, asked: Request) -> list[RenderableType]:
@@ -261,9 +196,6 @@ def _verdict(seen: Preview) -> list[RenderableType]:
     if seen.met:
         return [good("nothing else is owed")]
     return [good(f"nothing {'that is stable ' if seen.held else ''}is owed: a run would land nothing")]
-
-
-# -- for programs
 
 
 def document(seen: Preview, feed: str, asked: Request) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from rich.console import RenderableType
 
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import count, facts, good, rate, seconds, size
-from sluice.pipelines.errors import NotLocal, UsageError
-from sluice.pipelines.units import many, parse_duration
+from sluice.pipelines.vocabulary.errors import NotLocal, UsageError
+from sluice.pipelines.vocabulary.units import many, parse_duration
 
 if TYPE_CHECKING:
-    from sluice.pipelines.feed import Feed
-    from sluice.resources.events import Sent
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.resources.local.events import Sent
 
 
 def register(app: typer.Typer) -> None:
@@ -100,8 +100,8 @@ def produce(
     $ sluice produce orders --transactional --aborted 10% --spread 6h --seed 7
     $ sluice produce orders --to test-kafka.example:9092
     """
-    from sluice.pipelines.ports import Progress
-    from sluice.resources import events
+    from sluice.pipelines.vocabulary.progress import Progress
+    from sluice.resources.local import events
 
     found = session.feed(feed)
     if aborted and not transactional:
@@ -159,8 +159,8 @@ def view(sent: Sent, topics: tuple[str, ...]) -> tuple[RenderableType, ...]:
 
 def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tuple[str, ...]:
     """The feed's topics as Kafka has them; named ones that are missing are created where that is allowed."""
-    from sluice.pipelines.topics import match
-    from sluice.resources import events
+    from sluice.pipelines.feed.topics import match
+    from sluice.resources.local import events
 
     standing = events.topics_of(feed.kafka)
     missing = [t for t in feed.topics.names if t not in standing]

@@ -9,12 +9,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.terminal import count, heading, seconds, table
-from sluice.pipelines.timings import Spent, by_task, spent
-from sluice.pipelines.units import many
-from sluice.pipelines.values import Task
+from sluice.pipelines.vocabulary.plans import Task
+from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.watching.timings import Spent, by_task, spent
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import BatchResult
+    from sluice.pipelines.batch.result import BatchResult
 
 _TASKS_SHOWN = 20
 

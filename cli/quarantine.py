@@ -12,23 +12,24 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, parse, windows
-from sluice.cli.compact import name
 from sluice.cli.plan import shortened
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows as record_rows
 from sluice.cli.records import view as record_view
+from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, good, heading, safe, seconds, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines.units import many, show_window
+from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.held import Filter, Listing
-    from sluice.pipelines.quarantine import Kind
-    from sluice.pipelines.replay import Replayed, Trial
-    from sluice.pipelines.values import Met
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.quarantine.held import Filter, Listing
+    from sluice.pipelines.quarantine.limit import Kind
+    from sluice.pipelines.rewriting.replay import Replayed
+    from sluice.pipelines.rewriting.trial import Trial
+    from sluice.pipelines.vocabulary.receipts import Met
 
 group = typer.Typer(help="What did not fit: count it, look at it, land it after all.", no_args_is_help=True)
 
@@ -62,8 +63,8 @@ def _asked(
     place: list[str] | None,
 ) -> Filter:
     """What the options ask for. Raises UsageError."""
-    from sluice.pipelines.held import Filter
-    from sluice.pipelines.windows import check_aligned
+    from sluice.pipelines.planning.windows import check_aligned
+    from sluice.pipelines.quarantine.held import Filter
 
     chosen: frozenset[int] | None = None
     if any(within):
@@ -88,8 +89,8 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
     """
-    from sluice.pipelines.held import listing, listings_staged
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.quarantine.held import listing, listings_staged
 
     found = session.feed(feed)
     asked = _asked(session, found, (window, start, end), None, None, None, None)
@@ -220,8 +221,8 @@ def show(
     $ sluice quarantine show orders --field amount -n 3
     $ sluice quarantine show orders --offset orders:0:150 --json | jq -r '.records[].value | @base64d'
     """
-    from sluice.pipelines.held import samples
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.quarantine.held import samples
 
     found = session.feed(feed)
     asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
@@ -301,7 +302,7 @@ def replay(
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
     $ sluice quarantine replay orders --mend mends.py:cents_to_euros --reason out_of_range
     """
-    from sluice.pipelines.mending import load
+    from sluice.pipelines.rewriting.mending import load
 
     found = session.feed(feed)
     asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
@@ -330,7 +331,7 @@ Done = tuple["Replayed", tuple["Met", ...]]
 
 def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
-    from sluice.pipelines.replay import foreseen
+    from sluice.pipelines.rewriting.replay import foreseen
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
         return foreseen(feed, edges, asked, mender, meter), ()
@@ -338,7 +339,7 @@ def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
 
 def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
-    from sluice.pipelines.replay import replay as carry_out
+    from sluice.pipelines.rewriting.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges:
@@ -355,7 +356,7 @@ def _tell(session: Session, feed: Feed, edges: Edges) -> None:
     from sluice.assets import evidence
     from sluice.assets.books import Books
     from sluice.assets.instance import open_instance
-    from sluice.pipelines.compaction import open_ledger
+    from sluice.pipelines.rewriting.compaction import open_ledger
 
     with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
         evidence.roll_forward(instance, Books.open(feed, open_ledger(feed, edges), edges))

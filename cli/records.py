@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli.terminal import count, facts, safe, table
-from sluice.pipelines.units import show_instant
+from sluice.pipelines.vocabulary.units import show_instant
 
 if TYPE_CHECKING:
     import pyarrow as pa

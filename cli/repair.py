@@ -14,15 +14,15 @@ from rich.text import Text
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
-from sluice.pipelines import scratch
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.units import many
+from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
     import dagster as dg
 
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.repair import Found
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.operating.repair import Found
 
 
 def register(app: typer.Typer) -> None:
@@ -82,8 +82,8 @@ def look(
     from sluice.assets.instance import informed
     from sluice.assets.repair import reconcile
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.repair import Place, Pretended
-    from sluice.pipelines.repair import repair as mend
+    from sluice.pipelines.operating.repair import Place, Pretended
+    from sluice.pipelines.operating.repair import repair as mend
 
     with session.open_edges(feed) as opened:
         edges = informed(opened, instance)
@@ -96,7 +96,7 @@ def look(
 
 
 def _code(found: Sequence[Found]) -> int:
-    from sluice.pipelines.repair import Kind
+    from sluice.pipelines.operating.repair import Kind
 
     return int(any(f.kind is Kind.MISSING for f in found))
 
@@ -123,7 +123,7 @@ def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[Renderable
 
 def _line(found: Found, dry_run: bool) -> Text:
     """What was found, what became of it or what to do about it, and the evidence."""
-    from sluice.pipelines.repair import Kind
+    from sluice.pipelines.operating.repair import Kind
 
     if found.act:
         line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")

@@ -14,29 +14,32 @@ from rich.text import Text
 
 from sluice.cli import met, profiles, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli.plan import Asked, Offsets, Only, PerRun, Replace, lives, shortened
+from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
+from sluice.cli.plan import lives, shortened
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
 from sluice.cli.windows import From, To, Window
-from sluice.pipelines import loops
 from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import Outcome, contract_results
-from sluice.pipelines.contract.suite import Contract
-from sluice.pipelines.drift import described, drift_of
-from sluice.pipelines.errors import UsageError, WindowHeld, WindowIncomplete
-from sluice.pipelines.ports import Progress, Reporter
-from sluice.pipelines.ranges import Range, union
-from sluice.pipelines.units import many
-from sluice.pipelines.values import Counts, Drift, DriftKind, Key, Met, Receipt, Request, RequestKind
-from sluice.resources import process
+from sluice.pipelines.records import ready
+from sluice.pipelines.validation.drift import described, drift_of
+from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Receipt
+from sluice.pipelines.vocabulary.units import many
+from sluice.resources.local import process
 
 if TYPE_CHECKING:
     from sluice.assets.execution import RunOutcome
-    from sluice.pipelines.batch import BatchResult, Landed, Skip
-    from sluice.pipelines.commit import CommitResult, Moved
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.batch.result import BatchResult, Landed, Skip
+    from sluice.pipelines.committing.commit import CommitResult, Moved
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger.entries import KeyRange
-    from sluice.pipelines.standing import WindowStanding
+    from sluice.pipelines.watching.standing import WindowStanding
 
 
 Profile = Annotated[
@@ -175,7 +178,7 @@ def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
     """How the window that a run was for stands now; None for other runs, and where there is no such window."""
-    from sluice.pipelines.strip import Seen, standing
+    from sluice.pipelines.watching.strip import Seen, standing
 
     if ran.asked.window is None or ran.asked.until is not None or isinstance(ran.outcome.error, UsageError):
         return None
@@ -212,7 +215,7 @@ def _so_far() -> float:
 
 def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None, spent: float = 0.0) -> Ran:
     """One run of the feed's job, with a meter on a terminal; `spent` are seconds that it has waited for already."""
-    before = {"start": spent, loops.STAGE: _compiled(session, feed)}
+    before = {"start": spent, ready.STAGE: _compiled(session, feed)}
     with session.terminal.progress() as meter:
         heard = met.Heard(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
@@ -224,7 +227,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
 
 def _compiled(session: Session, feed: str) -> float:
     """The seconds that compiling took, on the machine where tasks run."""
-    from sluice.resources.spark import is_local
+    from sluice.resources.spark.engine import is_local
 
     return session.compile() if is_local(session.feed(feed).spark) else 0.0
 

@@ -24,10 +24,9 @@ from sluice.cli.terminal import Terminal, safe
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.groups import Groups
-    from sluice.pipelines.ports import Progress
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ports import Edges, Groups
+    from sluice.pipelines.vocabulary.progress import Progress
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
@@ -83,9 +82,9 @@ class Session:
 
     def compile(self) -> float:
         """Compile what reads records, where that was never done, and say so: the seconds that it took."""
-        from sluice.pipelines import loops
+        from sluice.pipelines.records import ready
 
-        if loops.is_ready():
+        if ready.is_ready():
             return 0.0
         began = time.monotonic()
         with self.terminal.progress() as meter:
@@ -95,7 +94,7 @@ class Session:
                     self.terminal.note(progress.note)
                 meter(replace(progress, note=""))
 
-            loops.ready(told)
+            ready.ready(told)
         return time.monotonic() - began
 
     @contextmanager

@@ -15,21 +15,27 @@ from sluice.cli import outlook as outlooks
 from sluice.cli.plan import lives, ranges, shortened
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, count, facts, good, heading, safe, table, warn
-from sluice.pipelines.configs import BrokerConfig
-from sluice.pipelines.errors import BatchRefused, ContractBroken, QuarantineExceeded, SchemaDrifted, SluiceError
-from sluice.pipelines.side_by_side import each
-from sluice.pipelines.standing import Standing
-from sluice.pipelines.units import many, show_about, show_duration, show_instant, show_window
-from sluice.pipelines.values import Key, Life, Met, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.errors import (
+    BatchRefused,
+    ContractBroken,
+    QuarantineExceeded,
+    SchemaDrifted,
+    SluiceError,
+)
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.receipts import Life, Met
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.units import many, show_about, show_duration, show_instant, show_window
+from sluice.pipelines.watching.standing import Standing
 
 if TYPE_CHECKING:
     from sluice.cli.terminal import Terminal
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.held_back import HeldBack
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Batch, Ledger, State
-    from sluice.pipelines.outlook import Outlook
-    from sluice.pipelines.standing import WindowStanding
+    from sluice.pipelines.planning.held_back import HeldBack
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.watching.outlook import Outlook
+    from sluice.pipelines.watching.standing import WindowStanding
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +129,10 @@ def status(
 
 def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
-    from sluice.pipelines.batch import open_ledger, survey
-    from sluice.pipelines.held_back import held
+    from sluice.pipelines.batch.survey import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.outlook import look_ahead
+    from sluice.pipelines.planning.held_back import held
+    from sluice.pipelines.watching.outlook import look_ahead
 
     found = _Found(State())
     with session.open_edges(feed) as edges:
@@ -159,7 +165,7 @@ class _Found:
 
 
 def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> FeedStatus:
-    from sluice.pipelines import owners
+    from sluice.pipelines.publishing import owners
 
     state = found.state
     keys = sorted({*found.partitions, *state.known()})
@@ -189,7 +195,7 @@ def _refused(
     feed: Feed, edges: Edges, ledger: Ledger, found: _Found, gone: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """What was refused, as the next run would refuse it. What the lake does not tell now is kept as the error."""
-    from sluice.pipelines.staged import refused
+    from sluice.pipelines.quarantine.staged import refused
 
     try:
         return refused(feed, ledger, found.state, edges.lake, {b.id for b in gone})
@@ -201,7 +207,7 @@ def _refused(
 def _windows(
     feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int, gone: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
-    from sluice.pipelines import strip
+    from sluice.pipelines.watching import strip
 
     state, now = found.state, edges.clock()
     asked = strip.last_windows(state, feed.window, now, last)
@@ -211,14 +217,14 @@ def _windows(
 
 def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     """What is owed and gone, as a run would refuse it."""
-    from sluice.pipelines.positions import out_of_range
+    from sluice.pipelines.planning.origins import out_of_range
 
     lost = outlook.lost if outlook else ()
     return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
 def _held(feed: Feed, found: _Found, now: int) -> tuple[HeldBack, ...]:
-    from sluice.pipelines.held_back import held_back
+    from sluice.pipelines.planning.held_back import held_back
 
     broker = found.outlook.broker if found.outlook else BrokerConfig()
     return held_back(feed, found.partitions.values(), found.holders, broker, now)

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from sluice.cli import entry
 from sluice.cli.flow import Facts, Flowing, Table, Whole, wrapped
-from sluice.pipelines.errors import Refused, SluiceError
+from sluice.pipelines.vocabulary.errors import Refused, SluiceError
 
 if TYPE_CHECKING:
-    from sluice.pipelines.ports import Reporter
+    from sluice.pipelines.vocabulary.progress import Reporter
 
 WIDE = 160
 """Columns where stdout is no terminal: tables in a pipe are not cut to the width of a screen that is not there."""

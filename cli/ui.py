@@ -17,7 +17,7 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good
-from sluice.pipelines.errors import Failed, UsageError
+from sluice.pipelines.vocabulary.errors import Failed, UsageError
 
 if TYPE_CHECKING:
     from sluice.resources.project import Project

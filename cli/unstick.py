@@ -13,8 +13,8 @@ from rich.text import Text
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading, safe, warn
-from sluice.pipelines.errors import Refused, UsageError
-from sluice.pipelines.units import many, show_instant
+from sluice.pipelines.vocabulary.errors import Refused, UsageError
+from sluice.pipelines.vocabulary.units import many, show_instant
 
 if TYPE_CHECKING:
     import dagster as dg

@@ -11,16 +11,16 @@ import typer
 from sluice.cli import parse, windows
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.windows import OneWindow
-from sluice.pipelines.errors import Failed
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.standing import Standing, WindowStanding
-from sluice.pipelines.units import show_duration, show_window
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.units import show_duration, show_window
+from sluice.pipelines.watching.standing import Standing, WindowStanding
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
+    from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.ports import Reporter
+    from sluice.pipelines.ports import Edges
+    from sluice.pipelines.vocabulary.progress import Reporter
 
 POLL = 1.0  # seconds between two looks at the lake
 
@@ -71,10 +71,10 @@ def _awaited(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSta
 
 def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
     """A look reads what the ledger has gained since the last one. Raises UsageError, WindowRetired."""
-    from sluice.pipelines import manifest
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.strip import standing
-    from sluice.pipelines.windows import check_aligned, check_begun
+    from sluice.pipelines.planning.windows import check_aligned, check_begun
+    from sluice.pipelines.publishing import manifest
+    from sluice.pipelines.watching.strip import standing
 
     check_aligned(asked, feed.window)
     ledger = Ledger(edges.lake, feed.name, edges.clock)

@@ -14,13 +14,14 @@ from rich.text import Text
 
 from sluice.cli import parse
 from sluice.cli.terminal import bad, count, good, warn, work
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.standing import Owes, Standing, WindowStanding
-from sluice.pipelines.units import DAY, HOUR, many, show_duration, show_window
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.units import DAY, HOUR, many, show_duration, show_window
+from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 if TYPE_CHECKING:
     from sluice.cli.session import Session
-    from sluice.pipelines.feed import Feed, WindowSettings
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.sections import WindowSettings
     from sluice.pipelines.ledger import State
 
 Window = Annotated[
@@ -60,7 +61,7 @@ def chosen(
 
     They can be landed: aligned and closed.
     """
-    from sluice.pipelines import windows
+    from sluice.pipelines.planning import windows
 
     if not (window or start or end):
         return ()
@@ -93,7 +94,7 @@ def named(
 
 
 def _between(settings: WindowSettings, start: int, end: int, told: str | None) -> tuple[int, ...]:
-    from sluice.pipelines import windows
+    from sluice.pipelines.planning import windows
 
     for bound in (start, end):
         windows.check_aligned(bound, settings)

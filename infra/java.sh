@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-found() { .venv/bin/python -m sluice.resources.java; }
+found() { .venv/bin/python -m sluice.resources.local.java; }
 
 if ! found >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     echo "no Java 17 or newer here: installing one with apt" >&2

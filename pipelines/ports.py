@@ -1,7 +1,7 @@
-"""The edges that the stages see: one narrow protocol for each outside system.
+"""Consumer groups as their coordinator describes them: values, the port that asks, and what the words mean.
 
-`sluice.resources` implements them over Kafka, Spark, disks and S3; unit tests over memory. Every call may raise
-`KafkaUnavailable` / `LakeUnavailable` (try again), `Unknown` (read back), and the terminal errors named here.
+Any group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does not tell is
+None here, never a guess: when a group became empty, above all, which is what its offsets expire by.
 """
 
 from __future__ import annotations
@@ -11,23 +11,41 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.shape import RAW, Shape
-from sluice.pipelines.values import (
+from sluice.pipelines.records.shape import RAW, Shape
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
+from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
+    Configs,
+    FetchLimits,
     Isolation,
-    Met,
     OffsetAtTime,
     OpenTransaction,
-    Outcome,
-    Owner,
     PartitionState,
-    Plan,
-    Slice,
     TopicPartition,
-    Verdict,
 )
+from sluice.pipelines.vocabulary.plans import Plan, Slice
+from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
+
+
+class Groups(Protocol):
+    """Every group of one cluster. All may raise NotAuthorized, KafkaUnavailable."""
+
+    def listed(self) -> tuple[ListedGroup, ...]:
+        """The groups that this client may see, sorted by name."""
+        ...
+
+    def view(self, group: str) -> GroupView:
+        """One group as it is now; Dead when there is none."""
+        ...
+
+    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+        """All that it has committed, stable (KIP-447): waits while a transaction on its offsets is open."""
+        ...
+
+    def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Commit in the name of nobody. Raises GroupHeld when the group has members, Unknown (read back)."""
+        ...
 
 
 class Cluster(Protocol):
@@ -89,16 +107,6 @@ class FetchFailed:
 
     index: int
     error: SluiceError
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """Bounds of a stream: slices at once, bytes asked for in one answer (in all, of a partition), bytes held ahead."""
-
-    active_slices: int = 16
-    request_bytes: int = 16 << 20
-    partition_bytes: int = 4 << 20
-    ahead_bytes: int = 32 << 20
 
 
 class Fetcher(Protocol):
@@ -300,15 +308,15 @@ Clock = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a batch is: a stage's name, and offsets done of all where it counts. `met`: another run's batch that was
-    just taken over, given up or left; what is said last of a batch holds."""
+class Edges:
+    """The outside of one feed."""
 
-    stage: str
-    done: int = 0
-    total: int = 0
-    note: str = ""
-    met: Met | None = None
-
-
-Reporter = Callable[[Progress], None]
+    cluster: Cluster
+    group: Group
+    lake: Lake
+    engine: Engine
+    liveness: Liveness
+    clock: Clock
+    wiring: object
+    """What executors build their own edges from."""
+    parallelism: int = 2

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.feed import Feed
-from sluice.resources.executor import Wiring
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Edges
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
-from sluice.resources.spark import SparkEngine
+from sluice.resources.spark.engine import SparkEngine
+from sluice.resources.spark.executor import Wiring
 
 
 def now() -> int:

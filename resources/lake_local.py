@@ -19,7 +19,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sluice.pipelines.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
 
 TEMPORARY = ".tmp-"
 _HANDED_BYTES = 4 << 20

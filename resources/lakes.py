@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
 from sluice.resources.lake_local import LocalLake
 
@@ -20,7 +20,7 @@ def open_lake(feed: Feed) -> Lake:
     """The feed's lake. Picklable; nothing is opened before it is asked for something."""
     if not feed.lake.startswith("s3://"):
         return LocalLake(Path(feed.lake))
-    from sluice.resources.lake_s3 import S3Lake  # late: a local lake does without boto3
+    from sluice.resources.s3.lake import S3Lake  # late: a local lake does without boto3
 
     return S3Lake(feed.lake, feed.s3)
 
@@ -34,6 +34,6 @@ def arrow_files(feed: Feed) -> FileSystem | None:
     """The file system by which Arrow reads addresses in the feed's lake; None where they are paths."""
     if not feed.lake.startswith("s3://"):
         return None
-    from sluice.resources.s3_arrow import filesystem
+    from sluice.resources.s3.arrow import filesystem
 
     return filesystem(feed.lake, feed.s3)

@@ -21,9 +21,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from sluice.pipelines import layout
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ports import Clock, Lake, Liveness
-from sluice.pipelines.values import Life, Owner, Verdict
+from sluice.pipelines.vocabulary.receipts import Life, Owner, Verdict
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
@@ -63,7 +63,7 @@ class LakeLiveness:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._lake, self._feed, self._clock = lake, feed, clock
-        self._folder = layout.owners_folder(feed)
+        self._folder = paths.owners_folder(feed)
         self._bound_ms, self._beat_ms, self._pause = bound_ms, beat_ms, pause
 
     @contextmanager
@@ -105,7 +105,7 @@ class LakeLiveness:
         return _stamp(self._beat(owner) or b"")
 
     def _path(self, owner: Owner) -> str:
-        return layout.owner_path(self._feed, owner.token)
+        return paths.owner_path(self._feed, owner.token)
 
     def _beat(self, owner: Owner) -> bytes | None:
         return self._lake.get(self._path(owner))
@@ -217,7 +217,7 @@ def _stamp(beat: bytes) -> int | None:
 
 def _owner(path: str, beat: bytes) -> Owner | None:
     """Who beats at the path; None for a file that is no beat."""
-    token = layout.owner_token(path)
+    token = paths.owner_token(path)
     if token is None:
         return None
     said = _parsed(beat)

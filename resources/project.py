@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.pipelines.errors import FeedError, UsageError
-from sluice.pipelines.feed import BOOTSTRAP, LOCAL_KAFKA, Feed, load_feed, load_feeds
-from sluice.resources.local_kafka import LocalKafka
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA
+from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from sluice.resources.local.kafka import LocalKafka
 
 NOWHERE = "127.0.0.1:9"
 """What stands for an unset address where Kafka is not asked."""

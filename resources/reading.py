@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import reading, units
-from sluice.pipelines.errors import UsageError
-from sluice.pipelines.evolution import table_of
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake.parquet import batches, readable
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.parquet import batches, readable
+from sluice.pipelines.planning.shapes import table_of
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.reading import File
-from sluice.pipelines.recast import plain
-from sluice.pipelines.typed.landed import QUARANTINED, landed_schema
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import PartKind
+from sluice.pipelines.publishing import files as reading
+from sluice.pipelines.publishing.files import File
+from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.vocabulary import units
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.lakes import arrow_files, open_lake
 from sluice.resources.project import Project
 
@@ -206,18 +207,18 @@ class Windows:
         files differ in their columns, and from S3, by Arrow in Spark's tasks: there a time that Spark does not have is
         null.
         """
-        from sluice.resources import spark, spark_parts, spark_types
+        from sluice.resources.spark import engine, parts, types
 
-        session, schema = session or spark.session(self.feed.spark), spark_types.spark_schema(self.schema)
-        own = not self._filesystem and self._alike and all(spark_types.spark_reads(f) for f in self._footers)
+        session, schema = session or engine.session(self.feed.spark), types.spark_schema(self.schema)
+        own = not self._filesystem and self._alike and all(types.spark_reads(f) for f in self._footers)
         if own and self.paths:
             return session.read.schema(schema).parquet(*map(_escaped, self.paths))
         lake = open_lake(self.feed)
-        shares = tuple(spark_parts.shares(lake, self.files))
+        shares = tuple(parts.shares(lake, self.files))
         if not shares:
             return session.createDataFrame([], schema)
         numbers = session.range(0, len(shares), 1, len(shares))
-        return numbers.mapInArrow(spark_parts.ReadShares(lake, shares, schema), schema)
+        return numbers.mapInArrow(parts.ReadShares(lake, shares, schema), schema)
 
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 from kafka import KafkaAdminClient
 
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.stores import Store, store
 
 # An xdist worker's main module has neither file nor spec. Spark takes that for a doctest of its own, and ends the

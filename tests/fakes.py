@@ -8,20 +8,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.values import (
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
+from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
+    Configs,
     Isolation,
-    Life,
     OffsetAtTime,
     OpenTransaction,
-    Owner,
     PartitionState,
     TopicPartition,
-    Verdict,
 )
+from sluice.pipelines.vocabulary.receipts import Life, Owner, Verdict
 
 
 class MemoryLake:

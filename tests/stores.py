@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sluice.pipelines.s3_settings import S3Settings
-from sluice.resources.local_s3 import LocalS3
+from sluice.pipelines.feed.s3 import S3Settings
+from sluice.resources.local.s3 import LocalS3
 
 
 @dataclass(frozen=True)

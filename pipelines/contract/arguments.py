@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sluice.pipelines.contract.catalogue import Entry, Kwarg, Takes
 from sluice.pipelines.contract.literals import Family, bound, family, member
-from sluice.pipelines.typed.schema import Kind, Type
+from sluice.pipelines.schema.schema import Kind, Type
 
 MOST_VALUES = 10_000
 MOST_COLUMNS = 32
@@ -296,7 +296,7 @@ def _of_re2(pattern: str) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from sluice.pipelines.formats import text_array
+    from sluice.pipelines.schema.arrays import text_array
 
     try:
         pc.match_substring_regex(text_array([""]), pattern)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.pipelines.contract.literals import Family
 from sluice.pipelines.contract.sentences import sentence
-from sluice.pipelines.typed.schema import EXTRA, KAFKA, Field, Kind, Schema, Type
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Field, Kind, Schema, Type
 
 if TYPE_CHECKING:
-    from sluice.pipelines.contract.suite import Expectation
+    from sluice.pipelines.contract.expectation import Expectation
 
 
 class Scope(StrEnum):

@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
 from enum import StrEnum
 
-from sluice.pipelines.typed.schema import Kind, Type
+from sluice.pipelines.schema.schema import Kind, Type
 
 Value = int | float | Decimal | str | bool
 

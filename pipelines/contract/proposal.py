@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.pipelines.contract.expectation import Severity
 from sluice.pipelines.contract.literals import PER_UNIT, Family, family, unit_of
-from sluice.pipelines.contract.suite import Severity
-from sluice.pipelines.typed.schema import KAFKA, Field, Kind, Schema, Type
-from sluice.pipelines.units import many
+from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type
+from sluice.pipelines.vocabulary.units import many
 
 ENOUGH = 200
 """Rows, and values of a column, below which nothing is learnt."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.pipelines.contract.catalogue import Scope, argument, entry
-from sluice.pipelines.contract.suite import Contract, Expectation, Severity
-from sluice.pipelines.values import EXAMPLES
+from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.vocabulary.receipts import EXAMPLES
 
 if TYPE_CHECKING:
-    from sluice.pipelines.values import Receipt
+    from sluice.pipelines.vocabulary.receipts import Receipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,66 +7,30 @@ problems, each named by its place in the file. Size, depth and counts are bounde
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
-from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.contract.arguments import flaws, shown
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
-from sluice.pipelines.typed.schema import Schema, Type
+from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.schema.schema import Schema, Type
 
 CONTRACT = ".contract.json"
 """How the file of a contract ends; it begins as its feed's does."""
+
 MAX_BYTES = 256 << 10
+
 MAX_DEPTH = 32
+
 MOST = 500
 """Expectations of a contract."""
+
 MOST_PROBLEMS = 50
-
-
-class Severity(StrEnum):
-    """What follows when an expectation is broken: `critical`: the row goes into quarantine, or the batch is refused;
-    `warning`: it is published, and a check warns; `info`: it is recorded."""
-
-    CRITICAL = "critical"
-    WARNING = "warning"
-    INFO = "info"
-
-
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """One expectation of Great Expectations' core: `place` in its contract, `type`, `kwargs` as the suite has them,
-    without those that say nothing."""
-
-    place: int
-    type: str
-    kwargs: Mapping[str, Any]
-    severity: Severity = Severity.CRITICAL
-
-
-@dataclass(frozen=True)
-class Contract:
-    """The expectations of a feed, in the order of its file."""
-
-    expectations: tuple[Expectation, ...]
-
-    @cached_property
-    def text(self) -> str:
-        """Canonical JSON of all that counts: equal contracts, equal text."""
-        said = [{"type": e.type, "kwargs": dict(e.kwargs), "severity": str(e.severity)} for e in self.expectations]
-        return json.dumps(said, sort_keys=True, separators=(",", ":"))
-
-    @cached_property
-    def hash(self) -> str:
-        """The same for contracts that accept the same rows."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 
 def recall(text: str) -> Contract:
@@ -132,9 +96,6 @@ def parse_contract(data: bytes, columns: Schema | None) -> Contract:
     if problems:
         raise ContractError(*problems)
     return Contract(tuple(found))
-
-
-# -- JSON, strictly
 
 
 class _Refused(Exception):
@@ -208,13 +169,15 @@ def _check_text(text: str) -> None:
         raise _Refused("has half of a surrogate pair, which is no character") from None
 
 
-# -- the suite, and each expectation's frame
-
 _SUITE = ("name", "id", "expectations", "meta", "notes", "suite_parameters")
+
 _ITEM = ("type", "kwargs", "severity", "id", "meta", "notes", "description", "rendered_content")
+
 _OLD = ("expectation_suite_name", "data_asset_type", "ge_cloud_id")
+
 _SILENT = ("result_format", "catch_exceptions", "id", "meta", "notes", "description", "rendered_content")
 """Arguments that change no row's fate."""
+
 _REFUSED = {
     "row_condition": "an expectation is about all rows; those that it is not about can be allowed by it",
     "condition_parser": "there are no conditions on rows",

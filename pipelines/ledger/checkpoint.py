@@ -20,8 +20,8 @@ from pydantic import TypeAdapter
 from sluice.pipelines.ledger.entries import OriginItem
 from sluice.pipelines.ledger.fold import Batch, State
 from sluice.pipelines.ledger.pins import Pins
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.values import Key
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.ranges import Range
 
 FORMAT = 1
 WITH_GAPS = 2

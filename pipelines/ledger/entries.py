@@ -23,10 +23,12 @@ from pydantic import (
 
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.contract.suite import recall
-from sluice.pipelines.errors import LedgerCorrupt, LedgerTooNew
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.typed.schema import parse_schema
-from sluice.pipelines.values import Key, Owner, Plan, Receipt, SliceFailure
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Owner, Receipt, SliceFailure
 
 FORMAT = 1
 

@@ -35,9 +35,11 @@ from sluice.pipelines.ledger.entries import (
     SkipEntry,
 )
 from sluice.pipelines.ledger.pins import Pins
-from sluice.pipelines.ranges import Range, contiguous_end, subtract, union
-from sluice.pipelines.typed.wider import RAW_TYPES, one_table
-from sluice.pipelines.values import Key, Owner, Plan, Receipt, Request, RequestKind, Slice, TopicPartition
+from sluice.pipelines.schema.wider import RAW_TYPES, one_table
+from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.ranges import Range, contiguous_end, subtract, union
+from sluice.pipelines.vocabulary.receipts import Owner, Receipt
 
 
 class BatchStatus(StrEnum):

@@ -16,15 +16,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from sluice.pipelines import layout
-from sluice.pipelines.errors import LedgerCorrupt, SluiceError, Unknown
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import Entry, PlanEntry, PublishEntry, dump, parse
 from sluice.pipelines.ledger.fold import Batch, State, number_after
 from sluice.pipelines.ledger.tip import Tip, Trace, beyond, entries_lost
 from sluice.pipelines.ports import Clock, Lake
-from sluice.pipelines.side_by_side import AT_ONCE, each
-from sluice.pipelines.values import Plan
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, SluiceError, Unknown
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
 
 CHECKPOINT_EVERY = 200
 CHECKPOINT_BYTES = 2 << 20
@@ -74,7 +74,7 @@ class Ledger:
 
     def _first_read(self) -> State:
         """What tells of entries is read before the entries: they stood before it did."""
-        tip = Tip.parse(self._lake.get(layout.tip_path(self.feed))) if self._whole else None
+        tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
         data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
         state = _folded(begun, data)
@@ -91,15 +91,15 @@ class Ledger:
 
     def _leave_checkpoint(self) -> None:
         """One that stands could not be read, and is replaced. Older ones go, but for a few that somebody may read."""
-        self._lake.put(layout.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
-        for old in list(self._lake.list(layout.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
+        self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
+        for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
             self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
         """The newest fold that stands as a checkpoint and can be read."""
-        for path in reversed(list(self._lake.list(layout.checkpoint_folder(self.feed)))):
+        for path in reversed(list(self._lake.list(paths.checkpoint_folder(self.feed)))):
             state = checkpoint.load(self._lake.get(path) or b"")
-            if state is not None and state.number == layout.checkpoint_number(path):
+            if state is not None and state.number == paths.checkpoint_number(path):
                 return state
         return None
 
@@ -111,8 +111,8 @@ class Ledger:
     def _listed(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
         """(number, path, content) of the entries from `first` on, without a hole, once entry `before` was seen to
         stand. Below the number that a gap goes on from nothing counts."""
-        paths, expected = self._numbered(first, before), first
-        while some := list(islice(paths, READ_AHEAD)):
+        numbered, expected = self._numbered(first, before), first
+        while some := list(islice(numbered, READ_AHEAD)):
             for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
                 if number > expected:
                     raise self._hole(expected, path)
@@ -123,33 +123,33 @@ class Ledger:
     def _numbered(self, first: int, before: int) -> Iterator[tuple[int, str]]:
         """The numbers and paths of the entries from `first` on. Raises EntriesLost where entry `before` is gone."""
         begin = before if before >= 0 else first
-        listed = self._lake.list(layout.log_folder(self.feed), layout.log_path(self.feed, begin - 1) if begin else "")
-        paths = ((number, path) for path in listed if (number := layout.log_number(path)) is not None)
-        if before >= 0 and next(paths, (-1, ""))[0] != before:
+        listed = self._lake.list(paths.log_folder(self.feed), paths.log_path(self.feed, begin - 1) if begin else "")
+        numbered = ((number, path) for path in listed if (number := paths.log_number(path)) is not None)
+        if before >= 0 and next(numbered, (-1, ""))[0] != before:
             raise self._shorter_than_its_checkpoint(first - 1)
-        yield from paths
+        yield from numbered
 
     def _shorter_than_its_checkpoint(self, known: int) -> SluiceError:
-        numbers = map(layout.log_number, self._lake.list(layout.log_folder(self.feed)))
+        numbers = map(paths.log_number, self._lake.list(paths.log_folder(self.feed)))
         newest = max((n for n in numbers if n is not None), default=-1)
-        folder = layout.checkpoint_folder(self.feed)
+        folder = paths.checkpoint_folder(self.feed)
         return entries_lost(self.feed, newest, [Trace(known, f"a checkpoint in {folder} tells of entry {known}")])
 
-    def _contents(self, paths: list[str]) -> list[bytes]:
+    def _contents(self, some: list[str]) -> list[bytes]:
         """What stands at the paths; many are read side by side."""
-        if len(paths) <= AT_ONCE:
-            return [self._content(path) for path in paths]
-        return each(self._content, paths)
+        if len(some) <= AT_ONCE:
+            return [self._content(path) for path in some]
+        return each(self._content, some)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
         """The same until a number is not there: one question where nothing is new, however long the log is."""
-        while (data := self._lake.get(path := layout.log_path(self.feed, number))) is not None:
+        while (data := self._lake.get(path := paths.log_path(self.feed, number))) is not None:
             yield path, data
             number = _after(number, path, data)
 
     def entry(self, number: int) -> Entry:
         """The entry at `number`. Raises LedgerCorrupt when there is none."""
-        path = layout.log_path(self.feed, number)
+        path = paths.log_path(self.feed, number)
         return parse(self._content(path), path)
 
     def plan(self, batch: int) -> Plan:
@@ -186,10 +186,10 @@ class Ledger:
         """The entry stands, whatever becomes of this."""
         with suppress(SluiceError):
             tip = Tip(self._state.ledger_id, self._state.number - 1)
-            self._lake.put(layout.tip_path(self.feed), tip.dump())
+            self._lake.put(paths.tip_path(self.feed), tip.dump())
 
     def _create(self, number: int, entry: Entry) -> bool:
-        path = layout.log_path(self.feed, number)
+        path = paths.log_path(self.feed, number)
         try:
             return self._lake.put_if_absent(path, dump(entry))
         except Unknown:
@@ -204,7 +204,7 @@ class Ledger:
     def _content(self, path: str) -> bytes:
         data = self._lake.get(path)
         if data is None:
-            raise self._hole(layout.log_number(path) or 0, path)
+            raise self._hole(paths.log_number(path) or 0, path)
         return data
 
     def _hole(self, expected: int, path: str) -> LedgerCorrupt:

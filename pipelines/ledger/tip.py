@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sluice.pipelines import layout
-from sluice.pipelines.errors import EntriesLost
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.fold import State
+from sluice.pipelines.vocabulary.errors import EntriesLost
 
 BEYOND = 1 << 61
 """Numbers from here on are nobody's: no ledger grows so long."""
@@ -51,7 +51,7 @@ def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
     if tip is None or (tip.ledger == state.ledger_id and tip.number < state.number):
         return None
     whose = "" if tip.ledger == state.ledger_id or not state.number else f" of another ledger ({tip.ledger[:20]})"
-    return Trace(tip.number, f"{layout.tip_path(feed)} names entry {tip.number}{whose}")
+    return Trace(tip.number, f"{paths.tip_path(feed)} names entry {tip.number}{whose}")
 
 
 def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:

@@ -13,9 +13,15 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaError, UnknownError, UnknownTopicOrPartitionError
 
-from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import BrokerTooOld, KafkaUnavailable, SluiceError
-from sluice.pipelines.values import Isolation, OffsetAtTime, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.errors import BrokerTooOld, KafkaUnavailable, SluiceError
+from sluice.pipelines.vocabulary.kafka import (
+    Configs,
+    Isolation,
+    OffsetAtTime,
+    OpenTransaction,
+    PartitionState,
+    TopicPartition,
+)
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import explained, is_passing
 from sluice.resources.kafka.markers import Markers

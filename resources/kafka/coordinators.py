@@ -12,7 +12,7 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import Unknown
+from sluice.pipelines.vocabulary.errors import Unknown
 from sluice.resources.kafka.failures import AnswerLost, told
 from sluice.resources.kafka.wire import Patience, Wire
 

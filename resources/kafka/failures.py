@@ -1,7 +1,7 @@
 """Kafka's refusals and kafka-python's troubles, in Sluice's words.
 
-Promises: every error that leaves this package is one of `sluice.pipelines.errors`, names the bootstrap address, says
-what to do next, and holds no secret: of a remote error only its name and the broker's own words are told.
+Promises: every error that leaves this package is one of `sluice.pipelines.vocabulary.errors`, names the bootstrap
+address, says what to do next, and holds no secret: of a remote error only its name and the broker's own words are told.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import BrokerResponseError, KafkaError, RetriableError
 
-from sluice.pipelines.errors import (
+from sluice.pipelines.vocabulary.errors import (
     BrokerTooOld,
     CommitFenced,
     CorruptBatch,

@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import KafkaUnavailable, SluiceError
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
-from sluice.pipelines.values import Isolation, Slice, TopicPartition
+from sluice.pipelines.ports import Fetched, FetchFailed
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.kafka.failures import explained, is_passing
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.reader import Reader

@@ -33,7 +33,7 @@ from kafka.protocol.producer import (
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.messages import Code, by_topic, partition_errors, top_error
 

@@ -14,9 +14,9 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import GroupHeld
-from sluice.pipelines.groups import Broker, GroupState, GroupView, ListedGroup
-from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.errors import GroupHeld
+from sluice.pipelines.vocabulary.groups import Broker, GroupState, GroupView, ListedGroup
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, groups_messages
 from sluice.resources.kafka.coordinators import Coordinators, Errors
 from sluice.resources.kafka.group_messages import GROUP

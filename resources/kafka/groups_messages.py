@@ -15,8 +15,8 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from sluice.pipelines.groups import Assignment, Broker, GroupMember, GroupState, GroupView, ListedGroup
-from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.groups import Assignment, Broker, GroupMember, GroupState, GroupView, ListedGroup
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.group_messages import Seat, ask_commit
 from sluice.resources.kafka.messages import top_error

@@ -13,8 +13,7 @@ from typing import Any, Generic, TypeVar
 from kafka.errors import KafkaError
 from kafka.future import Future
 
-from sluice.pipelines.ports import FetchLimits
-from sluice.pipelines.values import Isolation, TopicPartition
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import AnswerLost
 from sluice.resources.kafka.messages import EARLIEST, LATEST, FetchAsk, FetchPart, Layout, Place

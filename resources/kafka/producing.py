@@ -16,9 +16,9 @@ from typing import NoReturn
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
-from sluice.pipelines.errors import CommitFenced, NotAuthorized, SluiceError, UnknownTopic, UsageError
 from sluice.pipelines.ports import Letter
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.vocabulary.errors import CommitFenced, NotAuthorized, SluiceError, UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import explained, told

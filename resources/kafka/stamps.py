@@ -15,8 +15,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
-from sluice.pipelines.values import OffsetAtTime, TopicPartition
+from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
 from sluice.resources.kafka.headers import Header, Unreadable, headers
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def _decoded(tp: TopicPartition, batch: Header, records: memoryview) -> Rows:
     """Raises CorruptBatch, UnsupportedBatch."""
     import pyarrow as pa
 
-    from sluice.pipelines.decode import BatchDecoder  # its compiled loops take a moment to load
+    from sluice.pipelines.records.decode import BatchDecoder  # its compiled loops take a moment to load
 
     decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, read_committed=False)
     chunks = [*decoder.feed(records), *decoder.finish()]

@@ -23,7 +23,7 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 
-from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.failures import AnswerLost, NoAddress, NotReached, explained, is_hopeless, is_passing, told
 from sluice.resources.kafka.receiving import Manager

@@ -35,7 +35,7 @@ def read(
     `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. `project` is the
     folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is `landed` or
     `quarantined`. Raises FeedError, UsageError for what is no window of the feed, and WindowIncomplete while records
-    of it are missing, all from `sluice.pipelines.errors`.
+    of it are missing, all from `sluice.pipelines.vocabulary.errors`.
     """
     from sluice.resources import reading  # late: `import sluice` stays cheap
 

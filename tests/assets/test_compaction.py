@@ -11,9 +11,9 @@ from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.reports import report_key
 from sluice.assets.session import Session
-from sluice.pipelines.audit import audit
-from sluice.pipelines.expiry import expire
-from sluice.pipelines.values import AskedRange, Request, RequestKind
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from tests.assets.world import P0, P1, World, hour, in_hour, stored, versions, windows
 
 LANDED, COMMITTED = landed_key("orders"), dg.AssetKey(["orders", "committed"])

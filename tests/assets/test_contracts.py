@@ -15,8 +15,9 @@ from sluice.assets.books import Books, Judged
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
-from sluice.pipelines.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
-from sluice.pipelines.values import Drift, DriftKind, Request, Slice, Tally
+from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
+from sluice.pipelines.vocabulary.plans import Request, Slice
+from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Tally
 from tests.assets.world import FEED, P0, P1, World, cells, checks, hour, in_hour, windows
 
 LANDED, QUARANTINED = landed_key("orders"), quarantined_key("orders")

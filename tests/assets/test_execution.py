@@ -17,9 +17,9 @@ from sluice.assets.definitions import build
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.steps import ACCOUNT, topic_key
-from sluice.pipelines.commit import CommitStatus
-from sluice.pipelines.configs import Configs, TopicConfig
-from sluice.pipelines.errors import (
+from sluice.pipelines.committing.commit import CommitStatus
+from sluice.pipelines.ports import Member
+from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     BatchRefused,
     Failed,
@@ -29,8 +29,8 @@ from sluice.pipelines.errors import (
     OffsetsLost,
     UsageError,
 )
-from sluice.pipelines.ports import Member
-from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
+from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig, TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")

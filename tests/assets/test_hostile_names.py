@@ -12,9 +12,10 @@ from markdown_it import MarkdownIt
 
 from sluice.assets import checks, contracts, reports
 from sluice.assets.markdown import plain
-from sluice.pipelines.errors import Breach, SchemaDrifted
-from sluice.pipelines.values import Drift, DriftKind, OpenTransaction
-from sluice.pipelines.watch import Finding, Watched
+from sluice.pipelines.vocabulary.errors import Breach, SchemaDrifted
+from sluice.pipelines.vocabulary.kafka import OpenTransaction
+from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
+from sluice.pipelines.watching.watch import Finding, Watched
 from tests.assets.world import FEED, World
 
 EVIL = [

@@ -17,8 +17,8 @@ from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import bury_dead_runs, holding, informed, is_held, prepare_home
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
-from sluice.pipelines.repair import Kind
-from sluice.pipelines.values import Life, Verdict
+from sluice.pipelines.operating.repair import Kind
+from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
 from tests.assets.test_ui import killed
 from tests.assets.world import World, in_hour, versions, windows

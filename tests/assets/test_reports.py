@@ -15,12 +15,12 @@ from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.reports import _rows, report_key
 from sluice.assets.session import Session
-from sluice.pipelines.errors import FeedError
-from sluice.pipelines.report import Report, load_report
+from sluice.pipelines.feed.report import Report, load_report
+from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.reading import Windows
 from tests.assets.world import P1, World, in_hour, versions, windows
-from tests.pipelines.test_drift import SCHEMA
-from tests.pipelines.test_drift import World as Drifting
+from tests.pipelines.validation.test_drift import SCHEMA
+from tests.pipelines.validation.test_drift import World as Drifting
 
 REPORT, LANDED = report_key("rows"), landed_key("orders")
 SQL = "-- How many rows.\n-- feed: orders\nSELECT count(*) AS rows FROM orders\n"

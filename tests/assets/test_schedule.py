@@ -12,8 +12,8 @@ import dagster as dg
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.session import AGAIN_TAG, Session
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Edges
 from tests.assets.world import World, in_hour
 
 DAY = "2024-05-01T"

@@ -14,11 +14,10 @@ from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
 from sluice.assets.session import Session
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
-from sluice.pipelines.errors import KafkaUnavailable
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.values import OpenTransaction, TopicPartition
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
 from tests.fakes import partition
 

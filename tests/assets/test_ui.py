@@ -15,8 +15,8 @@ from sluice.assets import definitions, internals
 from sluice.assets.definitions import build
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import bury_dead_runs, prepare_home, prepare_workspace
-from sluice.pipelines.errors import KafkaUnavailable, UsageError
 from sluice.pipelines.ports import Member
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.ui import Pages, opened

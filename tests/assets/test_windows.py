@@ -14,9 +14,9 @@ from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.instance import open_instance
 from sluice.assets.session import AGAIN_TAG
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
-from sluice.pipelines.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
-from sluice.pipelines.values import Request, RequestKind
-from sluice.pipelines.windows import LISTED
+from sluice.pipelines.planning.windows import LISTED
+from sluice.pipelines.vocabulary.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from tests.assets.world import (
     CATCH_UP,
     FEED,

@@ -16,30 +16,20 @@ import pyarrow as pa
 from sluice.assets.books import Books
 from sluice.assets.execution import RunOutcome, run_feed
 from sluice.assets.session import Session
-from sluice.pipelines import layout
-from sluice.pipelines.batch import Edges, Landed, land
-from sluice.pipelines.feed import Feed, LandingSettings
-from sluice.pipelines.formats import HEADERS, RawFormat
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.writer import PartWriter, Target
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ports import Job, Progress
-from sluice.pipelines.typed.landed import REFUSED, quarantined
-from sluice.pipelines.values import (
-    Counts,
-    Drift,
-    OffsetAtTime,
-    Outcome,
-    Part,
-    PartKind,
-    Receipt,
-    Request,
-    RequestKind,
-    Slice,
-    SliceFailure,
-    Tally,
-    TopicPartition,
-    to_json,
-)
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED, quarantined
+from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, to_json
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
 from sluice.resources.project import Project
 from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
 
@@ -121,7 +111,7 @@ class MadeUpEngine:
         made = [self._slice(job, s) for s in job.plan.slices]
         for r in made if self.leaves else ():
             if isinstance(r, Receipt):
-                path = layout.receipt_path(job.plan.feed, job.batch, job.attempt, r.slice)
+                path = paths.receipt_path(job.plan.feed, job.batch, job.attempt, r.slice)
                 self.lake.put(path, to_json(r).encode())
         return made
 

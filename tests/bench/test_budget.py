@@ -13,7 +13,7 @@ from sluice.bench.peer_sluice import feed_of
 from sluice.bench.stand import Assignment
 from sluice.bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
 from sluice.pipelines.ports import Fetched
-from sluice.pipelines.values import Slice
+from sluice.pipelines.vocabulary.plans import Slice
 
 
 def held(workload: Workload) -> Held:

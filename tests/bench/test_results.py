@@ -16,7 +16,7 @@ from sluice.bench.measure import Cost
 from sluice.bench.plot import plot
 from sluice.bench.render import PLOT, markdown, shown, write
 from sluice.bench.results import Budget, Landing, PeerResult, Provenance, RaceResult, Report
-from sluice.pipelines.errors import UsageError
+from sluice.pipelines.vocabulary.errors import UsageError
 
 
 def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sluice.bench.memory import DAY, MemoryCluster, MemoryLake
 from sluice.bench.scale import BEGINS, Balance, Topology, run
-from sluice.pipelines.values import Isolation, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.kafka import Isolation
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 
 SMALL = Topology(partitions=12, brokers=3)
 

@@ -17,16 +17,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.commit import CommitSettings, commit
-from sluice.pipelines.feed import CommitMode, OnGroupMoved, load_feed
-from sluice.pipelines.values import AskedRange, Request, RequestKind, TopicPartition
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from tests.checker import facts
 from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transaction
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import Receipt, fold
-from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Record
-from tests.pipelines.test_batch import HOUR, PARTITIONS, Topic, World
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, Topic, World
+from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Record
 
 FEED = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n"
 CATCH_UP = Request(RequestKind.CATCH_UP)

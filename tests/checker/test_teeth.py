@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.batch import Skip
+from sluice.pipelines.batch.result import Skip
 from tests.checker.facts import EvidenceError
 from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, sized
-from tests.pipelines.decode.logs import ABORT
+from tests.pipelines.records.decode.logs import ABORT
 
 Where = dict[str, Any]
 Plant = Callable[[Sound], None]

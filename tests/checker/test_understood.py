@@ -17,19 +17,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.accept import Event, accept_log, accept_lost
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.expiry import expire
-from sluice.pipelines.feed import load_feed
-from sluice.pipelines.mending import Record
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.operating.accept import Event, accept_log, accept_lost
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.rewriting.mending import Record
+from sluice.pipelines.vocabulary.errors import SluiceError
 from tests.checker.facts import Evidence
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import fold
 from tests.checker.planted import ONE, ZERO, Sound, land_again, log_of, sized, tear
-from tests.pipelines import landed_world, test_drift, test_replay
+from tests.pipelines import landed_world
+from tests.pipelines.batch.test_batch import PARTITIONS, act, steps
 from tests.pipelines.landed_world import HOUR, START, A, B, pieces
-from tests.pipelines.test_batch import PARTITIONS, act, steps
+from tests.pipelines.rewriting import test_replay
+from tests.pipelines.validation import test_drift
 
 HEALED = Settings(healed=True)
 

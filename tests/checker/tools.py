@@ -50,9 +50,9 @@ class Java:
     @classmethod
     def of_local_kafka(cls) -> Java:
         """The jars that the local cluster runs on."""
-        from sluice.resources import java, local_kafka
+        from sluice.resources.local import java, kafka
 
-        return cls(java.jars(f"kafka-{local_kafka.VERSION}", local_kafka.ARTIFACTS), str(java.find_java()))
+        return cls(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS), str(java.find_java()))
 
     def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
         """What the tool prints. Raises EvidenceError when it fails."""

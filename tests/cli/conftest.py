@@ -20,9 +20,8 @@ from tests.fakes import FakeGroup
 from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:
-    from sluice.pipelines.batch import Edges
-    from sluice.pipelines.feed import Feed
-    from sluice.pipelines.groups import Groups
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ports import Edges, Groups
     from tests.assets.world import World
 
 FEED = """\

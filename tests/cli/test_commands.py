@@ -9,10 +9,11 @@ import pytest
 
 from sluice.cli import audit, explain, plan, run, status
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.audit import live_receipts
-from sluice.pipelines.errors import KafkaUnavailable
+from sluice.pipelines.account.audit import live_receipts
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.values import AskedRange, CommittedOffset, Isolation, Plan, Request, RequestKind, Task
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation
+from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Task
 from tests.assets.world import P1, SECRET, World
 from tests.cli.conftest import Over, Tell
 from tests.fakes import owner, partition

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.suite import read_contract
-from sluice.pipelines.feed import KafkaSettings, load_feed
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.sample import newest, stretches
-from sluice.pipelines.values import TopicPartition
-from sluice.resources.events import Event, Mix, Sending, orders, send
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.landing.sample import newest, stretches
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range
 from sluice.resources.gx import refusals
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.events import Event, Mix, Sending, orders, send
+from sluice.resources.local.kafka import LocalKafka
 from tests.cli.conftest import Sluice
 from tests.fakes import partition
 

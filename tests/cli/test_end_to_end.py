@@ -16,7 +16,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.cli.conftest import Sluice
 
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]

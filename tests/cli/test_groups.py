@@ -9,12 +9,11 @@ import pytest
 
 from sluice.cli import groups as groups_command
 from sluice.cli import offsets
-from sluice.pipelines.commit import CommitSettings, commit
-from sluice.pipelines.configs import BrokerConfig, Configs
-from sluice.pipelines.errors import IncarnationChanged, NotAuthorized, UsageError
-from sluice.pipelines.feed import CommitMode, OnGroupMoved
-from sluice.pipelines.groups import GroupView
-from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.vocabulary.errors import IncarnationChanged, NotAuthorized, UsageError
+from sluice.pipelines.vocabulary.groups import GroupView
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, CommittedOffset, Configs, TopicPartition
 from tests.assets.world import FEED, P0, P1, World
 from tests.cli.conftest import Sluice, Tell
 from tests.fake_groups import FakeGroups, member

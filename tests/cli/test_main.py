@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from sluice.cli import main as main_module
-from sluice.pipelines.errors import GroupHeld
+from sluice.pipelines.vocabulary.errors import GroupHeld
 from tests.cli.conftest import FEED, Sluice
 
 COMMANDS = [

@@ -9,7 +9,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from sluice.cli.records import typed, typed_view
-from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.records.format import RawFormat
 
 ROW = pa.table(
     {

@@ -12,9 +12,9 @@ from sluice.assets.instance import holding, open_instance, prepare_home
 from sluice.assets.session import FEED_TAG
 from sluice.cli.repair import repair
 from sluice.cli.unstick import unstick
-from sluice.pipelines import layout
-from sluice.pipelines.batch import land
-from sluice.pipelines.errors import PlanBusy, Refused, UsageError
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.lake import paths
+from sluice.pipelines.vocabulary.errors import PlanBusy, Refused, UsageError
 from tests.assets.world import World, hour, in_hour
 from tests.cli.conftest import Sluice, Tell
 from tests.fakes import owner
@@ -90,7 +90,7 @@ def test_unstick_forces_one_run_only_by_name(world: World, tell: Tell) -> None:
 
 def test_repair_says_each_thing_and_then_that_there_is_nothing(world: World, tell: Tell) -> None:
     world.land_unrecorded(in_hour(0))
-    world.lake.remove(layout.window_path("orders", hour(0), 3_600_000))
+    world.lake.remove(paths.window_path("orders", hour(0), 3_600_000))
     world.lake.files["data/orders/mine.parquet"] = b"?"
     dry = tell(repair, dry_run=True)
     assert "! to be written: the manifest of 1 complete window, 2024-05-01T00:00" in dry.text

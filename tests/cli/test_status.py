@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from sluice.cli import quarantine, status
-from sluice.pipelines.batch import open_ledger
-from sluice.pipelines.configs import BrokerConfig, Configs, TopicConfig
-from sluice.pipelines.errors import QuarantineExceeded
+from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.ledger.entries import PlanEntry
-from sluice.pipelines.values import Isolation, OpenTransaction, Plan, Slice, Task
+from sluice.pipelines.vocabulary.errors import QuarantineExceeded
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
+from sluice.pipelines.vocabulary.plans import Plan, Slice, Task
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
 from tests.cli.conftest import Tell
 from tests.fakes import owner

@@ -10,11 +10,11 @@ import pytest
 
 from sluice.cli import files, plan, run, status, wait, windows
 from sluice.cli.terminal import Terminal
-from sluice.pipelines.errors import Failed, UsageError, WindowIncomplete
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.standing import Owes, Standing, WindowStanding
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Key, OpenTransaction
+from sluice.pipelines.vocabulary.errors import Failed, UsageError, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 from tests.assets.world import P0, P1, World, hour, in_hour
 from tests.cli.conftest import Over, Tell
 from tests.fake_groups import FakeGroups

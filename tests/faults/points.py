@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines import layout
+from sluice.pipelines.lake import paths
 from sluice.resources.kafka.wire import Wire
 from sluice.resources.lake_local import LocalLake
 
@@ -97,7 +97,7 @@ class _Trap:
     def creating(self, call: Any) -> Any:
         @contextmanager
         def trapped(lake: object, path: str) -> Iterator[Any]:
-            effect = "stage" if layout.staged_batch(path) is not None else None
+            effect = "stage" if paths.staged_batch(path) is not None else None
             with call(lake, path) as file:
                 yield file
                 self.strike("before", effect)
@@ -123,10 +123,10 @@ def _effect(method: str, path: str, *args: Any) -> str | None:
     if method == "show":
         return method
     if method == "put":
-        return "receipt" if layout.receipt_slice(path) else "checkpoint" if layout.checkpoint_number(path) else None
+        return "receipt" if paths.receipt_slice(path) else "checkpoint" if paths.checkpoint_number(path) else None
     if method == "remove":
-        return "clean" if layout.staged_batch(path) is not None else "farewell" if layout.owner_token(path) else None
-    if layout.manifest_window(path):
+        return "clean" if paths.staged_batch(path) is not None else "farewell" if paths.owner_token(path) else None
+    if paths.manifest_window(path):
         return "manifest"
     kind = json.loads(args[0])["kind"]
     return str(_ENTRIES.get(kind, kind))

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.feed import load_feed
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import log
+from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources import edges, liveness
 from sluice.resources.lakes import open_lake
 from tests.faults.clock import CLOCK, moved
@@ -41,11 +41,11 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
         "tests.faults.runner",
-        "sluice.pipelines.task",
-        "sluice.pipelines.typed.format",
-        "sluice.pipelines.contract.format",
+        "sluice.pipelines.landing.task",
+        "sluice.pipelines.records.typed.format",
+        "sluice.pipelines.records.checked.format",
         "sluice.resources.kafka.fetch",
-        "sluice.resources.lake_s3",
+        "sluice.resources.s3.lake",
         "boto3",
         "duckdb",
         "pandas",  # by Arrow, when rows become Python's
@@ -108,8 +108,8 @@ def main(path: str, point: str = "") -> int:
         if ahead := os.environ.get(CLOCK):
             stack.enter_context(moved(ahead))
         if feed.lake.startswith("s3://"):
-            stack.enter_context(patch("sluice.resources.s3_client.pause", lambda attempt: None))
-            stack.enter_context(patch("sluice.resources.s3_client.patience", lambda *_: 0))
+            stack.enter_context(patch("sluice.resources.s3.client.pause", lambda attempt: None))
+            stack.enter_context(patch("sluice.resources.s3.client.patience", lambda *_: 0))
         if point:
             sign = signal.Signals[os.environ.get(SIGNAL, "SIGKILL")]
             stack.enter_context(planted(point, sign, type(open_lake(feed))))

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from sluice.pipelines.errors import SetupError
+from sluice.pipelines.vocabulary.errors import SetupError
 from tests.checker.invariants import Settings
 from tests.checker.producers import Noting
 from tests.faults.account import SEED
@@ -20,7 +20,7 @@ from tests.faults.field import Field
 from tests.faults.runner import BOUND_MS, MACHINE
 from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import until
-from tests.resources.s3_faults import Proxy, Rule
+from tests.resources.s3.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 HOUR = 3600

@@ -19,7 +19,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.pipelines.units import HOUR, show_window
+from sluice.pipelines.vocabulary.units import HOUR, show_window
 from tests.checker.producers import Noting
 from tests.faults.account import SEED, Account
 from tests.faults.arena import Arena

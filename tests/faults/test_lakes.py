@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.errors import EntriesLost, LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
+from sluice.pipelines.vocabulary.errors import EntriesLost, LakeFull, LakeUnavailable, NotAuthorized, Terminal, Unknown
 from tests.checker.producers import Noting
 from tests.faults.account import SEED
 from tests.faults.field import TRIES, Field, Run, Running
@@ -33,7 +33,7 @@ from tests.faults.nemeses.lakes import (
     without_privileges,
 )
 from tests.faults.nemeses.logs import accepted
-from tests.resources.s3_faults import Proxy, Rule
+from tests.resources.s3.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
 LATE_S = 3.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.errors import CommitFenced, GroupHeld, OwnershipLost, PlanBusy
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, OwnershipLost, PlanBusy
 from tests.checker.facts import Evidence
 from tests.checker.invariants import check
 from tests.faults import points

@@ -1,15 +1,15 @@
 """The compiled loops with every index checked: also where they read memory without numba's knowledge.
 
-NUMBA_BOUNDSCHECK=1 checks plain indexing. What `pipelines/compiled.py` loads and stores by address is checked here:
-`install` goes before the loops are imported, with a cache of numba's of its own (NUMBA_CACHE_DIR).
+NUMBA_BOUNDSCHECK=1 checks plain indexing. What `pipelines/records/compiled.py` loads and stores by address is checked
+here: `install` goes before the loops are imported, with a cache of numba's of its own (NUMBA_CACHE_DIR).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sluice.pipelines import compiled
-from sluice.pipelines.compiled import CELLS, inner
+from sluice.pipelines.records import compiled
+from sluice.pipelines.records.compiled import CELLS, inner
 
 _byte, _word, _cell, _item, _put = compiled.byte, compiled.word, compiled.cell, compiled.item, compiled.put
 

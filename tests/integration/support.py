@@ -17,18 +17,22 @@ import duckdb
 import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 
-from sluice.pipelines.batch import Edges, Landed, land, open_ledger
-from sluice.pipelines.commit import CommitResult, CommitSettings, commit
-from sluice.pipelines.feed import Feed, load_feed
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.batch.survey import open_ledger
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.letters import Outlet
-from sluice.pipelines.ports import Job
-from sluice.pipelines.values import AskedRange, Outcome, Owner, Request, RequestKind
-from sluice.resources import executor
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Outcome, Owner
 from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark import executor
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 

@@ -25,16 +25,17 @@ from kafka.structs import TopicPartition as KafkaTopicPartition
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import open_instance
 from sluice.cli.main import main
-from sluice.pipelines import layout
-from sluice.pipelines.feed import Feed, load_feed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger, State
 from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Receipt
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources import edges as resources
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.project import Project
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, rows, run
@@ -123,7 +124,7 @@ SHELL = """
 import json, os, signal, sys, time
 from unittest.mock import patch
 import sluice.resources.edges as real
-from sluice.pipelines.task import PartWriter
+from sluice.pipelines.landing.task import PartWriter
 from tests.integration import support
 
 left, write, run = int(os.environ.get("DIE_AT", 0)), PartWriter.write, support.Inline.run
@@ -370,7 +371,7 @@ def debris(machine: Machine, begin: int, folder: Path) -> None:
     staged = machine.shared / part.staged
     staged.parent.mkdir(parents=True)
     (machine.shared / part.path).rename(staged)
-    (machine.shared / layout.window_path("orders", begin, MINUTE)).unlink()
+    (machine.shared / paths.window_path("orders", begin, MINUTE)).unlink()
     orphan = folder / "staging/0/a"
     orphan.mkdir(parents=True)
     (orphan / "x.receipt.json").write_text("{}")

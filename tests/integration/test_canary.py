@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import pytest
 
-from sluice.pipelines.feed import load_feed
+from sluice.pipelines.feed.load import load_feed
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.tools import producing
 from tests.stores import Store
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines import windows
-from sluice.pipelines.audit import AuditReport, audit
-from sluice.pipelines.compaction import compact
-from sluice.pipelines.errors import WindowRetired
-from sluice.pipelines.expiry import expire
-from sluice.pipelines.feed import Feed
+from sluice.pipelines.account.audit import AuditReport, audit
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.shape import RAW
+from sluice.pipelines.planning import windows
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.vocabulary.errors import WindowRetired
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.reading import of_feed
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, offsets, rows, run

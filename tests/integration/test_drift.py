@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.audit import audit
-from sluice.pipelines.drift import drift_of
-from sluice.pipelines.errors import SchemaDrifted
-from sluice.pipelines.held import Filter
-from sluice.pipelines.replay import replay
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.values import Counts, DriftKind
-from sluice.resources import reading, spark
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.vocabulary.errors import SchemaDrifted
+from sluice.pipelines.vocabulary.receipts import Counts, DriftKind
+from sluice.resources import reading
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark import engine
 from tests.integration.support import Place, edges, ledger, offsets, run, visible
 
 HOUR = 3_600_000
@@ -85,5 +86,5 @@ def test_a_feed_evolves_with_its_records(tmp_path: Path, kafka: LocalKafka, fres
     assert [r["id"] for r in rows] == [value["id"] for _, value in orders(first)]
     assert [r["coupon"] for r in rows if r["kafka_offset"] >= middle] == [f"c{i}" for i in range(middle, OLD + NEW)]
     assert window.duckdb().select(*names).order("kafka_offset").to_arrow_table().to_pylist() == rows
-    frame = window.spark(spark.session(evolving.spark)).select(*names).orderBy("kafka_offset")
+    frame = window.spark(engine.session(evolving.spark)).select(*names).orderBy("kafka_offset")
     assert [r.asDict() for r in frame.collect()] == rows

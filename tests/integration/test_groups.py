@@ -14,11 +14,12 @@ import pytest
 from kafka import KafkaConsumer
 
 from sluice.cli.main import main
-from sluice.pipelines.commit import CommitStatus
-from sluice.pipelines.errors import GroupHeld, GroupMoved
-from sluice.pipelines.feed import Feed
-from sluice.resources import java, local_kafka
-from sluice.resources.local_kafka import LocalKafka
+from sluice.pipelines.committing.commit import CommitStatus
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import GroupHeld, GroupMoved
+from sluice.resources.local import java
+from sluice.resources.local import kafka as local_kafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, run
 from tests.resources.kafka.tools import produce, until

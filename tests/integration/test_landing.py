@@ -10,17 +10,17 @@ import kafka as kafka_client
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import preview
-from sluice.pipelines.errors import Refused, UnknownTopic, UsageError
-from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.shape import RAW
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.vocabulary.errors import Refused, UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,

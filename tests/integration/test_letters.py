@@ -15,10 +15,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.commit import CommitStatus
-from sluice.pipelines.errors import UnknownTopic
-from sluice.pipelines.feed import Feed
-from sluice.resources.local_kafka import LocalKafka
+from sluice.pipelines.committing.commit import CommitStatus
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import UnknownTopic
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import Place, commit_feed, consumed, edges, run
 from tests.resources.kafka.tools import until
 
@@ -42,7 +42,7 @@ here.commit_feed(here.hasty(here.load(sys.argv[1])))
 
 
 def load(path: str) -> Feed:
-    from sluice.pipelines.feed import load_feed
+    from sluice.pipelines.feed.load import load_feed
 
     return load_feed(Path(path), {})
 

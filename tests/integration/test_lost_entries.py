@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines import layout
-from sluice.pipelines.accept import accept_ledger
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import survey
-from sluice.pipelines.errors import EntriesLost
-from sluice.pipelines.feed import CommitMode, Feed
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.account.strict import strict
+from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger, checkpoint
+from sluice.pipelines.operating.accept import accept_ledger
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.strict import strict
-from sluice.resources.executor import Wiring
+from sluice.pipelines.vocabulary.errors import EntriesLost
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark.executor import Wiring
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, consumed, edges, ledger, rows, run
 
@@ -65,7 +66,7 @@ def files(lake: Lake) -> dict[str, bytes | None]:
 
 
 def suffixes(feed: Feed) -> Iterator[int]:
-    yield from range(1, len(list(open_lake(feed).list(layout.log_folder("orders")))) + 1)
+    yield from range(1, len(list(open_lake(feed).list(paths.log_folder("orders")))) + 1)
 
 
 @pytest.mark.each_lake
@@ -79,9 +80,9 @@ def test_every_lost_suffix_is_noticed_and_gone_on_from(place: Place, mode: Commi
     for count in suffixes(feed):
         if fold:
             state = Ledger(lake, "orders", lambda: 0).read()
-            lake.put(layout.checkpoint_path("orders", state.number), checkpoint.dump(state))
-            lake.remove(layout.tip_path("orders"))
-        for path in list(lake.list(layout.log_folder("orders")))[-count:]:
+            lake.put(paths.checkpoint_path("orders", state.number), checkpoint.dump(state))
+            lake.remove(paths.tip_path("orders"))
+        for path in list(lake.list(paths.log_folder("orders")))[-count:]:
             lake.remove(path)
         before = files(lake)
         with pytest.raises(EntriesLost, match="sluice accept orders ledger"):

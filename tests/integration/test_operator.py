@@ -10,19 +10,21 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines import manifest
-from sluice.pipelines.accept import Event, accept_log, accept_lost
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import Skip, land
-from sluice.pipelines.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
-from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.shape import RAW
-from sluice.pipelines.values import Request, RequestKind, TopicPartition
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.operating.accept import Event, accept_log, accept_lost
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.vocabulary.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import CATCH_UP, Place, commit_feed, consumed, edges, ledger, offsets, rows, run
 from tests.resources.kafka.tools import producing, until

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines.audit import audit
-from sluice.pipelines.errors import Failed
-from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.held import Filter, listing
-from sluice.pipelines.mending import Mender, Record
-from sluice.pipelines.replay import Replayed, Replayer, replay
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.quarantine.held import Filter, listing
+from sluice.pipelines.rewriting.mending import Mender, Record
+from sluice.pipelines.rewriting.replay import Replayed, Replayer, replay
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.support import Place, asked, commit_feed, consumed, edges, ledger, run, visible
 
 HOUR = 3_600_000

@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame
 
 import sluice
 from sluice.cli.main import main
-from sluice.pipelines.errors import WindowIncomplete
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.units import show_window
-from sluice.pipelines.values import Request, RequestKind
-from sluice.resources import spark
-from sluice.resources.local_kafka import LocalKafka
-from sluice.resources.spark_source import SluiceSource
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import WindowIncomplete
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.units import show_window
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark import engine
+from sluice.resources.spark.source import SluiceSource
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, consumed, run
 
@@ -92,7 +92,7 @@ def _send(producer: KafkaProducer, topic: str, first: int) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
-    session = spark.session(landed.feed.spark)
+    session = engine.session(landed.feed.spark)
     session.dataSource.register(SluiceSource)
     options = {"feed": "orders", "project": str(landed.root)}
     for number in (0, 1):

@@ -16,10 +16,14 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaTopicPartition
 
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import land
-from sluice.pipelines.commit import CommitStatus, Mark, commit
-from sluice.pipelines.errors import (
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.committing.commit import CommitStatus, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ports import Job, Membership
+from sluice.pipelines.vocabulary.errors import (
     CommitFenced,
     GroupHeld,
     GroupMoved,
@@ -29,13 +33,11 @@ from sluice.pipelines.errors import (
     PlanBusy,
     Unknown,
 )
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.ledger.entries import PublishEntry
-from sluice.pipelines.ports import Job, Membership
-from sluice.pipelines.values import Life, Outcome, TopicPartition, Verdict
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.receipts import Life, Outcome, Verdict
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import (
     CATCH_UP,
@@ -93,8 +95,8 @@ def is_whole(place: Place, feed: Feed) -> bool:
 
 
 PUBLISHING = {
-    "between stage and publish": "sluice.pipelines.batch.publish",
-    "between publish and visible": "sluice.pipelines.publish._show",
+    "between stage and publish": "sluice.pipelines.batch.carry_out.publish",
+    "between publish and visible": "sluice.pipelines.publishing.publish._show",
 }
 
 VICTIM = """

@@ -12,16 +12,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.audit import audit
-from sluice.pipelines.errors import QuarantineExceeded
-from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.feed import Feed, KafkaSettings
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.values import TopicPartition
-from sluice.resources.events import Mix, Sending, orders, send
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.vocabulary.errors import QuarantineExceeded
+from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.events import Mix, Sending, orders, send
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, asked, consumed, edges, ledger, run, visible
 

@@ -10,13 +10,12 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.batch import open_ledger
-from sluice.pipelines.configs import TopicConfig
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.values import TopicPartition
-from sluice.pipelines.watch import Finding, Watched, view, watch
+from sluice.pipelines.batch.survey import open_ledger
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.kafka import TopicConfig, TopicPartition
+from sluice.pipelines.watching.watch import Finding, Watched, view, watch
 from sluice.resources.edges import now
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import Place, edges, run
 from tests.resources.kafka.tools import producing, transaction, until

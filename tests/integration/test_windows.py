@@ -12,19 +12,23 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from sluice.pipelines import manifest, windows
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import Edges, Landed, land
-from sluice.pipelines.errors import BatchIncomplete, WindowHeld, WindowIncomplete
-from sluice.pipelines.explain import Class, explain
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.ports import Job
-from sluice.pipelines.rescan import rescan
-from sluice.pipelines.shape import RAW
-from sluice.pipelines.values import Outcome, Request, RequestKind, Slice, SliceFailure, TopicPartition
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.vocabulary.errors import BatchIncomplete, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
 from tests.integration.support import CATCH_UP, Inline, Place, asked, commit_feed, consumed, ledger, rows, visible
 from tests.integration.support import edges as real_edges

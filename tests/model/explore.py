@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from sluice.pipelines.errors import (
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     EntriesLost,
     GroupMoved,
@@ -22,8 +24,7 @@ from sluice.pipelines.errors import (
     SluiceError,
     Terminal,
 )
-from sluice.pipelines.feed import Feed, load_feed
-from sluice.pipelines.values import CommittedOffset
+from sluice.pipelines.vocabulary.kafka import CommittedOffset
 from tests.model.programs import Spec, as_one, heal, program
 from tests.model.scheduler import Deviation, Ran, Schedule
 from tests.model.watch import Watch

@@ -10,23 +10,29 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from sluice.pipelines import batch, landing, rewriting, side_by_side, task, windows
-from sluice.pipelines.accept import Event, accept_ledger, accept_log, accept_lost, accept_moved
-from sluice.pipelines.batch import Skip, land
-from sluice.pipelines.commit import CommitSettings, commit
-from sluice.pipelines.compaction import compact
-from sluice.pipelines.decode import decoder
-from sluice.pipelines.decode import rows as decoded_rows
-from sluice.pipelines.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
-from sluice.pipelines.expiry import expire, remove_retired
-from sluice.pipelines.held import Filter
+from sluice.pipelines.batch import progress
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Skip
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import log as ledger_log
-from sluice.pipelines.letters import Outlet
-from sluice.pipelines.replay import replay
-from sluice.pipelines.values import AskedRange, Owner, Request, RequestKind
+from sluice.pipelines.operating.accept import Event, accept_ledger, accept_log, accept_lost, accept_moved
+from sluice.pipelines.planning import windows
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.quarantine.letters import Outlet
+from sluice.pipelines.records.decode import decoder
+from sluice.pipelines.records.decode import rows as decoded_rows
+from sluice.pipelines.rewriting import rewriting
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.expiry import expire, remove_retired
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.vocabulary import side_by_side
+from sluice.pipelines.vocabulary.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Owner
 from tests.model.scheduler import current_actor
 from tests.model.world import FEED, HOUR, START, TOPIC, World
-from tests.pipelines.decode.logs import ABORT
+from tests.pipelines.records.decode.logs import ABORT
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 Spec = tuple[Any, ...]
@@ -287,8 +293,8 @@ def as_one() -> Iterator[None]:
         for module in (side_by_side, rewriting):
             stack.enter_context(patch.object(module, "ThreadPoolExecutor", Inline))
         stack.enter_context(patch.object(ledger_log, "secrets", SimpleNamespace(token_hex=_write_id)))
-        stack.enter_context(patch.object(batch, "Thread", NoThread))
-        for module in (task, landing):
+        stack.enter_context(patch.object(progress, "Thread", NoThread))
+        for module in (task, writer):
             stack.enter_context(patch.object(module, "time", still))
         for module in (decoder, decoded_rows):
             stack.enter_context(patch.object(module, "perf_counter_ns", still.perf_counter_ns))

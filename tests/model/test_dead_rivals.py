@@ -15,10 +15,17 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines import batch, owners, plan
-from sluice.pipelines.batch import land
-from sluice.pipelines.compaction import compact
-from sluice.pipelines.errors import (
+from sluice.pipelines.batch import land as landing
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.ledger import Batch
+from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.planning import plan
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.quarantine.held import Filter
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.rewriting.expiry import expire
+from sluice.pipelines.rewriting.replay import replay
+from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     NothingToAccept,
     OffsetsLost,
@@ -26,14 +33,11 @@ from sluice.pipelines.errors import (
     SluiceError,
     WindowIncomplete,
 )
-from sluice.pipelines.expiry import expire
-from sluice.pipelines.held import Filter
-from sluice.pipelines.ledger import Batch
-from sluice.pipelines.ports import Progress
-from sluice.pipelines.repair import Place, repair
-from sluice.pipelines.replay import replay
-from sluice.pipelines.units import parse_window
-from sluice.pipelines.values import AskedRange, Met, Request, RequestKind, TopicPartition
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Met
+from sluice.pipelines.vocabulary.units import parse_window
 from tests.model.explore import Scenario, prepared
 from tests.model.programs import Spec, _calm, as_one, owner, program
 from tests.model.scenarios import PIECES
@@ -79,7 +83,7 @@ class Asker:
     def repair(self, batch: int) -> None:
         edges = self.world.edges(self.name)
         place = Place(FEED, self.world.ledger(self.name), edges.lake, edges.liveness, self.world.feed.window)
-        list(repair(place, [batch]))
+        list(repair(place, [land]))
 
 
 ASKED: dict[str, Callable[[Asker], None]] = {
@@ -190,7 +194,7 @@ def test_whoever_meets_what_a_killed_rival_left_goes_on_or_is_told_a_way_out_tha
 
 def _nothing_else(patch: pytest.MonkeyPatch) -> None:
     """A run does nothing about what is not in its way, and does not mention it."""
-    patch.setattr(batch, "finish_others", lambda *_: [])
+    patch.setattr(landing, "finish_others", lambda *_: [])
 
 
 def _by_overlap_alone(patch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@
 
 The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
 be taken out in a line (`batchid`, `names`, `atomic`, `onlydead`, `pick`, `perpart`, `incarn`, `ackabandons`,
-`manifest`). `rollfold` and `rmfirst` have theirs in `tests/pipelines/test_publish.py`. Without `guard` alone nothing
-was found: the owner's token, the staging that went and the names of parts hold it, too.
+`manifest`). `rollfold` and `rmfirst` have theirs in `tests/pipelines/publishing/test_publish.py`. Without `guard`
+alone nothing was found: the owner's token, the staging that went and the names of parts hold it, too.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines import accept, batch, commit, letters, plan, windows
+from sluice.pipelines.batch import carry_out, land, survey
+from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
-from sluice.pipelines.ranges import contiguous_end
-from sluice.pipelines.values import Key, OffsetAtTime
+from sluice.pipelines.operating import accept
+from sluice.pipelines.planning import plan, windows
+from sluice.pipelines.quarantine import letters
+from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime
+from sluice.pipelines.vocabulary.ranges import contiguous_end
 from tests.model.explore import Violation, explored
 from tests.model.scenarios import BY_NAME
 from tests.model.world import Kafka
@@ -71,7 +75,7 @@ def reclamp(patch: Patch) -> None:
 
 
 def current(patch: Patch) -> None:
-    patch.setattr(batch, "_still", lambda found, *_: found)
+    patch.setattr(land, "_still", lambda found, *_: found)
 
 
 def ackfrom(patch: Patch) -> None:
@@ -174,16 +178,17 @@ def fromorigin(patch: Patch) -> None:
 
 
 def latepart(patch: Patch) -> None:
-    opened = batch.opened
+    opened = survey.opened
 
     def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any) -> Any:
         return origins if state.boundary_times else opened(feed, edges, state, partitions, origins)
 
-    patch.setattr(batch, "opened", never)
+    patch.setattr(survey, "opened", never)
 
 
 def held_for_ever(patch: Patch) -> None:
-    patch.setattr(batch, "never_possible", lambda *_: "")
+    for module in (land, carry_out):
+        patch.setattr(module, "never_possible", lambda *_: "")
 
 
 def markers(patch: Patch) -> None:

@@ -20,10 +20,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines import layout
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.configs import Configs
-from sluice.pipelines.errors import (
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
+from sluice.pipelines.records.format import Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.schema.arrays import fixed, text_array
+from sluice.pipelines.vocabulary.errors import (
     CommitFenced,
     GroupHeld,
     IncarnationChanged,
@@ -32,29 +37,22 @@ from sluice.pipelines.errors import (
     OffsetsLost,
     Unknown,
 )
-from sluice.pipelines.feed import Feed
-from sluice.pipelines.formats import Formatted, RawFormat, fixed, text_array
-from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits, Job, Letter, Member
-from sluice.pipelines.task import Assignment, Tools, run_task
-from sluice.pipelines.typed.landed import REFUSED
-from sluice.pipelines.values import (
+from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
+    Configs,
+    FetchLimits,
     Isolation,
     Key,
-    Life,
     OffsetAtTime,
     OpenTransaction,
-    Outcome,
-    Owner,
     PartitionState,
-    Slice,
     TopicPartition,
-    Verdict,
 )
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Life, Outcome, Owner, Verdict
 from tests.fakes import MemoryLake
 from tests.model.scheduler import Event, Stage
-from tests.pipelines.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
+from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
 
 HOUR = 3_600_000
 START = 16 * HOUR
@@ -264,7 +262,7 @@ class World:
         yield Event("a partition is added with a record", "addpart", self._add_partition)
         for count in (1, 2, 3):
             yield Event(f"the ledger loses its newest {count}", "lose", lambda n=count: self._lose(n))
-        yield Event("the note of the newest entry is gone", "lose", lambda: self.write(layout.tip_path(FEED), None))
+        yield Event("the note of the newest entry is gone", "lose", lambda: self.write(paths.tip_path(FEED), None))
         g = self.group
         for member in sorted(g.members):
             yield Event(f"session of {member} times out", "kick", lambda m=member: g.drop(m))
@@ -305,7 +303,7 @@ class World:
             self.write(path, data)
 
     def _lose(self, count: int) -> None:
-        for path in sorted(p for p in self.files if p.startswith(layout.log_folder(FEED)))[: -count - 1 : -1]:
+        for path in sorted(p for p in self.files if p.startswith(paths.log_folder(FEED)))[: -count - 1 : -1]:
             self.write(path, None)
 
     def _tick(self) -> None:
@@ -661,7 +659,7 @@ class Lake(MemoryLake):
         self.files = world.files
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        answers = ("lost", "lost, and it is late") if layout.log_number(path) is not None else ()
+        answers = ("lost", "lost, and it is late") if paths.log_number(path) is not None else ()
         answer = self._stage.point(f"put {_short(path)}: {_told(data)}", answers=answers)
         if path in self.files:
             self._stage.saw("taken")

@@ -11,31 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines import layout, reading
-from sluice.pipelines.audit import audit
-from sluice.pipelines.batch import Edges
-from sluice.pipelines.compaction import Compacted, compact
-from sluice.pipelines.feed import load_feed
-from sluice.pipelines.formats import HEADERS, RawFormat
-from sluice.pipelines.landing import PartWriter, Target
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.writer import PartWriter, Target
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
-from sluice.pipelines.manifest import write_manifests
-from sluice.pipelines.publish import publish, roll_forward
-from sluice.pipelines.typed.landed import REFUSED, quarantined
-from sluice.pipelines.values import (
-    Counts,
-    Isolation,
-    Key,
-    Part,
-    PartKind,
-    Plan,
-    Receipt,
-    Request,
-    RequestKind,
-    Slice,
-    Task,
-)
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.publishing import files
+from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.publishing.publish import publish, roll_forward
+from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED, quarantined
+from sluice.pipelines.rewriting.compaction import Compacted, compact
+from sluice.pipelines.vocabulary.kafka import Isolation, Key
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner
 
 HOUR = 3_600_000
@@ -70,7 +61,7 @@ class World:
 
     def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
         hour = START + start // 100 * HOUR if window is None else None
-        folder = layout.window_folder(hour, HOUR)
+        folder = paths.window_folder(hour, HOUR)
         return Slice(*key, start, end, 3, 0, hour, "" if self.by_time else folder, self.by_time)
 
     def plan(self, slices: Sequence[Slice], kind: RequestKind = RequestKind.CATCH_UP, by: str = "landing") -> int:
@@ -120,7 +111,7 @@ class World:
         partitions: Sequence[int] = (0, 1),
     ) -> pa.Table:
         """What readers get of the hours, by the ledger."""
-        found = reading.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
+        found = files.files(self.fresh_ledger(), self.lake, "orders", windows, self.feed.window, kind)  # type: ignore[arg-type]
         tables = [pq.read_table(self.lake.open(f.path)) for f in found if f.partition in partitions]
         return pa.concat_tables(tables).combine_chunks() if tables else pa.table({})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
-from sluice.pipelines.values import Slice, TopicPartition
-from tests.pipelines.decode.logs import Log
+from sluice.pipelines.ports import Fetched, FetchFailed
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.kafka import FetchLimits, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice
+from tests.pipelines.records.decode.logs import Log
 
 
 @dataclass

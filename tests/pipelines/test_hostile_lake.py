@@ -12,38 +12,26 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines import layout
-from sluice.pipelines.audit import audit
-from sluice.pipelines.errors import LedgerCorrupt, Terminal, WindowIncomplete
-from sluice.pipelines.expiry import expire, remove_retired
-from sluice.pipelines.feed import LandingSettings, WindowSettings
-from sluice.pipelines.formats import RawFormat
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.feed.sections import LandingSettings, WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
-from sluice.pipelines.ports import FetchLimits
-from sluice.pipelines.proof import prove
-from sluice.pipelines.publish import roll_forward
-from sluice.pipelines.repair import Place, repair
-from sluice.pipelines.task import Assignment, Tools, run_task
-from sluice.pipelines.values import (
-    Counts,
-    Isolation,
-    Key,
-    Part,
-    PartKind,
-    Plan,
-    Receipt,
-    Request,
-    RequestKind,
-    Slice,
-    Task,
-    TopicPartition,
-)
+from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.rewriting.expiry import expire, remove_retired
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, Terminal, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, TopicPartition
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.resources.lake_local import LocalLake
 from tests.fakes import FakeLiveness, MemoryLake, owner
-from tests.pipelines.decode.logs import Batch, Record, log
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
 from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import Batch, Record, log
 
 LOG = log(Batch(tuple(Record(b"k", b"v%d" % i) for i in range(50))))
 SLICE = Slice("orders", 0, "id-1", 0, LOG.end)
@@ -87,7 +75,7 @@ def test_a_forged_receipt_is_passed_over_and_its_slice_read_again(
     lake = LocalLake(tmp_path / "lake")
     first = run(lake, "a")
     forged = json.dumps(asdict(forge(first)))
-    lake.put(layout.receipt_path("sales", BATCH, "a", SLICE), forged.encode("utf-8", "surrogatepass"))
+    lake.put(paths.receipt_path("sales", BATCH, "a", SLICE), forged.encode("utf-8", "surrogatepass"))
     second = run(lake, "c")
     assert (second.adopted, second.attempt) == (False, "c")
     assert prove(PLAN, BATCH, [second], lake) == ([second], [])
@@ -116,12 +104,12 @@ def planned(ledger: Ledger, plan: Plan = PLAN) -> int:
 
 def published(ledger: Ledger, batch: int, lake: Any, **changes: str) -> None:
     """A publish entry whose one part is not where it should be; its staging stands."""
-    name = layout.part_name(SLICE, batch)
+    name = paths.part_name(SLICE, batch)
     part = Part(
         name,
         PartKind.LANDED,
-        layout.staged_path("sales", batch, "a", PartKind.LANDED, "", name),
-        layout.part_path("sales", PartKind.LANDED, "", name),
+        paths.staged_path("sales", batch, "a", PartKind.LANDED, "", name),
+        paths.part_path("sales", PartKind.LANDED, "", name),
         SLICE.span,
         4,
         "0" * 64,
@@ -195,7 +183,7 @@ def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) 
 def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100))
-    forged = layout.window_path("orders", START, HOUR)
+    forged = paths.window_path("orders", START, HOUR)
     world.lake.put(forged, b'{"complete": true, "folders": ["../../etc"]}')
     with pytest.raises(WindowIncomplete):
         world.rows()
@@ -206,7 +194,7 @@ def test_a_forged_manifest_makes_no_window_complete(tmp_path: Path) -> None:
 def test_files_of_others_in_a_window_s_folder_are_not_read(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.land((A, 0, 100), (B, 0, 100))
-    folder = layout.window_folder(START, HOUR)
+    folder = paths.window_folder(START, HOUR)
     for name in ("x.parquet", "orders-0-0-100-b99.parquet"):
         world.lake.put(f"data/orders/{folder}/{name}", b"PAR1 no such thing PAR1")
     assert world.rows(windows=[START]).num_rows == 200
@@ -273,5 +261,5 @@ def test_a_checkpoint_of_another_number_is_passed_over() -> None:
     memory = MemoryLake()
     ledger = ledger_of(memory)
     planned(ledger)
-    memory.put(layout.checkpoint_path("sales", 1), checkpoint.dump(ledger.read()))
+    memory.put(paths.checkpoint_path("sales", 1), checkpoint.dump(ledger.read()))
     assert Ledger(memory, "sales", lambda: 1).read() == ledger.read()

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice.pipelines.feed import LandingSettings
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
-from sluice.pipelines.shape import Shape
-from sluice.pipelines.task import Tools
-from sluice.pipelines.values import Isolation, Slice, TopicPartition
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.task import Tools
+from sluice.pipelines.ports import Fetched, FetchFailed
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.lake_local import LocalLake
-from tests.pipelines.decode.logs import Log
 from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import Log
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.pipelines.feed import load_feed
-from sluice.pipelines.reading import File
-from sluice.pipelines.values import PartKind
-from sluice.resources.lake_s3 import S3Lake
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.publishing.files import File
+from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.resources.reading import Windows, _escaped
+from sluice.resources.s3.lake import S3Lake
 from tests.stores import Store
 
 EVIL = '"; drop table t; --'

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import sluice
-from sluice.pipelines.errors import FeedError, UsageError, WindowIncomplete
-from sluice.pipelines.reading import File
-from sluice.pipelines.values import PartKind
-from sluice.resources import reading, spark_parts, spark_types
+from sluice.pipelines.publishing.files import File
+from sluice.pipelines.vocabulary.errors import FeedError, UsageError, WindowIncomplete
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.resources import reading
 from sluice.resources.lake_local import LocalLake
-from sluice.resources.spark_source import SluiceSource
+from sluice.resources.spark import parts, types
+from sluice.resources.spark.source import SluiceSource
 
 HOUR = 3_600_000
 FEED = "kafka: {bootstrap: '${KAFKA_BOOTSTRAP}'}\ntopics: orders\nstart: earliest\nwindow: 1h\n"
@@ -85,12 +86,12 @@ def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null
     times = pa.array([-1, 2**63 - 1, None], pa.timestamp("ms", "UTC"))
     nested = pa.array([[{"n": 1, "at": 2}], None, []], pa.list_(pa.struct({"n": pa.uint8(), "at": pa.timestamp("ms")})))
     rows = pa.record_batch({"few": few, "big": pa.array([0, 1, 2**64 - 1], pa.uint64()), "at": times, "nested": nested})
-    schema = spark_types.spark_schema(rows.schema)
+    schema = types.spark_schema(rows.schema)
     assert schema.simpleString() == (
         "struct<few:string,big:decimal(20,0),at:timestamp,nested:array<struct<n:smallint,at:timestamp_ntz>>>"
     )
-    target = spark_types.arrow_schema(schema.add("later", "string"))
-    got = spark_types.conformed(rows, target)
+    target = types.arrow_schema(schema.add("later", "string"))
+    got = types.conformed(rows, target)
     assert got.schema.equals(target)
     assert got.column("few").to_pylist() == ["a", None, "a"]
     assert got.column("at").cast(pa.int64()).to_pylist() == [-1000, None, None]
@@ -111,17 +112,17 @@ def test_what_sparks_own_reader_would_fail_on_is_seen_in_the_footer(
     tmp_path: Path, times: pa.Array, reads: bool
 ) -> None:
     pq.write_table(pa.table({"nested": [[1], [2]], "at": times}), tmp_path / "x.parquet", store_schema=False)
-    assert spark_types.spark_reads(pq.read_metadata(tmp_path / "x.parquet")) is reads
+    assert types.spark_reads(pq.read_metadata(tmp_path / "x.parquet")) is reads
 
 
 def test_small_files_are_read_together_and_large_ones_by_row_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_parts, "TASK_BYTES", 5000)
+    monkeypatch.setattr(parts, "TASK_BYTES", 5000)
     pq.write_table(pa.table({"v": [b"%0900d" % i for i in range(12)]}), tmp_path / "large", row_group_size=2,
                    compression="none", use_dictionary=False, write_statistics=False)  # fmt: skip
     files = [_file("a", 2000), _file("b", 2900), _file("c", 200), _file("large", 12_000), _file("d", 1)]
-    shares = [share.parts for share in spark_parts.shares(LocalLake(tmp_path), files)]
+    shares = [share.parts for share in parts.shares(LocalLake(tmp_path), files)]
     assert shares == [
         (("a", None), ("b", None)),
         (("c", None),),
@@ -130,7 +131,7 @@ def test_small_files_are_read_together_and_large_ones_by_row_group(
         (("large", (4, 5)),),
         (("d", None),),
     ]
-    assert spark_parts.shares(LocalLake(tmp_path), []) == []
+    assert parts.shares(LocalLake(tmp_path), []) == []
 
 
 def _file(path: str, size: int) -> File:

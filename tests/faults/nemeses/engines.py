@@ -19,7 +19,7 @@ from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import until
 
 MARK = "SLUICE_FAULTS_MARK"
-_JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark_daemon"
+_JVM, _PYTHON = b"org.apache.spark.deploy.SparkSubmit", b"sluice.resources.spark.daemon"
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines import layout
+from sluice.pipelines.lake import paths
 from sluice.resources.lakes import open_lake
-from sluice.resources.local_s3 import REGION
+from sluice.resources.local.s3 import REGION
 from tests.checker.facts import EvidenceError
 from tests.faults.account import SEED
 from tests.faults.field import Field, Running
 from tests.faults.runner import SIGNAL
 from tests.resources.kafka.tools import until
-from tests.resources.s3_faults import Proxy, Rule
+from tests.resources.s3.s3_faults import Proxy, Rule
 
 # -- a folder
 
@@ -166,10 +166,10 @@ def _state(pid: int) -> str:
 def ledger_loses(field: Field, count: int, *, note: bool) -> None:
     """The newest entries are gone, that many; and with them the note of the newest number, unless it is kept."""
     lake = open_lake(field.feed())
-    for path in list(lake.list(layout.log_folder(field.name)))[-count:]:
+    for path in list(lake.list(paths.log_folder(field.name)))[-count:]:
         lake.remove(path)
     if not note:
-        lake.remove(layout.tip_path(field.name))
+        lake.remove(paths.tip_path(field.name))
     field.account.did(f"the ledger lost its newest {count} entries" + ("" if note else ", and the note beside it"))
 
 

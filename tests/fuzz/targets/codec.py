@@ -10,12 +10,12 @@ from random import Random
 
 import cramjam
 
-from sluice.pipelines.decode import BatchDecoder, codecs
-from sluice.pipelines.errors import CorruptBatch
+from sluice.pipelines.records.decode import BatchDecoder, codecs
+from sluice.pipelines.vocabulary.errors import CorruptBatch
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
-from tests.pipelines.decode.logs import compress, raw_v2
+from tests.pipelines.records.decode.logs import compress, raw_v2
 
 _ROOM = 1 << 15
 _GUARDED = Guarded()

@@ -10,16 +10,16 @@ from random import Random
 
 import pyarrow as pa
 
-from sluice.pipelines import offsets
-from sluice.pipelines.contract.rows import RowChecks
 from sluice.pipelines.contract.suite import ContractError, parse_contract
-from sluice.pipelines.errors import FeedError, UsageError
-from sluice.pipelines.feed import load_feed
-from sluice.pipelines.typed.schema import parse_schema
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.operating import offset_file
+from sluice.pipelines.records.checked.rows import RowChecks
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
 from tests.fuzz.mutation import ODD, mutated, mutated_json
 from tests.fuzz.target import Target
-from tests.pipelines.typed.rows import convert
+from tests.pipelines.records.typed.rows import convert
 
 _ROOT = Path(__file__).parents[3]
 
@@ -193,7 +193,7 @@ def _offsets_seeds() -> list[bytes]:
 def _run_offsets(data: bytes) -> str:
     known = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     try:
-        found = offsets.parse(data, "offsets.csv", "group", known)
+        found = offset_file.parse(data, "offsets.csv", "group", known)
     except UsageError as error:
         return _refused(error, "offsets.csv")
     assert set(found) <= set(known)

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from sluice.pipelines import layout
-from sluice.pipelines.audit import audit
-from sluice.pipelines.errors import SluiceError
-from sluice.pipelines.evolution import shape_named, table_of
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.strict import _stands_right
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import receipt_at
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import (
     AbandonEntry,
@@ -33,19 +33,21 @@ from sluice.pipelines.ledger.entries import (
     SchemaEntry,
     SkipEntry,
 )
-from sluice.pipelines.proof import receipt_at
-from sluice.pipelines.publish import roll_forward
-from sluice.pipelines.ranges import Range
-from sluice.pipelines.strict import _stands_right
-from sluice.pipelines.topics import decode_topic
-from sluice.pipelines.values import Key, PartKind, RequestKind, Tally, to_json
+from sluice.pipelines.planning.shapes import shape_named, table_of
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import RequestKind, to_json
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import PartKind, Tally
+from sluice.pipelines.vocabulary.topic_names import decode_topic
 from sluice.resources import liveness
 from tests.fakes import MemoryLake, owner
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 from tests.pipelines.landed_world import HOUR, START, A, B, World
 
-_LOG = layout.log_folder("orders")
+_LOG = paths.log_folder("orders")
 _COLUMNS = {"id": "int64 not null", "l": "list<struct<a:string>>", "d": "decimal(12,2)"}
 _CONTRACT = '[{"kwargs":{"column":"id"},"severity":"critical","type":"expect_column_values_to_not_be_null"}]'
 
@@ -109,7 +111,7 @@ def _run_ledger(data: bytes) -> str:
     lake = MemoryLake()
     lake.files = {p: d for p, d in _world().lake.files.items() if not p.startswith(_LOG)}
     for number, line in enumerate(data.rstrip(b"\n").split(b"\n")):
-        lake.files[layout.log_path("orders", number)] = line
+        lake.files[paths.log_path("orders", number)] = line
     ledger = Ledger(lake, "orders", lambda: START + 9 * HOUR)
     try:
         state = ledger.read()
@@ -166,7 +168,7 @@ def _run_checkpoint(data: bytes) -> str:
         return "passed over"
     lake = MemoryLake()
     lake.files = dict(_world().lake.files)
-    lake.put(layout.checkpoint_path("orders", _world().state().number), data)
+    lake.put(paths.checkpoint_path("orders", _world().state().number), data)
     try:
         Ledger(lake, "orders", lambda: 1).read().frontiers()
     except SluiceError as error:
@@ -191,9 +193,9 @@ def _run_document(data: bytes) -> str:
     world = _world()
     lake = MemoryLake()
     places = [
-        layout.receipt_path("orders", 5, "a", world.slice(A, 0, 100)),
-        layout.owner_path("orders", "token"),
-        layout.window_path("orders", START, HOUR),
+        paths.receipt_path("orders", 5, "a", world.slice(A, 0, 100)),
+        paths.owner_path("orders", "token"),
+        paths.window_path("orders", START, HOUR),
     ]
     for path in places:
         lake.put(path, data)
@@ -226,16 +228,16 @@ def _run_name(data: bytes) -> str:
     """No store has longer names than S3's 1,024 bytes."""
     path = data[:1024].decode("utf-8", "surrogateescape")
     found = [
-        layout.log_number(path),
-        layout.checkpoint_number(path),
-        layout.staged_batch(path),
-        layout.manifest_window(path),
-        layout.owner_token(path),
-        layout.relanded_batch(path),
-        layout.receipt_slice(path),
-        part := layout.parse_part(path),
+        paths.log_number(path),
+        paths.checkpoint_number(path),
+        paths.staged_batch(path),
+        paths.manifest_window(path),
+        paths.owner_token(path),
+        paths.relanded_batch(path),
+        paths.receipt_slice(path),
+        part := paths.parse_part(path),
     ]
-    layout.folder_of(path, "orders", PartKind.LANDED)
+    paths.folder_of(path, "orders", PartKind.LANDED)
     for text in {path, part.topic if part else ""}:
         with suppress(ValueError):
             decode_topic(text)

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from sluice.pipelines.decode import BatchDecoder, bytes_needed, columns, loops, next_position
-from sluice.pipelines.decode.errors import Problem
-from sluice.pipelines.decode.scratch import Scratch
-from sluice.pipelines.errors import CorruptBatch, UnsupportedBatch
+from sluice.pipelines.records.decode import BatchDecoder, bytes_needed, columns, loops, next_position
+from sluice.pipelines.records.decode.errors import Problem
+from sluice.pipelines.records.decode.scratch import Scratch
+from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 from tests.fuzz.mutation import INTEGERS, mutated
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
-from tests.pipelines.decode.logs import (
+from tests.pipelines.records.decode.logs import (
     ABORT,
     COMMIT,
     GZIP,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.catalogue import ENTRIES, Scope, Takes, columns, demand, text
-from sluice.pipelines.contract.suite import Expectation
-from sluice.pipelines.shape import Shape
-from sluice.pipelines.typed.landed import landed_schema
-from sluice.pipelines.typed.schema import arrow_type, parse_schema
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.records.landed_columns import landed_schema
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import arrow_type, parse_schema
 
 DOCS = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
 

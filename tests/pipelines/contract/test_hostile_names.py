@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.contract.whole import hold_whole
-from sluice.pipelines.shape import Shape
-from sluice.pipelines.typed.schema import parse_schema
-from sluice.pipelines.values import Counts, Part, PartKind, Receipt, Slice
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.validation.whole import hold_whole
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from tests.fakes import MemoryLake
 
 SQL = ['x"; drop table t; --', "'); drop table t; --", "c0", "select", "$folder", "?", "{0}", "a b", "-- x", "/*"]

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.pipelines.contract.expectation import Contract, Severity
 from sluice.pipelines.contract.proposal import ENOUGH, Proposal, candidates, propose
-from sluice.pipelines.contract.rows import RowChecks
-from sluice.pipelines.contract.suite import Contract, Severity, parse_contract
-from sluice.pipelines.formats import HEADERS
-from sluice.pipelines.shape import Shape
-from sluice.pipelines.typed.schema import Schema, arrow_type, parse_schema
+from sluice.pipelines.contract.suite import parse_contract
+from sluice.pipelines.records.checked.rows import RowChecks
+from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import Schema, arrow_type, parse_schema
 
 N = 1000
 

@@ -13,19 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.pipelines.contract.suite import (
-    MAX_BYTES,
-    MOST,
-    Contract,
-    ContractError,
-    Severity,
-    parse_contract,
-    read_contract,
-    recall,
-)
-from sluice.pipelines.errors import FeedError
-from sluice.pipelines.feed import load_feed, load_feeds
-from sluice.pipelines.typed.schema import parse_schema
+from sluice.pipelines.contract.expectation import Contract, Severity
+from sluice.pipelines.contract.suite import MAX_BYTES, MOST, ContractError, parse_contract, read_contract, recall
+from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.schema.schema import parse_schema
+from sluice.pipelines.vocabulary.errors import FeedError
 
 SCHEMA = parse_schema(
     {

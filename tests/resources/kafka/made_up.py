@@ -13,11 +13,11 @@ from typing import Any
 
 from kafka.errors import OffsetOutOfRangeError
 
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.messages import FetchAnswer, FetchPart, Layout, Place, printed_id
 from sluice.resources.kafka.settings import KafkaAddress
-from tests.pipelines.decode.logs import Log
+from tests.pipelines.records.decode.logs import Log
 
 TOPIC_ID = printed_id(uuid.UUID(int=7))
 

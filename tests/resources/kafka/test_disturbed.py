@@ -9,16 +9,16 @@ from contextlib import closing, contextmanager, nullcontext
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
-from sluice.pipelines.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
-from sluice.pipelines.kafka_settings import KafkaSettings
-from sluice.pipelines.ports import FetchFailed, FetchLimits, Letter
-from sluice.pipelines.values import CommittedOffset, Isolation, TopicPartition
-from sluice.resources import events
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.ports import FetchFailed, Letter
+from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, Unknown
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, FetchLimits, Isolation, TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.local import events
 from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT
 from tests.resources.kafka.tools import (
     address,

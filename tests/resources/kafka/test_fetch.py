@@ -11,9 +11,10 @@ import pytest
 from kafka import TopicPartition as Plain
 from kafka.errors import KafkaConnectionError
 
-from sluice.pipelines.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
-from sluice.pipelines.values import Isolation, Slice
+from sluice.pipelines.ports import Fetched, FetchFailed
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.settings import KafkaAddress

@@ -11,14 +11,15 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata
 from kafka import TopicPartition as Plain
 
-from sluice.pipelines.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
-from sluice.pipelines.values import CommittedOffset, TopicPartition
-from sluice.resources import java, local_kafka
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, KafkaUnavailable, ProofFailed, UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import NotReached
 from sluice.resources.kafka.group import KafkaGroup, _Heart
 from sluice.resources.kafka.group_messages import Seat
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.kafka.wire import Wire
+from sluice.resources.local import java
+from sluice.resources.local import kafka as local_kafka
 from tests.resources.kafka.tools import address, admin, until
 
 

@@ -14,13 +14,13 @@ from kafka import KafkaConsumer, OffsetAndMetadata
 from kafka import TopicPartition as Plain
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from sluice.pipelines.errors import GroupHeld, KafkaUnavailable
-from sluice.pipelines.groups import GroupState
-from sluice.pipelines.values import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.errors import GroupHeld, KafkaUnavailable
+from sluice.pipelines.vocabulary.groups import GroupState
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import groups_messages
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.tools import address, until
 
 

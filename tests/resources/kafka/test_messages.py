@@ -11,8 +11,7 @@ from kafka.errors import KafkaProtocolError
 from kafka.protocol.admin import DescribeConfigsResponse
 from kafka.protocol.consumer import FetchResponse
 
-from sluice.pipelines.configs import BrokerConfig, TopicConfig
-from sluice.pipelines.values import TopicPartition
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, TopicConfig, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.messages import FetchPart
 

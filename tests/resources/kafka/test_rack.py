@@ -6,11 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from sluice.pipelines.ports import FetchLimits
-from sluice.pipelines.values import Isolation
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.lanes import Lane
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.tools import address, describe, fetch, produce, slices, unpacked
 
 pytestmark = [pytest.mark.kafka, pytest.mark.soak]

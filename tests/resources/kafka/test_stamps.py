@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.errors import NotLeaderForPartitionError
 
-from sluice.pipelines.errors import KafkaUnavailable
-from sluice.pipelines.values import OffsetAtTime, TopicPartition
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
 from sluice.resources.kafka import markers
 from sluice.resources.kafka.stamps import PROBE_BYTES
-from tests.pipelines.decode.logs import ABORT, COMMIT, GZIP, ZSTD, Batch, Log, Record, log
+from tests.pipelines.records.decode.logs import ABORT, COMMIT, GZIP, ZSTD, Batch, Log, Record, log
 from tests.resources.kafka.made_up import Brokers, first_records
 
 TP = TopicPartition("orders", 0)

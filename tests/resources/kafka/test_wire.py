@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
-from sluice.pipelines.errors import FeedError, KafkaUnavailable, SluiceError
-from sluice.pipelines.kafka_settings import KafkaSettings
-from sluice.resources import events
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import Untrusted, explained
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.kafka.wire import Wire
+from sluice.resources.local import events
 from tests.resources.kafka.proxy import Proxy, _frames, _self_signed
 
 _VERSIONS = {ApiVersionsRequest.API_KEY: 3, MetadataRequest.API_KEY: 12}

@@ -12,12 +12,13 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Plain
 from kafka.record import MemoryRecords
 
-from sluice.pipelines.ports import Fetched, FetchFailed, FetchLimits
-from sluice.pipelines.values import Isolation, PartitionState, Slice, TopicPartition
+from sluice.pipelines.ports import Fetched, FetchFailed
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.settings import KafkaAddress
-from sluice.resources.local_kafka import LocalKafka
+from sluice.resources.local.kafka import LocalKafka
 
 Record = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes], ...], int]
 """Offset, key, value, headers, timestamp."""

@@ -1,0 +1,84 @@
+"""What a run or a plan is asked for: the options that several commands share, and the requests they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.cli import parse, windows
+from sluice.cli.session import Session
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+
+Offsets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--offsets",
+        metavar="T:P:START-END",
+        help="Exactly these offsets, END not included; repeatable.",
+        show_default=False,
+    ),
+]
+
+Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
+]
+
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", metavar=" ", help="Land anew what has landed; old and new change places at once."),
+]
+
+PerRun = Annotated[
+    int,
+    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: so many windows in one run."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for, as typed."""
+
+    offsets: Sequence[str] | None = None
+    only: Sequence[str] | None = None
+    window: Sequence[str] | None = None
+    start: str | None = None
+    end: str | None = None
+    replace: bool = False
+    per_run: int = 1
+
+    @property
+    def windows(self) -> bool:
+        return bool(self.window or self.start or self.end)
+
+    def requests(self, session: Session, feed: Feed) -> tuple[Request, ...]:
+        """Offsets, a request for each window or so many of them, or to catch up. Raises UsageError."""
+        if self.offsets and (self.only or self.windows):
+            raise UsageError(
+                f"--offsets and {'--only' if self.only else 'windows'} together",
+                remedy="--offsets names exactly what to land: leave the others out",
+            )
+        if self.offsets:
+            ranges = tuple(parse.asked_range(text) for text in self.offsets)
+            return (Request(RequestKind.OFFSETS, ranges, replace=self.replace),)
+        only = tuple(parse.partition(text) for text in self.only or ())
+        if not self.windows:
+            return (self._catch_up(only),)
+        asked, length = windows.chosen(session, feed, self.window, self.start, self.end), feed.window.length
+        if self.per_run == 1:
+            return tuple(Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in asked)
+        groups = (asked[at : at + self.per_run] for at in range(0, len(asked), self.per_run))
+        return tuple(Request(RequestKind.WINDOW, (), g[0], only, g[-1] + length, self.replace) for g in groups)
+
+    def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
+        if self.replace:
+            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+        return Request(RequestKind.CATCH_UP, only=only)

@@ -1,0 +1,47 @@
+"""What commands that rewrite windows share: their sums by window, and how a window is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.vocabulary.units import show_window
+
+if TYPE_CHECKING:
+    from sluice.pipelines.rewriting.compaction import Compacted
+    from sluice.pipelines.rewriting.merging import Merge
+    from sluice.pipelines.vocabulary.receipts import Receipt
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Files and bytes before and after; `bytes_after` is None while nobody knows."""
+
+    merges: int
+    files: int
+    files_after: int
+    bytes: int
+    bytes_after: int | None
+
+    @classmethod
+    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> Tally:
+        made = [r for _, r in merged if r is not None]
+        return cls(
+            len(merged),
+            sum(len(m.parts) for m, _ in merged),
+            sum(m.files_after if r is None else len(r.parts) for m, r in merged),
+            sum(m.bytes for m, _ in merged),
+            sum(p.bytes for r in made for p in r.parts) if len(made) == len(merged) else None,
+        )
+
+
+def by_window(done: Compacted) -> dict[int | None, Tally]:
+    held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
+    for merge, receipt in done.merged:
+        held.setdefault(merge.slice.window, []).append((merge, receipt))
+    return {w: Tally.of(some) for w, some in held.items()}
+
+
+def name(window: int | None) -> str:
+    return "outside windows" if window is None else show_window(window)

@@ -1,0 +1,1 @@
+"""Where every offset went: audit, rescan against Kafka, and one record explained."""

@@ -1,0 +1,233 @@
+"""Does the account close? Every offset from origin to frontier in exactly one class, every part where and what the
+ledger says, nothing else under `data/` (DESIGN §8, invariants of §12 by number).
+
+`audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.format import inside
+from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.vocabulary.errors import Terminal
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.side_by_side import each
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One way in which the account does not close; `invariant` is its number in DESIGN §12.
+
+    Of a file, `file` is its place in the lake, and `remedy` what mends it.
+    """
+
+    invariant: int
+    text: str
+    file: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"I{self.invariant}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where one partition's offsets are. `holes` lie above the frontier, below what landed; `files` counts parts."""
+
+    key: Key
+    origin: int
+    frontier: int
+    counts: Counts
+    lost: int
+    skipped: int
+    retired: int
+    committed: int | None
+    holes: tuple[Range, ...]
+    reserved: tuple[Range, ...]
+    files: int
+    bytes: int
+    relanded: int = 0
+    """Of what landed, what had been in quarantine before."""
+    mended: int = 0
+    """Of these, what has other bytes than the log had."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan."""
+
+    feed: str
+    accounts: tuple[Account, ...]
+    problems: tuple[Problem, ...]
+    parts: int
+    rows: int
+    compared: int = 0
+    not_comparable: int = 0
+    """Landed records that Kafka no longer holds, so that a rescan cannot compare them."""
+
+    @property
+    def closes(self) -> bool:
+        return not self.problems
+
+
+def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
+    """The receipts of every publish entry that still count, oldest first."""
+    published = ((n, e) for n, e in ledger.entries() if isinstance(e, PublishEntry))
+    return [r for n, e in published for r in state.receipts(n, e)]
+
+
+def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
+    """Prove the account from the ledger and the files. `hashes` reads every byte again; else sizes and footers.
+
+    A file that cannot be read is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
+    """
+    state = ledger.read()
+    receipts = live_receipts(ledger, state)
+    accounts = tuple(_account(state, key, receipts) for key in sorted(state.origins))
+    parts = [(r, p) for r in receipts for p in r.parts]
+    problems = [
+        *_sums(receipts),
+        *_overlaps(state, receipts),
+        *_commits(state),
+        *_strangers(state, lake, feed, {p.path for _, p in parts}),
+    ]
+    problems += [x for found in each(lambda rp: _file(lake, feed, *rp, hashes=hashes), parts) for x in found]
+    return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
+
+
+def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
+    mine = [r for r in receipts if r.slice.key == key]
+    return Account(
+        key=key,
+        origin=state.origins[key].offset,
+        frontier=state.frontier(key),
+        counts=sum((r.counts for r in mine), Counts()),
+        lost=sum(r.span for r in state.lost.get(key, ())),
+        skipped=sum(r.span for r in state.skipped.get(key, ())),
+        retired=sum(r.span for r in state.retired.get(key, ())),
+        committed=state.commits.get(key),
+        holes=state.holes(key),
+        reserved=state.reserved(key),
+        files=sum(len(r.parts) for r in mine),
+        bytes=sum(p.bytes for r in mine for p in r.parts),
+        relanded=sum(x.span for r in mine for x in r.relanded),
+        mended=sum(x.span for r in mine for x in r.mended),
+    )
+
+
+def _sums(receipts: Iterable[Receipt]) -> Iterator[Problem]:
+    for r in receipts:
+        if r.counts.total != r.slice.span:
+            yield Problem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
+        for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
+            rows = sum(p.rows for p in r.parts if p.kind is kind)
+            if rows != count:
+                yield Problem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+        yield from _again(r)
+
+
+def _again(r: Receipt) -> Iterator[Problem]:
+    """What was re-landed is among what landed, what was mended among that."""
+    relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
+    inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
+    if span > r.counts.landed or not inside:
+        yield Problem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
+    if union((*relanded, *r.mended)) != relanded:
+        yield Problem(5, f"{r.slice}: records are mended that were never re-landed")
+
+
+def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
+    by_key: dict[Key, list[tuple[Range, str]]] = {}
+    for r in receipts:
+        by_key.setdefault(r.slice.key, []).append((r.slice.range, "landed"))
+    for name, ranges in (("lost", state.lost), ("skipped", state.skipped), ("retired", state.retired)):
+        for key, of_key in ranges.items():
+            by_key.setdefault(key, []).extend((r, name) for r in of_key)
+    for key, held in sorted(by_key.items()):
+        held.sort()
+        for (a, what), (b, other) in itertools.pairwise(held):
+            if a.meets(b):
+                yield Problem(2, f"{key}: {what} {a} and {other} {b} overlap")
+
+
+def _commits(state: State) -> Iterator[Problem]:
+    for key, offset in sorted(state.commits.items()):
+        frontier = state.frontier(key) if key in state.origins else 0
+        if offset > frontier:
+            yield Problem(7, f"{key}: committed {offset} is above the frontier {frontier}")
+
+
+def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[Problem]:
+    for path in (p for root in paths.visible_roots(feed) for p in lake.list(root)):
+        if path in state.replaced:
+            yield Problem(10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it")
+        elif path not in live:
+            yield Problem(10, f"{path} is in no publish entry of the ledger")
+
+
+def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
+    size = lake.size(part.path)
+    if size is None and lake.size(part.staged) is not None:
+        what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
+        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}", part.path, way_out)]
+    found, way_out = _wrong(lake, r, part, size, hashes), parquet.of_slice(feed, r.slice)
+    return [replace(p, file=part.path, remedy=way_out) for p in found]
+
+
+def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[Problem]:
+    """What is wrong with the file that stands in the part's place, which has so many bytes."""
+    if size is None:
+        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
+    if size != part.bytes:
+        return [Problem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
+    try:
+        with parquet.readable(part.path):
+            return list(_content(lake, r, part, hashes=hashes))
+    except Terminal as e:  # damaged, or the lake refuses it for good
+        return [Problem(3, e.message)]
+
+
+def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Problem]:
+    if hashes:
+        with lake.open(part.path) as f:
+            digest = sha256(f)
+        if digest != part.sha256:
+            yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
+            return
+    with parquet.opened(lake, part.path) as file:
+        if file.metadata.num_rows != part.rows:
+            yield Problem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
+        column = landed_columns.offset_column(file.schema_arrow)
+        offsets = file.read(columns=[column]).column(0)
+    yield from _offsets(r, part, offsets)
+
+
+def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Problem]:
+    values = offsets.combine_chunks() if offsets.num_chunks != 1 else offsets.chunk(0)
+    if not len(values):
+        return
+    steps = pc.subtract(values[1:], values[:-1]) if len(values) > 1 else None
+    if steps is not None and pc.min(steps).as_py() < 1:
+        yield Problem(6, f"{part.path}: offsets do not strictly increase")
+    first, last = values[0].as_py(), values[-1].as_py()
+    if first < r.slice.start or last >= r.slice.end:
+        yield Problem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
+    if part.kind is PartKind.QUARANTINED and r.relanded:
+        known = int64s(values)
+        both = known[inside(known, r.relanded)]
+        if len(both):
+            yield Problem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

@@ -1,0 +1,234 @@
+"""Where is that record? For any offset: the file and row that hold it, or the named reason why none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.ledger.fold import Accounted
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.vocabulary.errors import PartUnreadable
+from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+
+
+class Class(StrEnum):
+    """The class that an offset ended in, or why it is in none yet."""
+
+    LANDED = "landed"
+    QUARANTINED = "quarantined"
+    INVISIBLE = "invisible"
+    DROPPED = "dropped by policy"
+    LOST = "lost"
+    SKIPPED = "skipped"
+    RETIRED = "retired"
+    BELOW_ORIGIN = "below the origin"
+    RESERVED = "reserved by a live batch"
+    OWED = "not read yet"
+    UNKNOWN_PARTITION = "no partition of this feed"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`text` is one sentence for people. For landed records: lake path, row group and row within it (from 0)."""
+
+    tp: TopicPartition
+    offset: int
+    found: Class
+    text: str
+    path: str | None = None
+    row_group: int | None = None
+    row: int | None = None
+    batch: int | None = None
+    published: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    topic_id: str = ""
+
+
+def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
+    """What the ledger and the files say of one offset, of the topic's current incarnation. Raises PartUnreadable."""
+    state = ledger.read()
+    key = state.current.get(tp)
+    if key is None:
+        return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
+    told = _told(ledger, lake, state, key, offset)
+    others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
+    which = f" (of topic id {key.life}; the lives before it are not looked at: {', '.join(others)})" if others else ""
+    return replace(told, text=told.text + which, topic_id=key.topic_id)
+
+
+def _told(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
+    if (found := _published(ledger, state, key, offset)) is None:
+        return _unlanded(ledger, state, key, offset)
+    told = _landed(lake, key.tp, offset, *found)
+    again = _relanded(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
+    return replace(told, text=told.text + again)
+
+
+def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
+    """(batch, publish entry, receipt) that covers the offset, newest first; its window says where to look."""
+    if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
+        return None
+    for number in _candidates(state, key, offset):
+        entry = ledger.entry(number)
+        if isinstance(entry, PublishEntry):
+            for r in state.receipts(number, entry):
+                if r.slice.key == key and r.slice.start <= offset < r.slice.end:
+                    return entry.batch, number, r
+    return None
+
+
+def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
+    """Numbers of publish entries, those of the offset's own window first, each newest first."""
+    (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
+    first = state.published_in.get(piece.window, ())
+    yield from sorted(first, reverse=True)
+    yield from sorted({n for ns in state.published_in.values() for n in ns} - set(first), reverse=True)
+
+
+def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+    for part in r.parts:
+        place = _row(lake, part, offset)
+        if place is not None:
+            kind = Class.LANDED if part.kind is PartKind.LANDED else Class.QUARANTINED
+            text = f"{kind} by batch {batch}: row {place[1]} of row group {place[0]} in {lake.locate(part.path)}"
+            if kind is Class.QUARANTINED:
+                text += f"; {_reason(lake, part, *place)}"
+            return Explanation(tp, offset, kind, text, part.path, *place, batch, number)
+    counts = {k: getattr(r.counts, k) for k in _UNSEEN}
+    possible = [k for k, n in counts.items() if n]
+    told = " or ".join(_UNSEEN[k] for k in possible) or "nothing of its slice was"
+    shown = ", ".join(f"{counts[k]} {k}" for k in possible)
+    text = f"read by batch {batch} and not landed: {told}" + (f" (slice {r.slice} has {shown})" if possible else "")
+    kind = Class.DROPPED if possible == ["dropped"] else Class.INVISIBLE
+    return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
+
+
+def _relanded(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
+    """Which replay landed it, and why it had been in quarantine; empty for what was landed at once."""
+    if not _among(offset, r.relanded):
+        return ""
+    state, replayed = ledger.read(), None
+    for at in sorted(n for n in set(_candidates(state, key, offset)) if n <= number and n not in state.void)[::-1]:
+        entry = ledger.entry(at)
+        receipts = entry.receipts if isinstance(entry, PublishEntry) else ()
+        held = [x for x in receipts if x.slice.key == key and x.slice.start <= offset < x.slice.end]
+        if held and not _among(offset, held[0].relanded):
+            break
+        if held and isinstance(entry, PublishEntry):
+            replayed = entry.batch, held[0].slice
+    if replayed is None:
+        return ""
+    batch, s = replayed
+    how = f"re-landed by batch {batch}, {'mended' if _among(offset, r.mended) else 'as it was'}"
+    return f"; {how}: {_was(lake, paths.relanded_path(ledger.feed, batch, s), offset)}"
+
+
+def _among(offset: int, ranges: Iterable[Range]) -> bool:
+    return any(x.start <= offset < x.end for x in ranges)
+
+
+def _was(lake: Lake, path: str, offset: int) -> str:
+    """Why the record had been in quarantine, as the replay noted it."""
+    with suppress(PartUnreadable), parquet.opened(lake, path) as file:
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group)
+            if (at := _place(rows.column("offset"), offset)) is not None:
+                row = rows.slice(at, 1).to_pylist()[0]
+                return f"it was quarantined by batch {row['batch']}: {_said(row)}"
+    return "it was quarantined, and nothing tells why any more"
+
+
+_UNSEEN = {
+    "control": "a control record",
+    "aborted": "in an aborted transaction",
+    "compacted": "compacted away",
+    "dropped": "dropped, as the feed's on_undecodable says",
+}
+
+
+_UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
+    Class.LOST: (lambda state: state.lost, "recorded in the ledger and never read"),
+    Class.SKIPPED: (lambda state: state.skipped, "passed over by somebody's decision, recorded in the ledger"),
+    Class.RETIRED: (lambda state: state.retired, "landed once and not kept any longer"),
+}
+
+
+def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
+    """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
+    with _opened(lake, part) as file:
+        column = landed_columns.offset_column(file.schema_arrow)
+        index = file.schema_arrow.get_field_index(column)
+        for group in range(file.metadata.num_row_groups):
+            stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
+            if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
+                continue
+            row = _place(file.read_row_group(group, columns=[column]).column(0), offset)
+            if row is not None:
+                return group, row
+    return None
+
+
+def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
+    """Where the offset is in a column of them, which increases."""
+    # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
+    known = np.concatenate([int64s(c) for c in offsets.chunks])
+    at = int(np.searchsorted(known, offset))
+    return at if at < len(known) and known[at] == offset else None
+
+
+def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
+    """Why the record is in quarantine."""
+    with _opened(lake, part) as file:
+        columns = ["reason", "field", "detail", "byte"]
+        return _said(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    where = f"{row['field']}: " if row["field"] else ""
+    place = f" (byte {row['byte']})" if row.get("byte") is not None else ""
+    return f"{where}{row['reason']}: {row['detail']}{place}"
+
+
+def _opened(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
+    return parquet.opened(lake, parquet.place(lake, part))
+
+
+def _leaf(file: pq.ParquetFile, index: int) -> int:
+    """The Parquet column of a top-level field (nested fields before it take several)."""
+    name = file.schema_arrow.field(index).name
+    names = [file.schema.column(i).path for i in range(len(file.schema))]
+    return names.index(name)
+
+
+def _unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:
+    for kind, (ranges, why) in _UNREAD.items():
+        for r in ranges(state).get(key, ()):
+            if r.start <= offset < r.end:
+                if kind is Class.RETIRED:
+                    why = manifest.retirement(ledger, state, key, Range(offset, offset + 1))
+                    return Explanation(key.tp, offset, kind, f"landed once, in the range {r}; {why}")
+                return Explanation(key.tp, offset, kind, f"{kind}: in the range {r}, {why}")
+    for batch, s in state.live_slices():
+        if s.key == key and s.start <= offset < s.end:
+            text = f"batch {batch.id} ({batch.owner.describe()}) reserves it and has not published"
+            return Explanation(key.tp, offset, Class.RESERVED, text, batch=batch.id)
+    origin, frontier = state.origins[key].offset, state.frontier(key)
+    if offset < origin:
+        return Explanation(key.tp, offset, Class.BELOW_ORIGIN, f"below the feed's origin {origin}: never asked for")
+    return Explanation(key.tp, offset, Class.OWED, f"not read yet: the frontier is {frontier}")

@@ -1,0 +1,303 @@
+"""Proof against Kafka itself: what landed and what is in quarantine, compared with what the log holds now (invariants 1
+and 3).
+
+Rows are made again by the shape that made them, as the ledger has it, so that a feed's schema and contract may have
+changed since. Which rows its contract refused is the quarantine's word; that their bytes are the log's is checked. A
+row that a replay put there was made by one of the shapes that its slice has had; one with mended bytes is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.account.audit import AuditReport, Problem, live_receipts
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Fetcher, FetchFailed, Lake
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.format import Format, RawFormat, inside
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.vocabulary.errors import PartUnreadable, Terminal
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, PartitionState
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import PartKind, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What comparing one slice gave: landed records compared, and the first difference if there is one."""
+
+    records: int
+    problem: Problem | None
+
+
+def rescan(
+    report: AuditReport,
+    ledger: Ledger,
+    lake: Lake,
+    fetcher: Fetcher,
+    shape: Shape,
+    isolation: Isolation,
+    partitions: Mapping[Key, PartitionState],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> AuditReport:
+    """The report with every landed slice that Kafka still holds read again and compared.
+
+    `shape` is the feed's, for what the ledger has no shape of; `partitions` is today's log by key. Slices of other
+    incarnations, or below the log start, are counted as not comparable. What cannot be read, of the lake or of the log,
+    is a problem, and ends the comparison of its slice alone. `progress` hears (offsets done, of all).
+    """
+    receipts = live_receipts(ledger, ledger.read())
+    held = [r for r in receipts if _held(r, partitions)]
+    makers = _Makers(ledger, shape)
+    total, done, compared = sum(r.slice.span for r in held), 0, 0
+    told = {p.file for p in report.problems if p.file}
+    problems: list[Problem] = []
+    for r in held:
+        result = _compared(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
+        compared += result.records
+        problems += [p for p in [result.problem] if p and p.file not in told]
+        done += r.slice.span
+        progress(done, total)
+    rest = sum(r.counts.landed for r in receipts) - sum(r.counts.landed for r in held)
+    return replace(report, problems=report.problems + tuple(problems), compared=compared, not_comparable=max(rest, 0))
+
+
+def _held(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
+    today = partitions.get(r.slice.key)
+    return today is not None and today.log_start <= r.slice.start and r.slice.end <= today.high_watermark
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """A shape, and what makes rows by it; its contract is left out."""
+
+    shape: Shape
+    format: Format
+
+
+class _Makers:
+    """What made the rows of receipts."""
+
+    def __init__(self, ledger: Ledger, shape: Shape) -> None:
+        self._ledger, self._state, self._own = ledger, ledger.read(), shape
+        self._made: dict[str, _Maker] = {}
+
+    def of(self, r: Receipt) -> list[_Maker]:
+        """The maker of the receipt's rows first; after a replay, those of what it replaced too."""
+        names = [r.format]
+        if r.relanded:
+            names += [b.format for b in self._before(r)]
+        return [self._named(name) for name in dict.fromkeys(names)]
+
+    def _before(self, r: Receipt) -> Iterator[Receipt]:
+        """Every receipt that was ever published of the slice's offsets."""
+        published = (e for _, e in self._ledger.entries() if isinstance(e, PublishEntry))
+        mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
+        return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
+
+    def _named(self, name: str) -> _Maker:
+        if name not in self._made:
+            shape = shape_named(self._ledger, self._state, name) or self._own
+            self._made[name] = _Maker(shape, replace(shape, contract=None, dropping=False).format())
+        return self._made[name]
+
+
+class _Failed(Exception):
+    pass
+
+
+def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa.RecordBatch]:
+    committed = isolation is Isolation.READ_COMMITTED
+    decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=committed)
+    for fetched in fetcher.stream([s], FetchLimits()):
+        if isinstance(fetched, FetchFailed):
+            raise _Failed(fetched.error.message)
+        yield from decoder.feed(fetched.records, fetched.aborted)
+    yield from decoder.finish()
+
+
+def _compared(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]) -> Compared:
+    """One slice's files beside its log, whatever state they are in."""
+    s, remedy = r.slice, parquet.of_slice(feed, r.slice)
+    try:
+        return _Slice(r, makers, lake).compare(log)
+    except PartUnreadable as e:
+        return Compared(0, Problem(3, e.message, e.path, remedy))
+    except _Failed as e:
+        return Compared(0, Problem(1, f"{s}: cannot be read again: {e}"))
+    except Terminal as e:  # the log holds what does not parse, or the lake refuses a file for good
+        return Compared(0, Problem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
+    except parquet.DAMAGE as e:  # read without a complaint, and yet not what a part holds
+        return Compared(0, Problem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy))
+
+
+class _Slice:
+    """One slice's files beside its log."""
+
+    def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
+        self._receipt, self._makers, self._raw = r, makers, RawFormat()
+        self._landed, self._refused = (_Rows(_parts(r, lake, kind)) for kind in PartKind)
+        self._mended = [m for m in r.mended if m.start < r.slice.end]
+        self._compared = self._dropped = 0
+
+    def compare(self, log: Iterator[pa.RecordBatch]) -> Compared:
+        """Chunk by chunk; the first difference ends it."""
+        s = self._receipt.slice
+        for chunk in filter(len, log):
+            problem = self._chunk(chunk)
+            if problem:
+                return Compared(self._compared, problem)
+        if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
+            return Compared(self._compared, Problem(3, f"{s}: more rows are there than the log holds"))
+        if self._dropped != self._receipt.counts.dropped:
+            said = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
+            return Compared(self._compared, Problem(1, f"{s}: {said}"))
+        return Compared(self._compared, None)
+
+    def _chunk(self, chunk: pa.RecordBatch) -> Problem | None:
+        there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        landed, refused = self._landed.upto(int(there[-1])), self._refused.upto(int(there[-1]))
+        mine, bad = _offsets(landed), _offsets(refused)
+        return (
+            self._placed(there, mine, bad)
+            or self._same_bytes(chunk, there, refused, bad)
+            or self._same_rows(chunk, landed, mine, bad)
+        )
+
+    def _placed(self, there: Array, mine: Array, bad: Array) -> Problem | None:
+        """Each record of the log in one place, and nothing else."""
+        s, ours = self._receipt.slice, np.concatenate([mine, bad])
+        strange = ours[~np.isin(ours, there)]
+        if len(strange):
+            return Problem(3, f"{s}: offset {strange.min()} is not in the log")
+        if len(np.unique(ours)) < len(ours):
+            return Problem(3, f"{s}: an offset is there twice")
+        absent = there[~np.isin(there, ours)]
+        if len(absent) and not self._makers[0].shape.dropping:
+            return Problem(1, f"{s}: offset {absent[0]} is not landed")
+        self._dropped += len(absent)
+        return None
+
+    def _same_bytes(self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array) -> Problem | None:
+        """What is in quarantine has the log's bytes."""
+        if refused is None:
+            return None
+        records = chunk.take(fixed(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
+        (raw,) = self._raw.convert(self._receipt.slice, records)
+        differ = np.flatnonzero(~_equal(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed])))
+        return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
+
+    def _same_rows(self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array) -> Problem | None:
+        """Each landed row is what one of the makers makes of the record."""
+        left = ~inside(mine, self._mended)
+        self._compared += int(left.sum())
+        for maker in self._makers:
+            made = pa.Table.from_batches([p.landed for p in maker.format.convert(self._receipt.slice, chunk)])
+            offsets = _offsets(made)
+            if problem := self._fitting(maker, offsets, mine, bad):
+                return problem
+            if landed is None or not left.any():
+                continue
+            both = np.flatnonzero(left & np.isin(mine, offsets))
+            places = np.searchsorted(offsets, mine[both])
+            left[both[_equal(_rows_at(landed, both), _rows_at(made, places))]] = False
+        wrong = np.flatnonzero(left)
+        self._compared -= len(wrong)
+        return self._problem(mine[wrong[0]], "is not what landed") if len(wrong) else None
+
+    def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> Problem | None:
+        """Without a contract, and before any replay, what fits is neither in quarantine nor dropped."""
+        if self._receipt.relanded or maker.shape.contract:
+            return None
+        kept_back = offsets[~np.isin(offsets, mine)]
+        where = "fits, and is in quarantine" if np.isin(kept_back[:1], bad).any() else "fits, and was dropped"
+        return self._problem(kept_back[0], where) if len(kept_back) else None
+
+    def _problem(self, offset: int, what: str) -> Problem:
+        return Problem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
+
+
+def _offsets(rows: pa.Table | None) -> Array:
+    if rows is None or not rows.num_rows:
+        return np.empty(0, np.int64)
+    return int64s(rows.column(landed_columns.offset_column(rows.schema)).combine_chunks())
+
+
+def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
+    whole = len(places) == rows.num_rows
+    return rows if whole else rows.take(fixed(pa.int64(), places.astype(np.int64)))
+
+
+def _equal(mine: pa.Table, made: pa.Table) -> Array:
+    """Which rows are the same in all columns of `mine`; what is not made is null."""
+    same = np.ones(mine.num_rows, np.bool_)
+    for field, column in zip(mine.schema, mine.columns, strict=True):
+        if field.name not in made.schema.names:
+            same &= _mask(column.is_null())
+            continue
+        try:
+            other = made.column(field.name).cast(field.type)
+        except pa.ArrowInvalid:  # a type that does not hold the value: not made by this shape
+            return np.zeros(mine.num_rows, np.bool_)
+        if not column.equals(other):
+            same &= _equal_items(column, other)
+    return same
+
+
+def _equal_items(a: pa.ChunkedArray, b: pa.ChunkedArray) -> Array:
+    if pa.types.is_nested(a.type):
+        return np.array([x == y for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)], np.bool_)
+    return _mask(pc.or_(pc.fill_null(pc.equal(a, b), False), pc.and_(a.is_null(), b.is_null())))
+
+
+def _mask(truths: pa.ChunkedArray) -> Array:
+    return np.array(truths.to_pylist(), np.bool_)
+
+
+def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
+    """The rows of a kind in offset order; by record time, a slice's files are sorted together."""
+    batches = _batches(r, lake, kind)
+    if not r.slice.by_time:
+        yield from batches
+    elif held := list(batches):
+        table = pa.Table.from_batches(held)
+        yield from table.sort_by(landed_columns.offset_column(table.schema)).to_batches(1 << 16)
+
+
+def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
+    for part in r.parts:
+        if part.kind is kind:
+            yield from parquet.batches(lake, part.path, 1 << 16)
+
+
+class _Rows:
+    """Rows in offset order, taken up to an offset at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._next: pa.RecordBatch | None = next(batches, None)
+
+    def upto(self, last: int) -> pa.Table | None:
+        """The next rows, none of them after the offset `last`; None when there are none."""
+        taken: list[pa.RecordBatch] = []
+        while self._next is not None:
+            schema = self._next.schema
+            offsets = int64s(self._next.column(schema.get_field_index(landed_columns.offset_column(schema))))
+            n = int(np.searchsorted(offsets, last, side="right"))
+            taken += [self._next.slice(0, n)] if n else []
+            if n < len(offsets):
+                self._next = self._next.slice(n)
+                break
+            self._next = next(self._batches, None)
+        return pa.Table.from_batches(taken) if taken else None

@@ -1,0 +1,1 @@
+"""The conductor: one request from topics to visible Parquet. It alone puts the stages in sequence."""

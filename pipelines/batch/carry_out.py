@@ -1,0 +1,87 @@
+"""One plan carried out: its tasks run, proven, held against limits and contract, and published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.pipelines.batch.progress import watched
+from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import (
+    OwnEntry,
+)
+from sluice.pipelines.planning import shapes
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
+from sluice.pipelines.quarantine.limit import check_quarantine
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.validation.decision import check_contract
+from sluice.pipelines.validation.drift import check_drift
+from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost
+from sluice.pipelines.vocabulary.plans import Plan, Request
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import Outcome, Owner, SliceFailure
+
+
+def take_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
+    """Whether the batch is ours now, whose run is known dead. Cleans nothing: finished slices are adopted."""
+
+    def decide(state: State) -> OwnEntry | None:
+        held = state.batches[batch.id]
+        same = held.status is BatchStatus.PLANNED and held.owner.token == batch.owner.token
+        return OwnEntry(batch=batch.id, owner=owner) if same else None
+
+    return ledger.append(decide) is not None
+
+
+def carry_out(
+    feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
+) -> BatchResult:
+    plan = batch.plan or ledger.plan(batch.id)
+    report(Progress("start Spark"))
+    edges.engine.start()
+    with watched(edges.lake, feed.name, batch.id, plan, report):
+        job = Job(plan, batch.id, owner.token, edges.wiring, shape)
+        outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
+    check_owner(ledger, batch.id, owner)
+    report(Progress("prove", plan.span, plan.span))
+    receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
+    check_quarantine(receipts, feed.policies, edges.lake)
+    check_drift(receipts, feed.policies)
+    whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
+    if not receipts or (failures and whole):
+        if why := never_possible(feed, plan.request, failures):
+            abandon(ledger, batch.id, why, owner)
+        return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
+    results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
+    report(Progress("publish", plan.span, plan.span))
+    publish(ledger, batch.id, owner, receipts, failures, results)
+    shapes.evolve(feed, ledger, receipts)
+    number = ledger.read().batches[batch.id].published
+    roll_forward(ledger, edges.lake, feed.name)
+    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results)
+
+
+def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Outcomes of this plan's slices only, and a failure for each slice that no task spoke of."""
+    planned = set(plan.slices)
+    known = [o for o in outcomes if o.slice in planned]
+    silent = planned - {o.slice for o in known}
+    missing = (SliceFailure(s, "Failed", "its task ended without an outcome") for s in sorted(silent, key=str))
+    return [*known, *missing]
+
+
+def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
+    """Why a plan of which nothing was published can never be carried out, if so: else it would be taken over for ever.
+
+    What is lost waits, reserved, until somebody accepts it, unless the feed does.
+    """
+    errors = {f.error for f in failures}
+    if LogTruncated.__name__ in errors:
+        return "the log does not hold any more what was to be landed: it was truncated since"
+    if OffsetsLost.__name__ in errors and (request.replace or feed.policies.on_loss is OnLoss.ACCEPT):
+        return "Kafka does not hold any more what was to be landed"
+    return ""

@@ -1,0 +1,250 @@
+"""The stages in sequence: one request, from the feed's topics to visible Parquet. It alone knows two stages.
+
+    survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
+
+Guarantee: a plan is pinned in the ledger before anything is read; one live owner works on it; what is proven is
+published even when other partitions fail, and those stay owed and are named. Committing is `commit`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from sluice.pipelines.batch.carry_out import carry_out, never_possible, take_over
+from sluice.pipelines.batch.dead import finish_others
+from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way
+from sluice.pipelines.batch.survey import (
+    Survey,
+    check_sound,
+    held_of,
+    losses_refused,
+    open_ledger,
+    plan_for,
+    receipts_replaced,
+    survey,
+    unpinned,
+    with_holders,
+)
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OnLoss
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import (
+    KeyRange,
+    LossEntry,
+    OriginEntry,
+    PlanEntry,
+)
+from sluice.pipelines.ledger.marks import check_marks
+from sluice.pipelines.planning import origins, shapes, windows
+from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.vocabulary.errors import (
+    IncarnationChanged,
+)
+from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, Slice
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.ranges import subtract
+from sluice.pipelines.vocabulary.receipts import Fate, Owner, Verdict
+
+MAX_ROUNDS = 6
+"""Plans that one call carries out at most: batches of dead runs taken over, and its own."""
+
+
+def land(
+    feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter, skip: Skip | None = None
+) -> Landed:
+    """Land what the request still owes. Partial results are returned, not raised: see `Landed.check`.
+
+    Takes over and finishes a batch in the way whose run is known dead; a catch-up of the whole feed finishes every
+    such batch, and each is told to `report`. Raises PlanBusy for one in the way that is at work, and whatever keeps a
+    plan from being made at all.
+    """
+    with edges.liveness.beat(owner):
+        ledger = open_ledger(feed, edges, owner.run)
+        _check_whole(feed, edges, ledger)
+        report(Progress("roll forward"))
+        roll_forward(ledger, edges.lake, feed.name)
+        skipped = _skip(feed, edges, ledger, skip, request.only) if skip else ()
+        return replace(_land(feed, edges, ledger, request, owner, report), skipped=skipped)
+
+
+def _check_whole(feed: Feed, edges: Edges, ledger: Ledger) -> None:
+    """Raises EntriesLost before anything is written, where committed offsets or visible parts know of more entries."""
+    committed = edges.group.committed([k.tp for k in ledger.read().known()])
+    check_marks(ledger, ledger.read(), committed)
+    lost.check_near(ledger, edges.lake, feed)
+
+
+def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter) -> Landed:
+    done: list[BatchResult] = []
+    losses: list[KeyRange] = []
+    refusals: tuple[Refusal, ...] = ()
+    ends: dict[Key, int] = {}
+    for _ in range(MAX_ROUNDS):
+        report(Progress("plan"))
+        found = _bounded(survey(feed, edges, ledger), ends)
+        check_sound(found, request)
+        shape = shapes.declare(feed, ledger)
+        _pin_origins(ledger, found)
+        _pin_boundaries(feed, edges, ledger, found, request)
+        losses += _accept_losses(feed, ledger, found, request)
+        batch, dead, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
+        if batch is None:
+            break
+        result = carry_out(feed, shape, edges, ledger, batch, owner, report)
+        done.append(_taken_over(ledger, batch, dead, result, request, report) if dead else result)
+        if not _goes_on(feed, result, request, taken_over=dead is not None):
+            break
+    done += finish_others(feed, shape, edges, ledger, request, owner, report)
+    state = ledger.read()
+    complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
+    refused, held = with_holders(feed, edges, refusals, found), held_of(feed, edges, found, request)
+    landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
+    return landed if landed.failures else replace(landed, left=_left(feed, state, found, request))
+
+
+def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: bool) -> bool:
+    """Whether another plan may be due: a batch of another request was finished first, or Kafka changed on the way."""
+    mine = request.replace and result.plan.request == request
+    if result.number is None:
+        return not mine and bool(never_possible(feed, result.plan.request, result.failures))
+    return (taken_over and not mine) or lost_on_the_way(feed, result)
+
+
+def _taken_over(
+    ledger: Ledger, batch: Batch, dead: Verdict, result: BatchResult, request: Request, report: Reporter
+) -> BatchResult:
+    """What came of a dead run's batch that was in the way. One that could never be carried out is told as given up;
+    what failed of it is planned anew, or refused, unless this very replacing was asked for."""
+    if ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
+        return result
+    owners.tell(report, owners.met(ledger.feed, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
+    return result if request.replace and result.plan.request == request else replace(result, foreign=True)
+
+
+def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
+    if request.replace or (feed.limits.records, feed.limits.bytes) == (None, None):
+        return 0
+    owed, _ = planning.owed(request, state, found.partitions, feed.window)
+    return sum(o.span for o in owed)
+
+
+def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
+    """Later rounds reach no further than the first one saw, so that a busy topic does not keep a run for ever."""
+    for key, p in found.partitions.items():
+        ends.setdefault(key, p.stable_end)
+    partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in found.partitions.items()}
+    return replace(found, partitions=partitions)
+
+
+def _still(found: Survey, state: State, request: Request) -> Survey:
+    """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `check_sound`
+    does."""
+    partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
+    left = tuple(Refusal(k.tp, _left_behind(k)) for k in found.partitions if k not in partitions)
+    still = replace(found, partitions=partitions, refusals=found.refusals + left)
+    check_sound(still, request)
+    return still
+
+
+def _left_behind(key: Key) -> IncarnationChanged:
+    return IncarnationChanged(
+        f"{key}: somebody accepted another life of this log while it was planned",
+        remedy="nothing of it was landed; the next run goes on in the new one",
+        topic=key.topic,
+        partition=key.partition,
+    )
+
+
+def _pin_origins(ledger: Ledger, found: Survey) -> None:
+    def decide(state: State) -> OriginEntry | None:
+        items = tuple(i for i in found.new_origins if i.key.tp not in state.current)
+        return OriginEntry(items=items) if items else None
+
+    ledger.append(decide)
+
+
+def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
+    """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
+    for entry in unpinned(feed, edges, ledger.read(), found.partitions, request):
+        ledger.append(partial(windows.clamped, entry=entry))
+
+
+def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]) -> tuple[KeyRange, ...]:
+    """Pass over what lies between the frontiers and there, but for what has landed or a live plan holds."""
+    found = survey(feed, edges, ledger)
+    _pin_origins(ledger, found)
+    planning.check_only(only, {k.tp: k for k in found.partitions})
+    partitions = {k: p for k, p in found.partitions.items() if not only or k.tp in only}
+    ends = {k: p.stable_end for k, p in partitions.items()}
+    if skip.to is not None:
+        hits = edges.cluster.offsets_at({k.tp: skip.to for k in partitions})
+        ends = {k: min(end, hit.offset) if (hit := hits.get(k.tp)) else end for k, end in ends.items()}
+    return origins.skip_to(ledger, ends, skip.reason)
+
+
+def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
+    """Under `on_loss: accept`, what fell below the log start, neither landed nor reserved, becomes a loss."""
+    if feed.policies.on_loss is not OnLoss.ACCEPT:
+        return ()
+
+    def decide(state: State) -> LossEntry | None:
+        owed, _ = planning.owed(request, state, _still(found, state, request).partitions, feed.window)
+        gone = [
+            KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
+        ]
+        return LossEntry(ranges=tuple(gone), reason="below the log start (on_loss: accept)") if gone else None
+
+    appended = ledger.append(decide)
+    return appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
+
+
+def _pinned(
+    feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner, report: Reporter
+) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
+    """The batch to carry out: a new plan in the ledger, or one in the way that was taken over, with the evidence that
+    its run is dead."""
+    refusals: tuple[Refusal, ...] = ()
+    in_the_way: tuple[Batch, Slice] | None = None
+
+    def decide(state: State) -> PlanEntry | None:
+        nonlocal refusals, in_the_way
+        known = _still(found, state, request)
+        replaced = receipts_replaced(feed, ledger, known, request, state)
+        owed, refused = planning.owed(request, state, known.partitions, feed.window, replaced)
+        losses = losses_refused(feed, owed)
+        refusals = known.refusals + refused + losses
+        lost = {r.tp for r in losses}
+        free = [o for o in owed if o.key.tp not in lost]
+        in_the_way = next(planning.overlapping(state, request, free), None)
+        if in_the_way and request.replace and in_the_way[0].request == request:
+            refusals = known.refusals  # it was planned, and says itself what it cannot read any more
+        if in_the_way:
+            return None
+        plan = plan_for(feed, edges, found, request, free, state, replaced)
+        return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
+
+    appended = ledger.append(decide)
+    if appended is not None:
+        return appended.state.batches[appended.number], None, refusals
+    if in_the_way is None:
+        return None, None, refusals
+    batch, s = in_the_way
+    report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
+    verdicts = owners.judged(edges.liveness, [batch])
+    if not verdicts[batch.id].dead:
+        raise owners.busy(feed.name, batch, s, verdicts[batch.id])
+    if batch.rewrites:
+        owners.give_up(ledger, [batch], verdicts, report)
+        return _pinned(feed, edges, ledger, found, request, owner, report)
+    if not take_over(ledger, batch, owner):
+        raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
+    owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
+    return batch, verdicts[batch.id], refusals

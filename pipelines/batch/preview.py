@@ -1,0 +1,101 @@
+"""The dry run: what `land` would plan now, and what it would do about batches of dead runs. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.batch.dead import fate_of
+from sluice.pipelines.batch.survey import (
+    Survey,
+    check_sound,
+    held_of,
+    losses_refused,
+    open_ledger,
+    plan_for,
+    receipts_replaced,
+    survey,
+    unpinned,
+    with_holders,
+)
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.entries import (
+    OriginEntry,
+)
+from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.planning import shapes, windows
+from sluice.pipelines.planning.held_back import HeldBack
+from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.planning.plan import Owed
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.kafka import Key, PartitionState
+from sluice.pipelines.vocabulary.plans import Plan, Request
+from sluice.pipelines.vocabulary.receipts import Fate, Met
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a run would do, with nothing touched. `plan` is None when nothing is owed; `met` are the batches of dead
+    runs that it would come upon, and what it would do about each."""
+
+    survey: Survey
+    owed: tuple[Owed, ...]
+    refusals: tuple[Refusal, ...]
+    plan: Plan | None
+    blocked: SluiceError | None = None
+    """The batch in the way that is at work, if there is one."""
+    met: tuple[Met, ...] = ()
+    held: tuple[HeldBack, ...] = ()
+
+
+def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
+    """The dry run: what `land` would plan now. Writes nothing, anywhere."""
+    ledger = open_ledger(feed, edges)
+    lost.check_near(ledger, edges.lake, feed)
+    found = survey(feed, edges, ledger)
+    lost.check_names(ledger, found.state, edges.lake.list(paths.staging_root(feed.name)))
+    check_sound(found, request)
+    shapes.check_one_table(feed, shapes.effective_shape(feed, found.state), found.state)
+    state = _with_origins(found)
+    state = _with_boundaries(feed, edges, state, found.partitions, request)
+    replaced = receipts_replaced(feed, ledger, found, request, state)
+    owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
+    plan = plan_for(feed, edges, found, request, owed, state, replaced)
+    losses = losses_refused(feed, owed)
+    free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
+    blocked, met = _company(feed, edges, state, request, free)
+    goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
+    refusals = with_holders(feed, edges, found.refusals + (() if goes_on else refused + losses), found)
+    return Preview(found, owed, refusals, plan, blocked, met, held_of(feed, edges, found, request))
+
+
+def _with_origins(found: Survey) -> State:
+    return found.state.extended([OriginEntry(items=found.new_origins)]) if found.new_origins else found.state
+
+
+def _with_boundaries(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
+) -> State:
+    """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
+    for entry in unpinned(feed, edges, state, partitions, request):
+        pinned = windows.clamped(state, entry)
+        state = state.extended([pinned]) if pinned else state
+    return state
+
+
+def _company(
+    feed: Feed, edges: Edges, state: State, request: Request, owed: Sequence[Owed]
+) -> tuple[SluiceError | None, tuple[Met, ...]]:
+    """The batch in the way that is at work, and what a run would do about those of dead runs."""
+    verdicts = owners.judged(edges.liveness, state.live())
+    dead = {i for i, verdict in verdicts.items() if verdict.dead}
+    found = list(planning.overlapping(state, request, owed))
+    blocked = next((x for x in found if x[0].id not in dead), None)
+    in_the_way = {batch.id for batch, _ in found}
+    fates = ((b, fate_of(feed, edges, b, request, in_the_way)) for b in state.live() if b.id in dead)
+    met = tuple(owners.met(feed.name, b, verdicts[b.id], *fate) for b, fate in fates)
+    return (owners.busy(feed.name, *blocked, verdicts[blocked[0].id]) if blocked else None), met

@@ -1,0 +1,143 @@
+"""What a run landed, batch by batch, as values, and the error that tells what it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.pipelines.contract.results import Result
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OnLoss
+from sluice.pipelines.ledger.entries import (
+    KeyRange,
+)
+from sluice.pipelines.planning import origins
+from sluice.pipelines.planning.held_back import HeldBack
+from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.vocabulary.errors import (
+    BatchIncomplete,
+    CorruptBatch,
+    OffsetsLost,
+    Refused,
+    UnsupportedBatch,
+)
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.receipts import Counts, Receipt, SliceFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """What is owed up to a time (ms; None: up to the stable end) is to be passed over, and why."""
+
+    to: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any; `results` are
+    what it said as a whole to its contract.
+
+    `foreign`: another run's, that was finished for its own sake, or given up: its failures are told and are not this
+    run's. `refused`: why nothing of such a one was published.
+    """
+
+    batch: int
+    plan: Plan
+    receipts: tuple[Receipt, ...]
+    failures: tuple[SliceFailure, ...]
+    number: int | None
+    results: tuple[Result, ...] = ()
+    foreign: bool = False
+    refused: str = ""
+
+    @property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for r in self.receipts for p in r.parts)
+
+    @property
+    def adopted(self) -> int:
+        """Slices that an earlier attempt had finished."""
+        return sum(r.adopted for r in self.receipts)
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What one call landed; no batches: nothing was owed."""
+
+    batches: tuple[BatchResult, ...]
+    refusals: tuple[Refusal, ...]
+    losses: tuple[KeyRange, ...]
+    windows: tuple[int, ...] = ()
+    """Windows (their starts, ms) that are complete since this call."""
+    frontiers: Mapping[Key, int] = field(default_factory=dict)
+    left: int = 0
+    """Offsets that were asked for and are still owed because the feed's limits end a run before."""
+    skipped: tuple[KeyRange, ...] = ()
+    held: tuple[HeldBack, ...] = ()
+    """What open transactions keep from being landed."""
+
+    @property
+    def failures(self) -> tuple[SliceFailure, ...]:
+        """The slices that failed; not those of which Kafka lost records on the way, where this call accepted that."""
+        return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._accepted(f))
+
+    def _accepted(self, f: SliceFailure) -> bool:
+        lost = (x.range for x in self.losses if x.key == f.slice.key)
+        return f.error == OffsetsLost.__name__ and any(r.meets(f.slice.range) for r in lost)
+
+    def check(self) -> None:
+        """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
+        if self.failures:
+            raise _incomplete(self)
+        if len(self.refusals) == 1:
+            raise self.refusals[0].error
+        if self.refusals:
+            raise _refused(self)
+
+
+def first_failure(failures: Sequence[SliceFailure]) -> str:
+    more = f" (and {len(failures) - 1} more slices)" if len(failures) > 1 else ""
+    return f"{failures[0].slice}: {failures[0].message}{more}" if failures else ""
+
+
+def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
+    """Retention overtook us between plan and fetch, and the feed accepts that: plan again with the loss named."""
+    lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
+    return lost and feed.policies.on_loss is OnLoss.ACCEPT
+
+
+def _incomplete(landed: Landed) -> BatchIncomplete:
+    failures, refusals = landed.failures, landed.refusals
+    lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
+    more = len(failures) + len(refusals) - len(lines)
+    published = any(b.number is not None for b in landed.batches)
+    head = f"{len(failures)} slices failed; " + ("the others are published" if published else "nothing was published")
+    remedies = sorted({r for f in failures if (r := _remedy(landed.batches[0].plan.feed, f))})
+    return BatchIncomplete(
+        head + ":\n    " + "\n    ".join(lines) + (f"\n    … and {more} more" if more > 0 else ""),
+        remedy="; ".join(remedies[:5]) or "run again: finished slices are adopted, only what is owed is read",
+    )
+
+
+_UNREADABLE = {CorruptBatch.__name__, UnsupportedBatch.__name__}
+
+
+def _remedy(feed: str, f: SliceFailure) -> str:
+    accept = origins.accepting(feed, "corrupt", f" --offsets {f.slice}") if f.error in _UNREADABLE else ""
+    return f"{f.remedy}: {accept}" if accept else f.remedy
+
+
+def _refused(landed: Landed) -> Refused:
+    refusals = landed.refusals
+    lines = "\n    ".join(r.error.message for r in refusals[:10])
+    others = "the others are landed" if landed.batches else "of others nothing is owed"
+    return Refused(
+        f"{len(refusals)} partitions were refused, {others}:\n    {lines}",
+        remedy=refusals[0].error.remedy,
+    )

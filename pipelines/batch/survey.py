@@ -1,0 +1,182 @@
+"""What a plan rests on, asked of Kafka and the ledger: partitions, committed offsets, origins, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import Layout, OnLoss
+from sluice.pipelines.feed.topics import match
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import (
+    BoundaryEntry,
+    OriginItem,
+)
+from sluice.pipelines.ledger.marks import check_marks
+from sluice.pipelines.planning import held_back, origins, windows
+from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.planning.held_back import HeldBack
+from sluice.pipelines.planning.origins import Committed, Refusal
+from sluice.pipelines.planning.plan import Owed, Sizing
+from sluice.pipelines.ports import Cluster, Edges
+from sluice.pipelines.publishing.manifest import receipts_meeting
+from sluice.pipelines.vocabulary.errors import (
+    KafkaUnavailable,
+    UsageError,
+    WindowHeld,
+)
+from sluice.pipelines.vocabulary.kafka import Key, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Kafka and the ledger side by side, at one moment."""
+
+    cluster_id: str
+    state: State
+    partitions: Mapping[Key, PartitionState]
+    committed: Committed
+    new_origins: tuple[OriginItem, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
+    """The feed's ledger; refuses another cluster than the one it was begun with."""
+    ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
+    origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+    return ledger
+
+
+def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
+    """Ask Kafka for everything that a plan rests on, and set aside the partitions that changed under the ledger.
+
+    Raises EntriesLost when committed offsets know of entries that the ledger does not have.
+    """
+    topics = match(feed.topics, edges.cluster.topics())
+    found = edges.cluster.partitions(topics, feed.isolation)
+    committed = edges.group.committed([p.tp for p in found])
+    state = check_marks(ledger, ledger.read(), committed)
+    if refusals := changed(feed.name, state, found, edges.cluster):
+        # Others may have landed more between the look at Kafka and that at the ledger: Kafka is asked once more.
+        found = edges.cluster.partitions(topics, feed.isolation)
+        refusals = changed(feed.name, state, found, edges.cluster)
+    sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
+    keyed = {origins.key_of(state, p): p for p in sound}
+    began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
+    began = opened(feed, edges, state, keyed, began)
+    return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
+
+
+def opened(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
+) -> tuple[OriginItem, ...]:
+    """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
+    if state.boundary_times:
+        return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
+    return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
+
+
+def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
+    """The partitions that are not the logs that the ledger knows any more."""
+    known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
+    ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
+    return tuple(r for p in found if (r := origins.changed(state, p, ends, feed)))
+
+
+def unlike(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
+    """The feed's partitions that are not the logs that the ledger knows any more, as Kafka is now."""
+    found = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    return frozenset(r.tp for r in changed(feed.name, state, found, edges.cluster))
+
+
+def unpinned(
+    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
+) -> list[BoundaryEntry]:
+    """The boundaries that have passed, and those of a window asked for before the first one. Raises UsageError."""
+    if request.replace and request.kind is RequestKind.CATCH_UP:
+        raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+    due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
+    if request.window is None:
+        return due
+    last = (request.until or request.window + feed.window.length) - feed.window.length
+    if last < request.window:
+        raise UsageError("the windows end before they begin", remedy="the end is the first window that is left out")
+    for window in (request.window, last):
+        windows.check_window(window, feed.window, edges.clock())
+    before = windows.before(state, edges.cluster, edges.clock, partitions, feed.window, request.window)
+    return [*before, *due]
+
+
+def receipts_replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state: State) -> Sequence[Receipt]:
+    """What a request that replaces would replace: the receipts that count of what it asks for."""
+    if not request.replace:
+        return ()
+    named = planning.asked(request, state, found.partitions, feed.window)
+    return receipts_meeting(ledger, state, list(named))
+
+
+def plan_for(
+    feed: Feed,
+    edges: Edges,
+    found: Survey,
+    request: Request,
+    owed: Sequence[Owed],
+    state: State,
+    replaced: Sequence[Receipt],
+) -> Plan | None:
+    sizes, cluster = sizing(feed, edges), found.cluster_id
+    return planning.build(feed.name, cluster, request, feed.isolation, owed, sizes, state, feed.window, replaced)
+
+
+def sizing(feed: Feed, edges: Edges) -> Sizing:
+    """How this feed's plans are cut."""
+    return Sizing(
+        slice_bytes=feed.limits.slice_bytes,
+        task_bytes=feed.limits.task_bytes,
+        parallelism=edges.parallelism,
+        max_tasks=feed.limits.max_tasks,
+        max_records=feed.limits.records,
+        max_bytes=feed.limits.bytes,
+        by_time=feed.window.length if feed.landing.layout is Layout.RECORD_TIME else 0,
+    )
+
+
+def check_sound(found: Survey, request: Request) -> None:
+    """Raises the refusal of a partition that is asked for by name."""
+    named = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
+    for refusal in found.refusals:
+        if refusal.tp in named:
+            raise refusal.error
+
+
+def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
+    if feed.policies.on_loss is OnLoss.ACCEPT:
+        return ()
+    errors = [
+        (o.key.tp, origins.out_of_range(r.start, o.key, o.partition, feed.name)) for o in owed for r in o.lost[:1]
+    ]
+    return tuple(Refusal(tp, error) for tp, error in errors if error)
+
+
+def with_holders(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
+    """The refusals; those of held windows name the transaction, as far as the cluster tells, and the way out."""
+    held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
+    partitions = (p for p in found.partitions.values() if p.tp in held)
+    holders = held_back.by_partition(held_back.look(feed, edges.cluster, partitions, edges.clock()))
+    named = {tp: planning.held(tp, e.end or 0, e.start or 0, holders[tp]) for tp, e in held.items() if tp in holders}
+    return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
+
+
+def held_of(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[HeldBack, ...]:
+    """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
+    have taken long. It only explains: where Kafka does not answer by now, there is none."""
+    meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
+    tps = {p.tp for p in held_back.held(found.partitions.values()) if not meant or p.tp in meant}
+    with suppress(KafkaUnavailable):
+        now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
+        return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())
+    return ()

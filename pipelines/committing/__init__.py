@@ -1,0 +1,1 @@
+"""Offsets to the frontier, fenced by the group's coordinator."""

@@ -1,0 +1,421 @@
+"""Moving the group's committed offsets to the frontier: fenced, and never in the way (DESIGN §7).
+
+    1 join as the only member          refuse: GroupHeld
+    2 init_transactions                fences an older committer of ours
+    3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost
+    4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
+    5 read back, offset and mark       a lost answer is unknown until then
+    6 commit into the ledger; leave
+
+Guarantee: the committed offset never passes anything unaccounted (invariant 7) and never goes back (invariant 8),
+unless the feed's `on_group_moved: overwrite` says so. Landing does not wait for any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import CommitEntry, IntentEntry, KeyOffset, KeyRange
+from sluice.pipelines.ledger.marks import Committed, Mark, traces
+from sluice.pipelines.ledger.tip import entries_lost
+from sluice.pipelines.planning.origins import skip_to
+from sluice.pipelines.ports import Cluster, Group, Membership
+from sluice.pipelines.quarantine import letters
+from sluice.pipelines.vocabulary.errors import (
+    CommitFenced,
+    EntriesLost,
+    GroupMoved,
+    KafkaUnavailable,
+    LedgerCorrupt,
+    Unknown,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, Key, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSettings:
+    mode: CommitMode
+    transactional_id: str
+    on_group_moved: OnGroupMoved
+
+
+class CommitStatus(StrEnum):
+    COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One partition's committed offset before (None: none) and after."""
+
+    key: Key
+    before: int | None
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """`mark` is the number of the intent entry behind the offsets, −1 where none was written.
+
+    `letters` went to the topic `letters_to` with them. `left_out` stay as they are: their logs are others by now.
+    `put_by_others`: what somebody else had committed, ahead of landing, and landing has reached by now.
+    `waiting` are partitions whose committed offset (`before`) was put there by entries that the ledger lost: landing
+    has come to `after`, and reaches it again first.
+    """
+
+    status: CommitStatus
+    offsets: tuple[Moved, ...]
+    mark: int = -1
+    letters: int = 0
+    letters_to: str = ""
+    left_out: tuple[Key, ...] = ()
+    put_by_others: tuple[Moved, ...] = ()
+    waiting: tuple[Moved, ...] = ()
+
+
+class Verdict(StrEnum):
+    DONE = "done"
+    GO = "go"
+    WAITS = "waits"
+    MOVED = "moved"
+    STALE = "stale"
+
+
+def commit(
+    ledger: Ledger,
+    group: Group,
+    settings: CommitSettings,
+    outlet: letters.Outlet | None = None,
+    cluster: Cluster | None = None,
+    changed: Collection[TopicPartition] = (),
+) -> CommitResult:
+    """Commit the frontier of every partition that has an origin, by the numbered steps above.
+
+    With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
+    themselves. `cluster` says where logs end: without it nothing is adopted. The partitions whose log has `changed`
+    under the ledger are left out: a frontier of an earlier life says nothing of this one.
+
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), EntriesLost;
+    UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
+    """
+    state = ledger.read()
+    targets = _targets(state, changed)
+    left_out = tuple(k for k in state.frontiers() if k not in targets)
+    if settings.mode is CommitMode.NONE or not targets:
+        moved = tuple(Moved(k, None, o) for k, o in targets.items())
+        return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
+    owes = outlet is not None and bool(letters.owed(ledger, state, state.last_mark))
+    if not owes and _settled(state, targets, group.committed([k.tp for k in targets])):
+        same = tuple(Moved(k, o, o) for k, o in targets.items())
+        return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
+    transactional = settings.mode is CommitMode.TRANSACTIONAL
+    topics = sorted({k.topic for k in targets})
+    with group.join(topics, settings.transactional_id if transactional else None) as member:
+        if transactional:
+            member.init_transactions()
+        done = _commit_as(member, ledger, settings, outlet if transactional else None, cluster, changed)
+    return replace(done, left_out=left_out)
+
+
+def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
+    """Where each partition's committed offset is to go."""
+    return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
+
+
+def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
+    """Kafka holds the frontier and the ledger knows it: nothing to join the group for."""
+    return all(
+        state.commits.get(key) == to and (held := committed.get(key.tp)) is not None and held.offset == to
+        for key, to in targets.items()
+    )
+
+
+def _commit_as(
+    member: Membership,
+    ledger: Ledger,
+    settings: CommitSettings,
+    outlet: letters.Outlet | None,
+    cluster: Cluster | None,
+    changed: Collection[TopicPartition],
+) -> CommitResult:
+    state, before = _compare(member, ledger, settings, cluster, changed)
+    partitions = member.partitions_of(outlet.topic) if outlet else 0
+    verdicts = {k: verdict(state, k, o, before.get(k.tp)) for k, o in _targets(state, changed).items()}
+    targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not Verdict.WAITS}
+    newest = _newest_mark(state, before)
+    going = {k: o for k, o in targets.items() if verdicts[k] is not Verdict.DONE}
+    waiting = tuple(Moved(k, _offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
+    if not targets:
+        return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
+    others = _put_by_others(state, targets, before)
+    mark, state = _intend(ledger, targets)
+    post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
+    if going or post:
+        # With letters all partitions get the mark, which says what was sent: moving one does not take it away.
+        offsets = {k.tp: _marked(state, k, o, mark) for k, o in (targets if post else going).items()}
+        answered = _send(member, settings, offsets, post)
+        try:
+            _read_back(member, offsets)
+        except KafkaUnavailable as e:
+            if answered:
+                raise
+            raise _unknown(e) from e
+    _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
+    status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
+    moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
+    sent, to = (post.taken, post.topic) if post else (0, "")
+    return CommitResult(status, moved, mark, sent, to, put_by_others=others, waiting=waiting)
+
+
+def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
+    """Where Kafka holds the frontier already, and neither we nor anybody through us put it there: from what the ledger
+    expects to what is there."""
+
+    def strange(key: Key, held: CommittedOffset) -> bool:
+        known = {_expected(state, key), state.moved.get(key), *state.intents.get(key, ())}
+        return held.offset == targets[key] and _our_mark(state, held) is None and held.offset not in known
+
+    found = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
+    return tuple(Moved(k, _expected(state, k), c.offset) for k, c in found if strange(k, c))
+
+
+def _newest_mark(state: State, committed: Committed) -> int:
+    """The newest intent whose transaction took effect: Kafka holds its mark, or the ledger says so."""
+    marks = (_our_mark(state, c) for c in committed.values() if c is not None)
+    return max([state.last_mark, *(m.number for m in marks if m is not None)])
+
+
+def _compare(
+    member: Membership,
+    ledger: Ledger,
+    settings: CommitSettings,
+    cluster: Cluster | None,
+    changed: Collection[TopicPartition],
+) -> tuple[State, Committed]:
+    """Step 3. A refusal must survive a second look: a run that slept in between compares old with new."""
+    for last in (False, True):
+        tps = [k.tp for k in ledger.read().frontiers()]
+        committed = member.committed(tps)
+        state = ledger.read()
+        verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
+        if Verdict.STALE in verdicts.values() and last:
+            raise _stale(ledger.feed, state, committed)
+        moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
+        if moved and last:
+            return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
+        if not moved and Verdict.STALE not in verdicts.values():
+            break
+    return state, committed
+
+
+def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> Verdict:
+    """May this partition's committed offset go from what Kafka holds to `target`?"""
+    if committed is None:
+        return Verdict.GO  # never committed, or expired after idle days: nobody moved it
+    offset, last = committed.offset, state.commits.get(key)
+    mark = _our_mark(state, committed)
+    if mark is not None and mark.number >= state.number:
+        return Verdict.STALE
+    if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
+        return Verdict.WAITS if offset > target else Verdict.GO  # by entries that are lost: a mark that stands is due
+    if offset == target:
+        return Verdict.DONE
+    if mark is not None and mark.incarnation != key.incarnation:
+        return Verdict.GO  # belongs to the topic's earlier life
+    if offset == state.moved.get(key):
+        return Verdict.GO  # put there by hand, and the ledger knows
+    if offset == _expected(state, key) and offset < target:
+        return Verdict.GO
+    ours = mark is not None or offset in state.intents.get(key, ())
+    if ours and (last is None or last <= offset) and offset <= target:
+        return Verdict.GO
+    return Verdict.MOVED
+
+
+def _our_mark(state: State, committed: CommittedOffset) -> Mark | None:
+    mark = Mark.parse(committed.metadata)
+    return mark if mark is not None and mark.ledger == state.ledger_id else None
+
+
+def _resolve_moved(
+    ledger: Ledger,
+    settings: CommitSettings,
+    moved: Sequence[Key],
+    state: State,
+    committed: Committed,
+    cluster: Cluster | None,
+) -> State:
+    if settings.on_group_moved is OnGroupMoved.OVERWRITE:
+        return state
+    if settings.on_group_moved is OnGroupMoved.REFUSE or cluster is None:
+        raise _moved(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
+    adopt(ledger, moved, committed, cluster, "on_group_moved: adopt")
+    return ledger.read()
+
+
+def adopt(
+    ledger: Ledger, moved: Sequence[Key], committed: Committed, cluster: Cluster, reason: str
+) -> tuple[KeyRange, ...]:
+    """Skip what lies between the frontier and the group's offset: whoever moved it passed it over. What was skipped.
+
+    Raises GroupMoved for an offset beyond the end of its log: what comes there later was passed over by nobody.
+    """
+    ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
+    known = log_ends(cluster, moved)
+    if beyond := [k for k in moved if ends[k] > known.get(k.tp, 0)]:
+        said = "; ".join(f"{k}: Kafka holds {ends[k]}, the log ends at {known.get(k.tp, 0)}" for k in beyond)
+        raise GroupMoved(
+            f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {said}",
+            remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
+            + " ".join(f"--only {k}" for k in beyond)
+            + " --reason …",
+            topic=beyond[0].topic,
+            partition=beyond[0].partition,
+        )
+    return skip_to(ledger, ends, reason)
+
+
+def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:
+    """Where the logs of these partitions end."""
+    found = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
+    return {p.tp: p.high_watermark for p in found}
+
+
+def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
+    """The intent's number, and the fold that includes it: what was published below it is what its mark will cover."""
+    offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
+    appended = ledger.append(lambda state: IntentEntry(offsets=offsets))
+    if appended is None:
+        raise LedgerCorrupt(
+            f"the ledger of feed {ledger.feed} took no intent", remedy="this is a bug; nothing was sent"
+        )
+    return appended.number, appended.state
+
+
+def _marked(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
+    _, epoch = state.epochs.get(key, (0, -1))
+    return CommittedOffset(offset, epoch, Mark(state.ledger_id, mark, key.incarnation).dump())
+
+
+def _send(
+    member: Membership,
+    settings: CommitSettings,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+    post: letters.Letters | None,
+) -> bool:
+    """Step 4, and whether Kafka said that it is done. An unknown outcome is no failure yet: reading back decides."""
+    try:
+        if post:
+            member.commit_transaction(offsets, post.topic, post)
+        elif settings.mode is CommitMode.TRANSACTIONAL:
+            member.commit_transaction(offsets)
+        else:
+            member.commit_plain(offsets)
+    except Unknown:
+        return False
+    return True
+
+
+def _unknown(silent: KafkaUnavailable) -> Unknown:
+    return Unknown(
+        f"the answer to the commit was lost, and nobody says what the group's offsets are now: {silent.message}",
+        remedy="nothing is lost: the next run reads them and goes on from there, whether the commit took or not",
+    )
+
+
+def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    seen = member.committed(list(offsets))
+    for tp, meant in offsets.items():
+        held = seen.get(tp)
+        if held is not None and _is_newer(held, meant):
+            raise CommitFenced(
+                f"{tp}: another run has committed {held.offset} since this one set out to commit {meant.offset}",
+                remedy="nothing is lost, and nothing is to mend; the next run goes on from there",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+        if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
+            raise CommitFenced(
+                f"{tp}: meant to commit {meant.offset}, Kafka holds {_offset(held)}: the commit did not take",
+                remedy="nothing is lost; the next run commits again",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+
+
+def _is_newer(held: CommittedOffset, meant: CommittedOffset) -> bool:
+    """Whether Kafka holds what a later intent of the same ledger meant."""
+    theirs, ours = Mark.parse(held.metadata), Mark.parse(meant.metadata)
+    return theirs is not None and ours is not None and theirs.ledger == ours.ledger and theirs.number > ours.number
+
+
+def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, told: bool) -> None:
+    """Step 6. `told`: the ledger knows the newest mark that took effect; then only offsets may be news."""
+    offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
+
+    def decide(state: State) -> CommitEntry | None:
+        known = all(state.commits.get(k, -1) >= o and k not in state.moved for k, o in targets.items())
+        if known and (told or state.last_mark >= mark):
+            return None
+        return CommitEntry(mode=settings.mode, mark=mark, offsets=offsets)
+
+    ledger.append(decide)
+
+
+def _offset(committed: CommittedOffset | None) -> int | None:
+    return None if committed is None else committed.offset
+
+
+def _moved(
+    feed: str, state: State, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
+) -> GroupMoved:
+    held = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
+
+    def line(key: Key) -> str:
+        expected, frontier = _expected(state, key), state.frontier(key)
+        return f"{key}: Kafka holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
+
+    first = moved[0]
+    return GroupMoved(
+        "somebody moved the group's committed offsets; " + "; ".join(map(line, moved)),
+        remedy=ways_out(feed, {k: (state.frontier(k), held[k]) for k in moved}, log_ends)
+        + ". `policies.on_group_moved` in the feed decides it for good",
+        topic=first.topic,
+        partition=first.partition,
+    )
+
+
+def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
+    """The commands that work for offsets that somebody moved; by partition its frontier, and where they are now.
+
+    Only what lies ahead of the frontier, and within the log, passes anything over, and can be adopted.
+    """
+    back = {k: at for k, at in moved.items() if at[1] < at[0]}
+    ahead = [k for k, (frontier, held) in moved.items() if frontier < held <= log_ends.get(k.tp, held)]
+    accept = f"sluice accept {feed} moved"
+    ways = [f"commit the frontier all the same: {accept} --reason …"]
+    if ahead:
+        only = "".join(f" --only {k}" for k in ahead) if len(ahead) < len(moved) else ""
+        where = f" of {', '.join(map(str, ahead))}" if only else ""
+        ways.append(
+            f"or take over the group's offsets{where}, and record what they pass over as skipped:"
+            f" {accept} --adopt{only} --reason …"
+        )
+    if back:
+        ranges = " ".join(f"--offsets {k}:{held}-{frontier}" for k, (frontier, held) in sorted(back.items()))
+        ways.append(f"what was moved back passes nothing over; to land that anew: sluice run {feed} {ranges} --replace")
+    return "; ".join(ways)
+
+
+def _expected(state: State, key: Key) -> int | None:
+    last = state.commits.get(key)
+    return last if last is not None else state.origins[key].committed
+
+
+def _stale(feed: str, state: State, committed: Committed) -> EntriesLost:
+    return entries_lost(feed, state.newest, traces(state, committed))

@@ -1,0 +1,1 @@
+"""The feed file: its sections, what is wrong with one, and which topics it matches."""

@@ -1,0 +1,110 @@
+"""A feed as its file says it: typed, frozen and validated; secrets are masked wherever a feed is shown.
+
+`load_feed` reads one file of `feeds/`, `load_feeds` the folder. What is wrong raises FeedError, which names
+file, key and remedy, all problems at once, and never quotes a value. Each stage gets its own settings object.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    ValidationInfo,
+    field_serializer,
+    model_validator,
+)
+
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.s3 import S3Settings, s3_address
+from sluice.pipelines.feed.sections import (
+    Alerts,
+    CommitMode,
+    CompactionSettings,
+    DeadLetters,
+    FetchSettings,
+    Format,
+    LandingSettings,
+    Limits,
+    OnDrift,
+    OnUndecodable,
+    Policies,
+    PublishPolicy,
+    SparkSettings,
+    Start,
+    WindowSettings,
+    parse_start,
+)
+from sluice.pipelines.feed.settings import GroupName, Name, Settings, Text, below_root
+from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import Schema, parse_schema
+from sluice.pipelines.vocabulary.kafka import Isolation
+
+
+def _lake(text: str, info: ValidationInfo) -> str:
+    if text.startswith("s3://"):
+        return s3_address(text)
+    if "://" in text:
+        raise ValueError("is neither a folder nor s3://bucket/prefix")
+    return below_root(text, info)
+
+
+def _sent(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
+    commit, topics = info.data.get("commit"), info.data.get("topics")
+    if letters and commit not in (CommitMode.TRANSACTIONAL, None):
+        raise ValueError("need the transaction of `commit: transactional`")
+    if letters and topics and topics.takes(letters.topic):
+        raise ValueError("go to a topic that this feed reads")
+    return letters
+
+
+class Feed(Settings):
+    """One dataset: its topics, its group, and how they are landed and committed."""
+
+    name: Name = Field(alias="feed")
+    kafka: KafkaSettings
+    topics: TopicFilter
+    group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
+    start: Annotated[Start, BeforeValidator(parse_start)]
+    isolation: Isolation = Isolation.READ_COMMITTED
+    format: Format = Format.RAW
+    columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
+    lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
+    s3: S3Settings = S3Settings()
+    window: WindowSettings = WindowSettings()
+    publish: PublishPolicy = PublishPolicy.BY_PARTITION
+    commit: CommitMode = CommitMode.TRANSACTIONAL
+    transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
+    dead_letters: Annotated[DeadLetters | None, AfterValidator(_sent)] = None
+    landing: LandingSettings = LandingSettings()
+    compaction: CompactionSettings = CompactionSettings()
+    limits: Limits = Limits()
+    policies: Policies = Policies()
+    alerts: Alerts = Alerts()
+    contract: InstanceOf[Contract] | None = Field(default=None, exclude=True)
+    fetch: FetchSettings = FetchSettings()
+    spark: SparkSettings = SparkSettings()
+
+    @field_serializer("columns")
+    def _said(self, columns: Schema | None) -> dict[str, str] | None:
+        return columns.texts() if columns else None
+
+    @property
+    def shape(self) -> Shape:
+        """What its files say that records are made to."""
+        dropping = self.policies.on_undecodable is OnUndecodable.DROP
+        closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
+        return Shape(self.columns, self.contract, dropping, closed)
+
+    @model_validator(mode="after")
+    def _typed_has_columns(self) -> Self:
+        if (self.columns is None) is (self.format is Format.JSON):
+            raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
+        if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
+            raise ValueError("has policies.on_drift without a schema that records could drift from")
+        return self

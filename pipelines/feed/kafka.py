@@ -1,0 +1,199 @@
+"""How a feed reaches Kafka: what it may set of kafka-python, by its own names, and what it must not, and why.
+
+Together the two are every setting of kafka-python's consumer, producer and admin; a test compares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, model_validator
+
+from sluice.pipelines.feed.settings import LocalFile, Millis, Settings, Size, Text
+from sluice.pipelines.vocabulary.errors import FeedError
+
+Secret = Annotated[SecretStr, Field(min_length=1)]
+
+KAFKA_OWNED = {
+    "bootstrap_servers": "write kafka.bootstrap",
+    "group_id": "write `group`",
+    "group_instance_id": "a static member stays in the group after it has left",
+    "auto_offset_reset": "write `start`",
+    "isolation_level": "write `isolation`",
+    "transactional_id": "write the feed's `transactional_id`",
+    "client_rack": "write fetch.rack",
+    "fetch_max_bytes": "write fetch.request_bytes",
+    "max_partition_fetch_bytes": "write fetch.partition_bytes",
+    "socks5_proxy": "write proxy_url",
+    "ssl_ciphers": "this kafka-python accepts it and does nothing with it",
+    "ssl_context": "it is an object; write ssl_cafile, ssl_certfile, ssl_keyfile",
+    "check_crcs": "CRCs are always checked",
+    "api_version": "it is negotiated with the broker",
+    "allow_auto_create_topics": "reading never creates a topic",
+    "exclude_internal_topics": "internal topics are never read",
+    **dict.fromkeys(("key_deserializer", "value_deserializer"), "bytes land as they are; see `format`"),
+    **dict.fromkeys(
+        ("enable_auto_commit", "auto_commit_interval_ms", "default_offset_commit_callback"),
+        "the ledger decides what is committed",
+    ),
+    **dict.fromkeys(
+        ("acks", "retries", "enable_idempotence", "max_in_flight_requests_per_connection"),
+        "the commit transaction is safe only as it is",
+    ),
+    **dict.fromkeys(
+        ("key_serializer", "value_serializer", "partitioner", "compression_type", "batch_size", "linger_ms"),
+        "a feed reads; what it writes back is fixed",
+    ),
+    **dict.fromkeys(
+        ("max_request_size", "partition_assignment_strategy", "consumer_timeout_ms", "max_poll_records"),
+        "it follows from how Sluice reads and commits",
+    ),
+    **dict.fromkeys(
+        ("heartbeat_interval_ms", "max_poll_interval_ms", "delivery_timeout_ms", "max_block_ms"),
+        "it follows from session_timeout_ms and transaction_timeout_ms",
+    ),
+    **dict.fromkeys(
+        (
+            "fetch_min_bytes",
+            "fetch_max_wait_ms",
+            "enable_incremental_fetch_sessions",
+            "receive_message_max_bytes",
+        ),
+        "Sluice fetches by itself; see `fetch`",
+    ),
+    **dict.fromkeys(
+        (
+            "metrics_enabled",
+            "metric_group_prefix",
+            "metric_reporters",
+            "metrics_num_samples",
+            "metrics_sample_window_ms",
+        ),
+        "Sluice measures by itself",
+    ),
+    **dict.fromkeys(("kafka_client", "selector", "socket_options"), "it is an object of the program"),
+}
+"""Settings of kafka-python that a feed must not set, each with the reason."""
+
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+_SASL = ("SASL_PLAINTEXT", "SASL_SSL")
+_TLS = ("SSL", "SASL_SSL")
+_NOT_FOR_ALL = {"bootstrap", "session_timeout_ms", "transaction_timeout_ms"}
+
+
+class KafkaSettings(Settings):
+    """How to reach Kafka: addresses, and kafka-python's security and time-out settings by its names."""
+
+    bootstrap: Annotated[str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))]
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
+    sasl_mechanism: (
+        Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI", "AWS_MSK_IAM"] | None
+    ) = None
+    sasl_plain_username: Text | None = None
+    sasl_plain_password: Secret | None = None
+    sasl_kerberos_name: Text | None = None
+    sasl_kerberos_service_name: Text | None = None
+    sasl_kerberos_domain_name: Text | None = None
+    sasl_oauth_token_provider: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\z")] | None = (
+        None
+    )
+    """`package.module:Class`, called without arguments wherever a client is made."""
+    ssl_cafile: LocalFile | None = None
+    ssl_certfile: LocalFile | None = None
+    ssl_keyfile: LocalFile | None = None
+    ssl_crlfile: LocalFile | None = None
+    ssl_password: Secret | None = None
+    ssl_check_hostname: bool | None = None
+    proxy_url: Secret | None = None
+
+    client_id: Text | None = None
+    client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] | None = None
+    request_timeout_ms: Millis | None = None
+    bootstrap_timeout_ms: Millis | None = None
+    connections_max_idle_ms: Millis | None = None
+    metadata_max_age_ms: Millis | None = None
+    reconnect_backoff_ms: Millis | None = None
+    reconnect_backoff_max_ms: Millis | None = None
+    retry_backoff_ms: Millis | None = None
+    receive_buffer_bytes: Size | None = None
+    send_buffer_bytes: Size | None = None
+
+    session_timeout_ms: Millis | None = None
+    """How long the coordinator keeps our place in the group after a crash; the brokers bound it."""
+    transaction_timeout_ms: Millis | None = None
+    """When the coordinator aborts a transaction that we left open; the brokers bound it."""
+
+    @model_validator(mode="after")
+    def _secure(self) -> Self:
+        protocol = self.security_protocol or "PLAINTEXT"
+        if self._given("sasl_") and protocol not in _SASL:
+            raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
+        if self._given("ssl_") and protocol not in _TLS:
+            raise ValueError("has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL")
+        needed = _needed_by(self.sasl_mechanism) if protocol in _SASL else ()
+        missing = [n for n in needed if getattr(self, n) is None]
+        if missing:
+            raise ValueError(f"needs {' and '.join(missing)} for this security_protocol and sasl_mechanism")
+        if self.sasl_mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
+            raise ValueError("needs security_protocol SASL_SSL for AWS_MSK_IAM")
+        return self
+
+    def __repr_args__(self) -> Any:
+        return [(k, v) for k, v in super().__repr_args__() if v is not None]
+
+    def _given(self, prefix: str) -> bool:
+        return any(n.startswith(prefix) for n in self.model_dump(exclude_none=True))
+
+    def client_settings(self) -> dict[str, Any]:
+        """Keywords for any kafka-python client (consumer, producer, admin), besides `bootstrap_servers`.
+
+        Plain values, secrets among them: for the client's constructor only. Raises FeedError when the named
+        token provider cannot be made.
+        """
+        given = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
+        plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
+        if self.sasl_oauth_token_provider:
+            plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider)
+        return plain
+
+    def producer_settings(self) -> dict[str, Any]:
+        """`client_settings`, and the transaction's time-out where the feed gives one."""
+        own = {"transaction_timeout_ms": self.transaction_timeout_ms} if self.transaction_timeout_ms else {}
+        return self.client_settings() | own
+
+
+def _addresses(text: str) -> str:
+    """`host:port,host:port` without spaces."""
+    addresses = [a.strip() for a in text.split(",")]
+    found = [_ADDRESS.fullmatch(a) for a in addresses]
+    if not all(f and int(f[1]) < 1 << 16 for f in found):
+        raise ValueError("is not an address")
+    return ",".join(addresses)
+
+
+def _needed_by(mechanism: str | None) -> tuple[str, ...]:
+    match mechanism:
+        case None:
+            return ("sasl_mechanism",)
+        case "OAUTHBEARER":
+            return ("sasl_oauth_token_provider",)
+        case "PLAIN" | "SCRAM-SHA-256" | "SCRAM-SHA-512":
+            return ("sasl_plain_username", "sasl_plain_password")
+        case _:
+            return ()
+
+
+def _token_provider(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # noqa: BLE001 - of what user code raises only the type is told: no token
+        kind = type(error).__name__
+    raise FeedError(
+        f"kafka.sasl_oauth_token_provider: {name} cannot be made ({kind})",
+        remedy="name an importable class without arguments, a kafka.net.sasl.oauth.AbstractTokenProvider",
+    )

@@ -1,0 +1,116 @@
+"""Feed files, read. What is wrong raises FeedError: file, key and remedy, all problems at once, never a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.problems import problems_of, raise_problems
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA
+from sluice.pipelines.feed.yaml_file import Problem, YamlError, read_yaml
+from sluice.pipelines.vocabulary.errors import FeedError
+
+
+def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
+    """The feed in the file; its relative paths count from the parent of the file's folder.
+
+    With the contract in the file beside it, if there is one. Raises FeedError.
+    """
+    found = _load(path, environ)
+    if isinstance(found, Feed):
+        return found
+    raise_problems(found)
+
+
+def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
+    """Every feed of the folder's `*.yaml`, by name. Raises one FeedError with all problems of all files."""
+    if not folder.is_dir():
+        raise FeedError(f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it")
+    feeds: dict[str, tuple[Path, Feed]] = {}
+    problems = _orphans(folder)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in (".yaml", ".yml") and not p.name.startswith(".")):
+        found = _load(path, environ)
+        if isinstance(found, tuple):
+            problems += found
+            continue
+        problems += [(str(path), p) for p in _clashes(found, feeds)]
+        feeds.setdefault(found.name, (path, found))
+    if problems:
+        raise_problems(problems)
+    return {name: feed for name, (_, feed) in feeds.items()}
+
+
+def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[tuple[str, Problem], ...]:
+    found = _read(path, environ)
+    if isinstance(found, Feed):
+        return _under_contract(found, path.with_suffix(CONTRACT))
+    return tuple((str(path), p) for p in found)
+
+
+def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, Problem], ...]:
+    try:
+        contract = read_contract(path, feed.columns)
+    except ContractError as error:
+        return tuple((str(path), Problem(p.place, p.what, p.remedy)) for p in error.problems)
+    return feed.model_copy(update={"contract": contract}) if contract else feed
+
+
+def _orphans(folder: Path) -> list[tuple[str, Problem]]:
+    """Contracts of no feed: somebody believes that they are kept."""
+    found = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
+    names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in found]
+    missing = [(p, name) for p, name in names if not (folder / name).exists()]
+    return [(str(p), Problem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
+
+
+def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
+    if not path.exists():
+        near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
+        return (Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
+    if path.suffix != ".yaml":
+        return (Problem("", "does not end in .yaml", "rename it"),)
+    try:
+        data = {"feed": path.stem} | read_yaml(path, environ)
+    except YamlError as error:
+        return error.problems
+    if "contract" in data:
+        return (Problem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
+    return _validated(reaching_kafka(data, environ), path.resolve().parent.parent)
+
+
+def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The feed with where Kafka is, from the environment where the file does not say so."""
+    kafka, known = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
+    if not known or not isinstance(kafka, dict) or kafka.get("bootstrap") is not None:
+        return data
+    return data | {"kafka": kafka | {"bootstrap": known}}
+
+
+def _validated(data: dict[str, Any], root: Path) -> Feed | tuple[Problem, ...]:
+    found: Feed | None = None
+    problems: tuple[Problem, ...] = ()
+    try:
+        found = Feed.model_validate(data, context={"root": root})
+    except ValueError as error:
+        problems = problems_of(error, Feed)
+    return found or problems
+
+
+def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[Problem, ...]:
+    """What two feeds must not share: their name, and on one Kafka their group and transactional id."""
+    out = []
+    for path, other in others.values():
+        if other.name == feed.name:
+            out.append(Problem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own"))
+        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
+            out.append(
+                Problem("group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own")
+            )
+        elif other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id:
+            out.append(
+                Problem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
+            )
+    return tuple(out)

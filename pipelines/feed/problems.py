@@ -1,0 +1,95 @@
+"""What is wrong with a feed file, said so that it can be mended: file, key, what, remedy; never a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sluice.pipelines.feed.kafka import KAFKA_OWNED
+from sluice.pipelines.feed.yaml_file import Problem
+from sluice.pipelines.schema.schema import SchemaError
+from sluice.pipelines.vocabulary.errors import FeedError
+
+_WHERE = (
+    "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
+    "sluice kafka start"
+)
+_REMEDIES = {
+    "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
+    "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
+    "kafka": "see docs/feeds.md for the settings of each way to log in",
+    "kafka.bootstrap": _WHERE,
+    "lake": "name a folder, or s3://bucket/prefix",
+    "s3": 'see docs/feeds.md, "A lake on S3"',
+    "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
+    "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
+    "policies.on_recreated": "only refuse; the new topic is accepted by an operator's command, not by a feed",
+    "policies.on_truncated": "only refuse; the new log is accepted by an operator's command, not by a feed",
+}
+
+
+def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...]:
+    """The problems in pydantic's error, without the values that it holds."""
+    if not isinstance(error, ValidationError):
+        return (Problem("", "cannot be validated", "see docs/feeds.md"),)
+    details = error.errors(include_url=False, include_input=False)
+    return tuple(p for d in details if d["type"] != "default_factory_not_called" for p in _problems(d, model))
+
+
+def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, SchemaError):
+        yield from (Problem(_shown(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
+    else:
+        yield _problem(detail, model)
+
+
+def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
+    path = [_shown(str(part)) for part in detail["loc"]]
+    key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
+    if detail["type"] == "extra_forbidden":
+        return _unknown(key, path, model)
+    if (key, detail["type"]) == ("kafka", "missing"):
+        key = "kafka.bootstrap"
+    what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
+    what = what.replace("Input should", "should")
+    return Problem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
+
+
+def _unknown(key: str, path: Sequence[str], model: type[BaseModel]) -> Problem:
+    if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
+        return Problem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
+    known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
+    near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+    return Problem(key, "is unknown", hint)
+
+
+def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
+    """The model of the mapping at `path`."""
+    for part in path:
+        field = next(f for n, f in model.model_fields.items() if part in (n, f.alias))
+        model = next(t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t))
+    return model
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _shown(text: str) -> str:
+    return "".join(c if c.isprintable() else "�" for c in text[:80])
+
+
+def raise_problems(found: Sequence[tuple[str, Problem]]) -> NoReturn:
+    """One FeedError for all problems, each with the file it is in."""
+    lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
+    if len(found) == 1:
+        raise FeedError(lines[0], remedy=found[0][1].remedy)
+    remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
+    each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
+    raise FeedError(f"{len(found)} problems in feed files:{each}", remedy="mend them; docs/feeds.md lists every key")

@@ -1,0 +1,56 @@
+"""What all settings share: frozen, nothing unknown, no value in an error; and the kinds of value in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+)
+
+from sluice.pipelines.vocabulary.units import parse_duration, parse_size
+
+
+def number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("is not a number")
+    return value
+
+
+def printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+def below_root(text: str, info: ValidationInfo) -> str:
+    """The path, counted from the project's root when the validation's context names one."""
+    root = (info.context or {}).get("root")
+    try:
+        return str(root / Path(text).expanduser()) if root else text
+    except RuntimeError:
+        raise ValueError("starts with ~ and a user that is not known here") from None
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0, lt=1 << 62)]
+Count = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 62)]
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40)]
+"""Milliseconds."""
+Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
+GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(printable)]
+LocalFile = Annotated[Text, AfterValidator(below_root)]
+
+
+class Settings(BaseModel):
+    """Frozen, nothing unknown, and no value in an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

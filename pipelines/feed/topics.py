@@ -1,0 +1,132 @@
+"""Which topics a feed reads, and how a topic's name becomes part of a file's name.
+
+The filter is an exact list, or patterns to include and exclude; patterns are RE2 and match whole names, so no
+name, however hostile, makes matching slow. `encode_topic` gives different topics different file names, also
+where upper and lower case are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from sluice.pipelines.vocabulary.errors import UnknownTopic
+from sluice.pipelines.vocabulary.topic_names import is_topic_name
+
+MAX_PATTERN = 500
+
+
+def _topic_name(name: str) -> str:
+    if not is_topic_name(name):
+        raise ValueError("is not a topic name: 1 to 249 of a-z A-Z 0-9 . _ - (for a pattern write include: [...])")
+    return name
+
+
+def _pattern(pattern: str) -> str:
+    try:
+        _matches(pattern, ["x"])
+    except (pa.ArrowInvalid, UnicodeError):
+        pass
+    else:
+        return pattern
+    raise ValueError("is not a pattern that RE2 takes (regular expression without look-around or back-reference)")
+
+
+TopicName = Annotated[str, AfterValidator(_topic_name)]
+
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATTERN), AfterValidator(_pattern)]
+
+
+class TopicFilter(BaseModel):
+    """Exact `names`, or patterns over whole names: `include` (all, when there is none) without `exclude`.
+
+    A feed spells it as a name, a list of names, or `{include: [...], exclude: [...]}`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    names: Annotated[tuple[TopicName, ...], Field(max_length=1000)] = ()
+    include: Annotated[tuple[Pattern, ...], Field(max_length=100)] = ()
+    exclude: Annotated[tuple[Pattern, ...], Field(max_length=100)] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"names": (value,)}
+        return {"names": value} if isinstance(value, list | tuple) else value
+
+    @model_validator(mode="after")
+    def _one_way(self) -> TopicFilter:
+        patterns = bool(self.include or self.exclude)
+        if bool(self.names) == patterns:
+            raise ValueError("needs a topic name, a list of them, or {include: [patterns], exclude: [patterns]}")
+        return self
+
+    def takes(self, name: str) -> bool:
+        """Whether a topic of that name is, or would be, among those that are asked for."""
+        if self.names:
+            return name in self.names
+        wanted = not self.include or any(_matches(p, [name]) for p in self.include)
+        return wanted and not any(_matches(p, [name]) for p in self.exclude)
+
+    def __str__(self) -> str:
+        if self.names:
+            return ", ".join(self.names)
+        kept = " | ".join(self.include) or "all"
+        return f"{kept} except {' | '.join(self.exclude)}" if self.exclude else kept
+
+
+def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
+    """The topics of `available` (name → topic id) that the filter asks for, sorted, never none.
+
+    Raises UnknownTopic for an exact name that is not there, an include pattern that matches nothing, and a
+    filter that leaves nothing: a run never silently reads less than was asked for.
+    """
+    if wanted.names:
+        return _exact(wanted.names, available)
+    known = sorted(n for n in available if is_topic_name(n))
+    kept = {n for pattern in wanted.include for n in _included(pattern, known)} if wanted.include else set(known)
+    kept -= {n for pattern in wanted.exclude for n in _matches(pattern, known)}
+    if not kept:
+        raise UnknownTopic(
+            f"no topic is left of {len(known)} after `{wanted}`",
+            remedy="correct `topics` in the feed, or create the topic first",
+        )
+    return tuple(sorted(kept))
+
+
+def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...]:
+    missing = sorted(n for n in set(names) if n not in available)
+    if missing:
+        near = get_close_matches(missing[0], sorted(n for n in available if is_topic_name(n)), n=3)
+        raise UnknownTopic(
+            f"no topic {', '.join(f'`{n}`' for n in missing)} in Kafka, or no right to see it",
+            remedy=(f"did you mean {' or '.join(f'`{n}`' for n in near)}? " if near else "")
+            + "Correct `topics` in the feed, create the topic, or grant DESCRIBE on it",
+            topic=missing[0],
+        )
+    return tuple(sorted(set(names)))
+
+
+def _included(pattern: str, known: list[str]) -> list[str]:
+    found = _matches(pattern, known)
+    if not found:
+        raise UnknownTopic(
+            f"no topic matches `{pattern}` ({len(known)} are visible)",
+            remedy="patterns match whole names, as in `orders\\..*`; correct `topics` in the feed",
+        )
+    return found
+
+
+def _matches(pattern: str, names: list[str]) -> list[str]:
+    """Those of `names` that the pattern matches from end to end. Raises ArrowInvalid."""
+    array = pa.array(names, pa.string())
+    pc.match_substring_regex(array, pattern)  # alone first: `a)|(b` must not pass inside the brackets below
+    hits = pc.match_substring_regex(array, rf"\A(?:{pattern})\z")
+    return [n for n, hit in zip(names, hits.to_pylist(), strict=True) if hit]

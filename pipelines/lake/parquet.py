@@ -1,0 +1,110 @@
+"""The lake's Parquet files, opened: one that cannot be read is named, with what mends it.
+
+Guarantee: whatever is wrong with a file (gone, empty, cut short, a byte changed, no Parquet at all), reading it raises
+PartUnreadable and nothing else, but for what the lake itself has to say (LakeUnavailable). Of the consumer's own errors
+nothing is touched, as long as the rows come from `batches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import PartUnreadable
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Part
+from sluice.pipelines.vocabulary.topic_names import decode_topic
+
+DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, MemoryError)
+"""What reading damaged bytes raises: pyarrow's own errors, and Python's of names, types and sizes that they change."""
+
+
+@contextmanager
+def opened(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
+    """The file, its footer read. Raises PartUnreadable; of what is done inside the block, too."""
+    with readable(path), lake.open(path) as file:
+        yield pq.ParquetFile(file)
+
+
+def batches(
+    lake: Lake,
+    path: str,
+    rows: int,
+    columns: Sequence[str] | None = None,
+    groups: Sequence[int] | None = None,
+    *,
+    use_threads: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """A file's rows, at most `rows` at once, of these columns and row groups (None: all). Raises PartUnreadable."""
+    with opened(lake, path) as file:
+        yield from read(file, path, rows, columns, groups, use_threads=use_threads)
+
+
+def read(
+    file: pq.ParquetFile,
+    path: str,
+    rows: int,
+    columns: Sequence[str] | None = None,
+    groups: Sequence[int] | None = None,
+    *,
+    use_threads: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """The same of a file that is open."""
+    with readable(path):
+        for name in columns or ():
+            file.schema_arrow.field(name)  # pyarrow passes over columns that are not there
+        yield from file.iter_batches(rows, groups, columns, use_threads=use_threads)
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raises PartUnreadable with the file's place where reading it fails."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise PartUnreadable(f"{path} is missing", remedy=remedy(path), path=path, gone=True) from None
+    except DAMAGE as error:
+        raise PartUnreadable(f"{path} cannot be read: {why(error)}", remedy=remedy(path), path=path) from None
+
+
+def place(lake: Lake, part: Part) -> str:
+    """Where the part is now: its batch may not be visible yet."""
+    staged = lake.size(part.path) is None and lake.size(part.staged) is not None
+    return part.staged if staged else part.path
+
+
+def why(error: BaseException) -> str:
+    """What a reader of damaged bytes says, on one short line; it may hold the bytes."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(said.split())[:200]
+    return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
+
+
+def remedy(path: str) -> str:
+    """What mends the file that stands at `path`, as far as its path says whose it is."""
+    root, _, rest = path.partition("/")
+    feed, name = rest.partition("/")[0], paths.parse_part(path)
+    if root not in paths.VISIBLE or name is None:
+        return "bring it back from a backup; one in staging is made anew by the next run"
+    topic = "TOPIC"
+    with suppress(ValueError):  # a name too long to be told from the file's
+        topic = decode_topic(name.topic)
+    return mending(feed, f"{topic}:{name.partition}:{name.start}-{name.end}")
+
+
+def of_slice(feed: str, s: Slice) -> str:
+    """What mends a published part of the slice."""
+    return mending(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
+
+
+def mending(feed: str, offsets: str) -> str:
+    """What makes a part of these offsets anew."""
+    return (
+        f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"
+        " from a backup"
+    )

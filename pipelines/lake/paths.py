@@ -1,0 +1,280 @@
+"""Every path in the lake, in one place. All are relative with `/`, and none depends on the wall clock.
+
+    data/<feed>/[<folder>/]<part>                       what readers read
+    quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
+    reports/<report>/<folder>/<report>.parquet          what a report made of a window
+    _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
+                   checkpoints/<20 digits>.json         a fold of the ledger up to that number
+                   tip.json                             the newest number that is known to have been used
+                   staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
+                   staging/<batch>/<attempt>/<slice>.receipt.json
+                   owners/<token>.json                  a run's sign of life
+                   windows/<window>.json                "this window is complete"
+                   reports/<batch>[-<attempt>].html     a batch's report, for people; an attempt's if it was refused
+                   relanded/<batch>/<slice>.parquet     why what a replay landed had been in quarantine
+                   aside/<number>/<path>                what lost entries told of, moved here from <path>
+
+`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
+by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
+those after the first. `<folder>` is empty outside windows. The same plan gives the same names.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.topic_names import encode_topic
+from sluice.pipelines.vocabulary.units import DAY, HOUR, parse_duration, parse_window, show_duration
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_WINDOW_FOLDER = {
+    n: re.compile("/".join([r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}", "hour=[0-9]{2}", "minute=[0-9]{2}"][:n]))
+    for n in (1, 2, 3)
+}
+
+_NUMBERED = re.compile(r"(?:^|/)([0-9]{20})\.json$")
+
+_STAGED = re.compile(r"_sluice/[^/]+/staging/([0-9]+)/")
+
+_RECEIPT = re.compile(r"_sluice/[^/]+/staging/[0-9]+/[^/]+/([^/]+)\.receipt\.json")
+
+_RELANDED = re.compile(r"_sluice/[^/]+/relanded/([0-9]+)/[^-/]+-[0-9]+-[0-9]+-[0-9]+\.parquet")
+
+_PAGE = re.compile(r"_sluice/[^/]+/reports/([0-9]+)(?:-[^/]+)?\.html")
+
+_MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
+
+_OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
+
+_PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
+
+SLUICE = "_sluice"
+"""Below it lies what readers do not see."""
+
+_ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
+
+VISIBLE = frozenset(_ROOTS.values())
+"""What the folders of published parts are called."""
+
+
+def feed_root(feed: str) -> str:
+    """Everything of a feed that readers do not see."""
+    return f"_sluice/{feed}"
+
+
+def log_folder(feed: str) -> str:
+    return f"_sluice/{feed}/log"
+
+
+def log_path(feed: str, number: int) -> str:
+    return f"{log_folder(feed)}/{number:020d}.json"
+
+
+def log_number(path: str) -> int | None:
+    """The number of the ledger entry at `path`; None when it is none."""
+    return _number(path)
+
+
+def checkpoint_folder(feed: str) -> str:
+    return f"_sluice/{feed}/checkpoints"
+
+
+def checkpoint_path(feed: str, number: int) -> str:
+    """Where the fold of the entries below `number` stands."""
+    return f"{checkpoint_folder(feed)}/{number:020d}.json"
+
+
+def checkpoint_number(path: str) -> int | None:
+    return _number(path)
+
+
+def tip_path(feed: str) -> str:
+    """Where the newest number that is known to have been used stands."""
+    return f"_sluice/{feed}/tip.json"
+
+
+def _number(path: str) -> int | None:
+    found = _NUMBERED.search(path)
+    return int(found[1]) if found else None
+
+
+def owners_folder(feed: str) -> str:
+    return f"_sluice/{feed}/owners"
+
+
+def owner_path(feed: str, token: str) -> str:
+    return f"{owners_folder(feed)}/{token}.json"
+
+
+def owner_token(path: str) -> str | None:
+    """Whose beat stands at `path`; None when it is none."""
+    found = _OWNER.fullmatch(path)
+    return found[1] if found else None
+
+
+def manifest_folder(feed: str) -> str:
+    return f"_sluice/{feed}/windows"
+
+
+def window_path(feed: str, window: int, length: int) -> str:
+    """The manifest of the window that begins at `window` and lasts `length` (ms)."""
+    name = _utc(window).strftime("%Y-%m-%dT%H%M")  # a colon is no character for every file system
+    return f"{manifest_folder(feed)}/{name}-{show_duration(length)}.json"
+
+
+def manifest_window(path: str) -> tuple[int, int] | None:
+    """The start and the length (ms) of the window whose manifest stands at `path`; None when it is none."""
+    if (found := _MANIFEST.fullmatch(path)) is None:
+        return None
+    try:
+        return parse_window(found[1]), parse_duration(found[2])
+    except ValueError:
+        return None
+
+
+def relanded_folder(feed: str) -> str:
+    return f"_sluice/{feed}/relanded"
+
+
+def relanded_path(feed: str, batch: int, s: Slice) -> str:
+    """Where a replay notes why the records that it landed had been in quarantine."""
+    return f"{relanded_folder(feed)}/{batch}/{slice_name(s)}.parquet"
+
+
+def relanded_batch(path: str) -> int | None:
+    """The replay whose note stands at `path`; None when it is none."""
+    found = _RELANDED.fullmatch(path)
+    return int(found[1]) if found else None
+
+
+def batch_page_folder(feed: str) -> str:
+    return f"_sluice/{feed}/reports"
+
+
+def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
+    """The report of a batch, or of an `attempt` at one that was not published."""
+    return f"{batch_page_folder(feed)}/{batch}{f'-{attempt}' if attempt else ''}.html"
+
+
+def page_batch(path: str) -> int | None:
+    """The batch whose report stands at `path`; None when it is none."""
+    found = _PAGE.fullmatch(path)
+    return int(found[1]) if found else None
+
+
+def aside_path(feed: str, number: int, path: str) -> str:
+    """Where the file at `path` is kept once the entries below `number` that told of it are lost."""
+    return f"_sluice/{feed}/aside/{number}/{path}"
+
+
+def staging_root(feed: str) -> str:
+    return f"_sluice/{feed}/staging"
+
+
+def staging_folder(feed: str, batch: int) -> str:
+    return f"{staging_root(feed)}/{batch}"
+
+
+def attempt_folder(feed: str, batch: int, attempt: str) -> str:
+    """One execution of one task; no other ever writes there."""
+    return f"{staging_folder(feed, batch)}/{attempt}"
+
+
+def staged_batch(path: str) -> int | None:
+    """The batch to whose staging the file at `path` belongs; None when it is no staged file."""
+    found = _STAGED.match(path)
+    return int(found[1]) if found else None
+
+
+def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
+    """Where an attempt writes a part, before it is published."""
+    return _join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
+
+
+def receipt_path(feed: str, batch: int, attempt: str, s: Slice) -> str:
+    return f"{attempt_folder(feed, batch, attempt)}/{slice_name(s)}.receipt.json"
+
+
+def receipt_slice(path: str) -> str | None:
+    """The `slice_name` whose receipt stands at `path`; None when it is no receipt."""
+    found = _RECEIPT.fullmatch(path)
+    return found[1] if found else None
+
+
+def visible_roots(feed: str) -> tuple[str, ...]:
+    """The folders that hold the feed's published parts and nothing else."""
+    return tuple(f"{root}/{feed}" for root in _ROOTS.values())
+
+
+def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
+    """Where a part is once published."""
+    return _join(_ROOTS[kind], feed, folder, part)
+
+
+def _levels(length: int) -> int:
+    return 1 if length >= DAY else 2 if length >= HOUR else 3
+
+
+def window_folder(window: int | None, length: int) -> str:
+    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC: by day, hour and minute, as
+    finely as windows are long. Outside windows they are Hive's null, so that every reader finds the same columns.
+    """
+    levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: _levels(length)]
+    if window is None:
+        return "/".join(f"{level.partition('=')[0]}=__HIVE_DEFAULT_PARTITION__" for level in levels)
+    return _utc(window).strftime("/".join(levels))
+
+
+def is_window_folder(folder: str, length: int) -> bool:
+    """Whether `window_folder` makes such a folder for windows of that length."""
+    return folder == window_folder(None, length) or bool(_WINDOW_FOLDER[_levels(length)].fullmatch(folder))
+
+
+def folder_of(path: str, feed: str, kind: PartKind) -> str:
+    """The folder of the part at `path` below the feed's data; empty when it is not there."""
+    root = f"{_join(_ROOTS[kind], feed)}/"
+    return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
+
+
+def report_path(report: str, window: int, length: int) -> str:
+    """Where a report's result for a window stands."""
+    return f"reports/{report}/{window_folder(window, length)}/{report}.parquet"
+
+
+class PartName(NamedTuple):
+    """What a part's name says. `topic` is encoded; `sequence` is 0 for a slice's first file."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    batch: int
+    sequence: int = 0
+
+
+def slice_name(s: Slice) -> str:
+    return f"{encode_topic(s.topic)}-{s.partition}-{s.start}-{s.end}"
+
+
+def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
+    suffix = f"-{sequence}" if sequence else ""
+    return f"{slice_name(s)}-b{batch}{suffix}.parquet"
+
+
+def parse_part(path: str) -> PartName | None:
+    """What the name of the part at `path` says; None when it is no part's name."""
+    found = _PART.fullmatch(path.rpartition("/")[2])
+    return PartName(found[1], *(int(n or 0) for n in found.groups()[1:])) if found else None
+
+
+def _join(*parts: str) -> str:
+    return "/".join(p for p in parts if p)
+
+
+def _utc(ms: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=ms)

@@ -1,0 +1,102 @@
+"""How each column of a part is written: Parquet encodings chosen by measurement, from a column's type and first rows.
+
+Promise: what is chosen follows from the schema, the settings and the rows alone, so that equal rows give equal bytes.
+Every choice is one that Spark, DuckDB and Arrow read.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.feed.sections import LandingSettings
+
+PAGE_BYTES = 1 << 17
+"""Of values before they are compressed: zstd is faster on what is so short."""
+SAMPLE_ROWS = 4096
+"""Rows by which a column's encoding is chosen; with less than a quarter of them a text is kept plain."""
+REPEATS = 0.75
+"""Up to this share of different values in the sample a dictionary takes less time and room: of 5,000 customers, drawn
+evenly, a sample shows 0.68, and the time is half."""
+DICTIONARY_BYTES = 256 << 10
+"""Of different values in the sample; beyond, a row group's would not fit into Parquet's 1 MiB of dictionary."""
+SAMPLE_BYTES = 1 << 20
+"""Of a sample; longer values are not looked at."""
+NEIGHBOURS = 64
+SHARED = 0.25
+"""The share of its bytes that a text has in common with the one before, at least, to be written as what differs."""
+
+
+def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
+    """What `pyarrow.parquet.ParquetWriter` is told for a file that begins with these rows (at least one).
+
+    Numbers and times are written as deltas, with statistics, and plain where they stay the same, as a partition does;
+    texts and bytes by dictionary where they repeat, as what differs from the one before where that is little, else
+    plain.
+    """
+    schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
+    numbers = [f.name for f in schema if _is_number(f.type)]
+    repeating = [f.name for f in schema if _repeats(rows.column(f.name))]
+    deltas = {name: "DELTA_BINARY_PACKED" for name in numbers if _changes(rows.column(name))}
+    texts = [f.name for f in schema if _is_text(f.type) and f.name not in repeating]
+    fronts = {name: "DELTA_BYTE_ARRAY" for name in texts if _goes_on(rows.column(name))}
+    return {
+        "compression": settings.compression.value,
+        "compression_level": settings.compression_level,
+        "use_dictionary": repeating,
+        "column_encoding": deltas | fronts,
+        "write_statistics": numbers,
+        # A page's size is looked at once in so many rows: with large ones it would take the whole row group.
+        "write_batch_size": min(max(PAGE_BYTES // max(row_bytes, 1), 1), 4096),
+        "data_page_size": PAGE_BYTES,
+        # As Spark writes them: a third of the time of fixed-length bytes.
+        "store_decimal_as_integer": True,
+        # The Arrow schema would bring the dictionary type back for some readers and not for others.
+        "store_schema": False,
+    }
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """Whether a dictionary is worth it, by the column's type or by its first rows."""
+    if not _is_text(column.type):
+        return bool(pa.types.is_dictionary(column.type))
+    seen = column.slice(0, SAMPLE_ROWS)
+    if len(seen) < SAMPLE_ROWS // 4 or seen.nbytes > SAMPLE_BYTES:
+        return False
+    different = len(seen.unique())
+    return different <= REPEATS * len(seen) and different * seen.nbytes <= DICTIONARY_BYTES * len(seen)
+
+
+def _goes_on(column: pa.ChunkedArray) -> bool:
+    """Whether texts begin as the ones before them do, as numbered names do."""
+    seen = column.slice(0, NEIGHBOURS)
+    if len(seen) < NEIGHBOURS or seen.nbytes > SAMPLE_BYTES:
+        return False
+    texts = [bytes(text) for text in seen.cast(pa.binary()).to_pylist() if text]
+    shared = sum(_shared(a, b) for a, b in pairwise(texts))
+    return shared > SHARED * sum(map(len, texts))
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """Bytes that both begin with."""
+    n = min(len(a), len(b))
+    differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
+    return n - (differ.bit_length() + 7) // 8
+
+
+def _changes(column: pa.ChunkedArray) -> bool:
+    ends = pc.min_max(column.slice(0, SAMPLE_ROWS))
+    return bool(ends["min"] != ends["max"])
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """What Parquet keeps as an integer of 32 or 64 bits."""
+    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+    return bool(of_time or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18))

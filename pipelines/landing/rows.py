@@ -1,0 +1,85 @@
+"""The rows of landed parts, read back in offset order and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.proof import sha256
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.vocabulary.errors import ProofFailed
+from sluice.pipelines.vocabulary.receipts import Part
+
+READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
+"""Rows that are decoded at once, of one file."""
+
+Rows = Iterator[pa.RecordBatch]
+
+
+def check_source(lake: Lake, feed: str, part: Part) -> None:
+    """Raises ProofFailed for a part that is not what the ledger says."""
+    with suppress(FileNotFoundError), lake.open(part.path) as file:
+        if sha256(file) == part.sha256:
+            return
+    raise ProofFailed(
+        f"{part.path} is not the file that the ledger tells of: nothing is made of it",
+        remedy=f"{parquet.remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
+    )
+
+
+def rows_of(lake: Lake, path: str) -> Rows:
+    """The rows of one file, so many at once as take little memory. Raises PartUnreadable."""
+    with parquet.readable(path), lake.open(path) as opened:
+        yield from rows_in(opened)
+
+
+def rows_in(opened: BinaryIO, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
+    """The same of an open file: these columns of them, and no more than `most` at once."""
+    file = pq.ParquetFile(opened)
+    for index in range(file.num_row_groups):
+        group = file.metadata.row_group(index)
+        at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
+        yield from file.iter_batches(min(at_once, most), [index], columns, use_threads=False)
+
+
+def in_order(files: Sequence[Rows]) -> Rows:
+    """The rows of several files that are in offset order each, in that of all. A batch of each is in memory."""
+    heads = {file: rows for file in files if (rows := next(file, None)) is not None}
+    while heads:
+        horizon = min(offsets_of(rows)[-1] for rows in heads.values())
+        ready = []
+        for file, rows in list(heads.items()):
+            count = int(np.searchsorted(offsets_of(rows), horizon, side="right"))
+            ready.append(rows.slice(0, count))
+            rest = rows.slice(count) if count < rows.num_rows else next(file, None)
+            if rest is None:
+                del heads[file]
+            else:
+                heads[file] = rest
+        together = pa.concat_batches(ready)
+        yield together.take(fixed(pa.int64(), np.argsort(offsets_of(together))))
+
+
+def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
+    """The rows' Kafka offsets."""
+    return int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+
+
+def same_rows(before: Rows, after: Rows) -> bool:
+    """Whether both give the same rows in the same order, however they are cut into batches."""
+    left, right = next(before, None), next(after, None)
+    while left is not None and right is not None:
+        both = min(left.num_rows, right.num_rows)
+        if not left.slice(0, both).equals(right.slice(0, both)):
+            return False
+        left = left.slice(both) if left.num_rows > both else next(before, None)
+        right = right.slice(both) if right.num_rows > both else next(after, None)
+    return left is None and right is None

@@ -1,0 +1,166 @@
+"""Records of a feed looked at exactly as a run would land them, without landing: which offsets, and where they go.
+
+Promises: parts are written to the lake that is given, a scratch one, and nothing else is written anywhere; no group is
+asked and no offset moves. What is read is bounded in records and, as far as brokers tell how large logs are, in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.ledger import State
+from sluice.pipelines.planning.windows import range_between
+from sluice.pipelines.ports import Cluster, Fetched, Fetcher, FetchFailed, Lake
+from sluice.pipelines.records.landed_columns import offset_column
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import KAFKA
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.kafka import FetchLimits, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice, Task
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, SliceFailure
+
+TOMBSTONE = f"{KAFKA}tombstone"
+NAME = "sample"
+"""What stands for a feed's name in the scratch lake."""
+
+
+# -- which offsets
+
+
+def window_ranges(
+    state: State, cluster: Cluster, partitions: Sequence[PartitionState], start: int, end: int
+) -> dict[TopicPartition, Range]:
+    """The offsets between two times (ms): as they are pinned in the ledger, otherwise as Kafka tells them now."""
+    pinned = {p.tp: _pinned(state, p, start, end) for p in partitions}
+    unknown = [p for p in partitions if pinned[p.tp] is None]
+    first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))
+    found = {tp: r for tp, r in pinned.items() if r is not None}
+    for p in unknown:
+        a, b = (p.high_watermark if hit is None else hit.offset for hit in (first.get(p.tp), last.get(p.tp)))
+        found[p.tp] = Range(a, max(a, b))
+    return found
+
+
+def _pinned(state: State, p: PartitionState, start: int, end: int) -> Range | None:
+    key = state.current.get(p.tp)
+    return range_between(state, key, start, end) if key and key.topic_id == p.topic_id else None
+
+
+def stretches(
+    partitions: Iterable[PartitionState], ranges: Mapping[TopicPartition, Sequence[Range]] | None = None
+) -> list[Slice]:
+    """What of the ranges (None: of everything) Kafka holds and is stable, with what it takes by the log's size."""
+    found = []
+    for p in partitions:
+        per_record = (p.log_bytes or 0) / max(p.high_watermark - p.log_start, 1)
+        for r in [Range(p.log_start, p.stable_end)] if ranges is None else ranges.get(p.tp, ()):
+            start, end = max(r.start, p.log_start), min(r.end, p.stable_end)
+            if start < end:
+                size = int((end - start) * per_record)
+                found.append(Slice(p.topic, p.partition, p.topic_id, start, end, p.leader_epoch, size))
+    return found
+
+
+def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
+    """The last offsets of each slice, evenly, `records` in all at most, and no more than are held in `size` bytes."""
+    most = sum(s.estimated_bytes for s in slices)
+    left = records if most <= size else min(records, sum(s.span for s in slices) * size // most)
+    chosen: dict[Slice, Slice] = {}
+    for i, s in enumerate(sorted(slices, key=lambda s: s.span)):
+        if take := min(s.span, left // (len(slices) - i)):
+            chosen[s] = replace(s, start=s.end - take, estimated_bytes=s.estimated_bytes * take // s.span)
+            left -= take
+    return tuple(chosen[s] for s in slices if s in chosen)
+
+
+# -- reading them
+
+
+def look(
+    feed: Feed, shape: Shape, slices: Sequence[Slice], fetcher: Fetcher, lake: Lake, report: Reporter
+) -> tuple[Receipt, ...]:
+    """Make rows of the slices by the shape, in the scratch lake: a receipt for each. Raises Failed where one cannot be
+    read."""
+    limits, memory = feed.fetch.limits(), feed.limits.task_memory
+    work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
+    tools = Tools(_Watched(fetcher, report), lake, shape.format())
+    outcomes = run_task(Task(0, -1, tuple(slices)), work, tools)
+    for failed in (o for o in outcomes if isinstance(o, SliceFailure)):
+        raise Failed(failed.message, remedy=failed.remedy, topic=failed.slice.topic, partition=failed.slice.partition)
+    return tuple(o for o in outcomes if isinstance(o, Receipt))
+
+
+def landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
+    """Columns of the rows that would land. Tombstones of typed feeds are none."""
+    found = []
+    for part in (p for r in receipts for p in r.parts if p.kind is PartKind.LANDED):
+        with lake.open(part.staged) as file:
+            read = pq.ParquetFile(file)
+            gone = [TOMBSTONE] if TOMBSTONE in read.schema_arrow.names else []
+            rows = read.read(columns=[*names, *gone])
+        found.append(rows.filter(pc.invert(rows.column(TOMBSTONE))).select(names) if gone else rows)
+    return pa.concat_tables(found) if found else pa.table({})
+
+
+def rows_at(
+    places: Iterable[str], shape: Shape, receipts: Iterable[Receipt], lake: Lake
+) -> dict[str, dict[str, pa.Scalar]]:
+    """The rows of some records (`topic:partition:offset`), typed, also of those that the contract put into quarantine;
+    a record that cannot be typed is left out."""
+    wanted: dict[str, set[int]] = {}
+    for place in places:
+        tp, _, offset = place.rpartition(":")
+        wanted.setdefault(tp, set()).add(int(offset))
+    bare, found = replace(shape, contract=None).format(), {}
+    for r in receipts:
+        for part in r.parts if str(r.slice.tp) in wanted else ():
+            rows = _chosen(part, lake, wanted[str(r.slice.tp)])
+            if part.kind is PartKind.QUARANTINED and rows.num_rows:
+                chunk = rows.select(_DECODED).combine_chunks().to_batches()[0]
+                rows = pa.Table.from_batches([f.landed for f in bare.convert(r.slice, chunk)])
+            for row in range(rows.num_rows):
+                cells = {name: rows.column(name)[row] for name in rows.column_names}
+                found[f"{r.slice.tp}:{cells[offset_column(rows.schema)].as_py()}"] = cells
+    return found
+
+
+_DECODED = ("key", "value", "offset", "timestamp", "timestampType", "headers")
+
+
+def _chosen(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
+    with lake.open(part.staged) as file:
+        read = pq.ParquetFile(file)
+        name = offset_column(read.schema_arrow)
+        batches = (b.filter(pc.is_in(b.column(name), pa.array([*offsets], pa.int64()))) for b in read.iter_batches())
+        return pa.Table.from_batches([b for b in batches if b.num_rows], schema=read.schema_arrow)
+
+
+class _Watched:
+    """A fetcher that tells how far it is."""
+
+    def __init__(self, behind: Fetcher, report: Reporter) -> None:
+        self._behind, self._report = behind, report
+
+    def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
+        at, total = [s.start for s in slices], sum(s.span for s in slices)
+        with closing(cast(Any, self._behind.stream(slices, limits))) as stream:
+            for got in stream:
+                if isinstance(got, Fetched):
+                    at[got.index] = min(got.next_position, slices[got.index].end)
+                    done = sum(at) - sum(s.start for s in slices)
+                    self._report(Progress("read", done, total))
+                yield got
+
+    def close(self) -> None:
+        self._behind.close()

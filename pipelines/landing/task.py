@@ -1,0 +1,329 @@
+"""What one task does: its slices, from their leader's record bytes to staged parts and receipts.
+
+    adopt what an earlier attempt finished → fetch ─► decode ─► format ─► Parquet → receipt beside the parts
+
+Guarantees: one outcome for each slice; a receipt is written only when the slice's position reached its end,
+its classes add up to its span and its parts are whole in staging; a slice that fails stops no other. An error
+that may pass is raised (after the other slices are done) so that the engine tries the task again, which
+adopts what is finished; on the last try it becomes a SliceFailure. Memory is bounded by `Assignment.memory`,
+not by the topic.
+
+One thread does it all while the fetcher reads ahead in another: the engine runs a task for each core.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import Claim, check, check_account, failure, files_stand, is_final, receipt_at
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartWriter, Target
+from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
+from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.format import Format, Formatted
+from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.validation.drift import Drifts
+from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.pipelines.vocabulary.plans import Slice, Task, to_json
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally
+
+RESERVED_BYTES = 256 << 20
+"""Of a task's memory, what the interpreter and its libraries take."""
+CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
+"""Bounds of the rows of one slice that are held in memory, and so of a row group."""
+SCRATCH_BYTES = 4 << 20
+"""What a decoder takes besides its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What all tasks of a batch have in common. `attempt` names this execution alone; `memory` in bytes; `shape` is the
+    name of what their format makes of records."""
+
+    feed: str
+    batch: int
+    plan_hash: str
+    isolation: Isolation
+    attempt: str
+    landing: LandingSettings
+    limits: FetchLimits
+    memory: int
+    shape: str = "raw"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The ports that a task works with."""
+
+    fetcher: Fetcher
+    lake: Lake
+    format: Format
+
+
+def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = True) -> list[Outcome]:
+    """Land every slice of the task: one outcome each, in the task's order.
+
+    Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen)
+    unless this is the `last_try`. Record bytes that do not match their CRC are fetched once more before they
+    fail.
+    """
+    landed = adopt(task.slices, work, tools)
+    fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
+    landed |= fresh
+    if damaged := [s for s, e in failed.items() if isinstance(e, CorruptBatch)]:
+        fresh, still = _Reading(damaged, work, tools).run()
+        landed |= fresh
+        failed = {s: e for s, e in failed.items() if s not in fresh} | still
+    if not last_try:
+        for error in failed.values():
+            if not is_final(error):
+                raise error
+    return [landed[s] if s in landed else failure(s, failed[s]) for s in task.slices]
+
+
+def salvage(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
+    """What earlier tries finished of the task, after its engine gave up and said `why`; nothing is read any more."""
+    landed = adopt(task.slices, work, tools)
+    ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is owed is read")
+    return [landed[s] if s in landed else failure(s, ended) for s in task.slices]
+
+
+def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
+    """The slices that an earlier attempt at this batch finished.
+
+    A receipt counts when it is of exactly this slice and of this format (a feed's schema may have changed since), is
+    the one of its attempt, would pass the proof, and its files have the SHA-256 that it says: hashing a file is far
+    cheaper than reading its slice again, and trusts nothing. One that the proof refuses would come back for ever.
+    """
+    wanted = {paths.slice_name(s): s for s in slices}
+    found: dict[Slice, Receipt] = {}
+    for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
+        s = wanted.get(paths.receipt_slice(path) or "")
+        if s is not None and s not in found:
+            receipt = receipt_at(path, tools.lake)
+            if receipt is not None and receipt.slice == s and _holds(receipt, path, work, tools.lake):
+                found[s] = replace(receipt, adopted=True)
+    return found
+
+
+def _holds(receipt: Receipt, path: str, work: Assignment, lake: Lake) -> bool:
+    if receipt.format != work.shape:
+        return False
+    if path != paths.receipt_path(work.feed, work.batch, receipt.attempt, receipt.slice):
+        return False
+    try:
+        check(Claim(work.feed, work.batch, work.plan_hash), receipt, lake)
+    except ProofFailed:
+        return False
+    return files_stand(receipt, lake)
+
+
+class _Reading:
+    """One pass over slices in one stream: receipts of those that get through, errors of the others."""
+
+    def __init__(self, slices: Sequence[Slice], work: Assignment, tools: Tools) -> None:
+        self.landed: dict[Slice, Receipt] = {}
+        self.failed: dict[Slice, Exception] = {}
+        self._slices, self._work, self._tools = slices, work, tools
+        self._begun: dict[Slice, _Landing] = {}
+        self._chunks, self._limits = memory_shares(slices, work)
+
+    def run(self) -> tuple[dict[Slice, Receipt], dict[Slice, Exception]]:
+        """Each slice ends in one of the two; whatever is raised leaves nothing half written."""
+        try:
+            self._follow()
+        except Exception as e:  # noqa: BLE001 - becomes an outcome, or is raised by run_task
+            self._fail_rest(e)
+        finally:
+            for landing in self._begun.values():
+                landing.abandon()
+        self._fail_rest(KafkaUnavailable("fetching ended before the slice did", remedy="run again"))
+        return self.landed, self.failed
+
+    def _follow(self) -> None:
+        if not self._slices:
+            return
+        stream = self._tools.fetcher.stream(self._slices, self._limits)
+        with closing(cast(Any, stream)):
+            for got in stream:
+                s = self._slices[got.index]
+                if s not in self.failed:
+                    self._take(s, got)
+
+    def _take(self, s: Slice, got: Fetched | FetchFailed) -> None:
+        try:
+            if isinstance(got, FetchFailed):
+                raise got.error
+            if s not in self._begun:
+                self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s])
+            if receipt := self._begun[s].take(got):
+                self.landed[s] = receipt
+                del self._begun[s]
+        except Exception as e:  # noqa: BLE001 - becomes this slice's outcome, or is raised by run_task
+            self.failed[s] = e
+            if landing := self._begun.pop(s, None):
+                landing.abandon()
+
+    def _fail_rest(self, error: Exception) -> None:
+        for s in self._slices:
+            if s not in self.landed:
+                self.failed.setdefault(s, error)
+
+
+def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice, int], FetchLimits]:
+    """Bytes of rows that each slice may hold in memory, and the limits that keep all within the task's.
+
+    A slice's share depends on the slice alone: it is cut into the same row groups whatever is read beside it.
+    """
+    least, most = CHUNK_BYTES
+    chunks = {s: min(max(4 * s.estimated_bytes, least), most) for s in slices}
+    limits = work.limits
+    left = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
+    active = 0
+    for chunk in sorted(chunks.values(), reverse=True):
+        left -= 5 * chunk + SCRATCH_BYTES  # one being filled; what typing and encoding the last one took; gaps left
+        if left < 0 or active == limits.active_slices:
+            break
+        active += 1
+    return chunks, replace(limits, active_slices=max(active, 1))
+
+
+class Seen:
+    """What pieces of one slice said to the contract and to the schema, added up."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[int, Tally] = {}
+        self._drift = Drifts()
+
+    def add(self, rows: Formatted) -> None:
+        for tally in rows.tallies:
+            before = self._tallies.get(tally.expectation)
+            self._tallies[tally.expectation] = before + tally if before else tally
+        self._drift.add(rows.drift, rows.typed)
+
+    @property
+    def tallies(self) -> tuple[Tally, ...]:
+        """One for each row expectation, in the contract's order."""
+        return tuple(t for _, t in sorted(self._tallies.items()))
+
+    @property
+    def drift(self) -> tuple[Drift, ...]:
+        """By kind and field."""
+        return self._drift.all
+
+
+class _Landing:
+    """One slice on its way from record bytes to parts."""
+
+    def __init__(self, s: Slice, work: Assignment, tools: Tools, chunk_bytes: int) -> None:
+        self._slice, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
+        self._decoder = BatchDecoder(
+            s.topic,
+            s.partition,
+            s.start,
+            s.end,
+            read_committed=work.isolation is Isolation.READ_COMMITTED,
+            chunk_rows=work.landing.row_group_rows,
+            chunk_bytes=chunk_bytes,
+        )
+        self._writers: dict[PartKind, PartWriter] = {}
+        self._counts = Counts()
+        self._seen = Seen()
+        self._input_bytes = 0
+        self._waited = 0
+        self._typed = 0
+        self._validated = 0
+
+    def take(self, got: Fetched) -> Receipt | None:
+        """Land what was fetched; the receipt, after the last. Raises CorruptBatch, ProofFailed, LakeFull."""
+        self._input_bytes += len(got.records)
+        self._waited += got.waited_ns
+        self._land(self._decoder.feed(got.records, got.aborted))
+        if not got.last:
+            return None
+        self._land(self._decoder.finish())
+        return self._finish(max(self._decoder.position, got.next_position))
+
+    def abandon(self) -> None:
+        """Leave no part behind. What cannot be removed now goes with the batch's staging."""
+        for writer in self._writers.values():
+            with suppress(Exception):
+                writer.abandon()
+
+    def _land(self, chunks: Iterator[pa.RecordBatch]) -> None:
+        for chunk in chunks:
+            self._sort_out(chunk)
+            del chunk  # or two of them would be held while the next one is filled
+
+    def _sort_out(self, chunk: pa.RecordBatch) -> None:
+        pieces = self._tools.format.convert(self._slice, chunk)
+        while (rows := self._next(pieces)) is not None:
+            self._write(PartKind.LANDED, rows.landed)
+            if rows.quarantined is not None:
+                contract = self._tools.format.contract
+                self._write(PartKind.QUARANTINED, quarantined(rows.quarantined, self._work.batch, contract))
+            self._counts += Counts(dropped=rows.dropped)
+            self._seen.add(rows)
+            self._validated += rows.validate_ns
+
+    def _next(self, pieces: Iterator[Formatted]) -> Formatted | None:
+        begun = time.perf_counter_ns()
+        try:
+            return next(pieces, None)
+        finally:
+            self._typed += time.perf_counter_ns() - begun
+
+    def _write(self, kind: PartKind, rows: pa.RecordBatch) -> None:
+        writer = self._writers.get(kind)
+        if writer is None:
+            work = self._work
+            target = Target(work.feed, work.batch, work.plan_hash, work.attempt, self._slice, kind)
+            writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, self._chunk_bytes)
+            self._writers[kind] = writer
+        writer.write(rows)
+        landed = kind is PartKind.LANDED
+        self._counts += Counts(rows.num_rows) if landed else Counts(quarantined=rows.num_rows)
+
+    def _finish(self, position: int) -> Receipt:
+        """Close the parts, check the account, write the receipt beside them."""
+        parts = tuple(part for writer in self._writers.values() for part in writer.close())
+        s, work = self._slice, self._work
+        account, timings = self._account(), self._timings()
+        tallies, drift = self._seen.tallies, self._seen.drift
+        receipt = Receipt(
+            s, position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
+        )
+        check_account(receipt)
+        path = paths.receipt_path(work.feed, work.batch, work.attempt, s)
+        self._tools.lake.put(path, to_json(receipt).encode())
+        return receipt
+
+    def _account(self) -> Counts:
+        """All classes. What no batch held is the rest of the span; what was decoded went somewhere."""
+        seen, counts = self._decoder.counts, self._counts
+        if counts.total != seen.records:
+            raise ProofFailed(
+                f"{self._slice}: {seen.records} records decoded, but {counts} of them accounted for",
+                remedy="this is a bug in the feed's format; nothing of this slice was landed",
+            )
+        counts += Counts(control=seen.control, aborted=seen.aborted)
+        return replace(counts, compacted=self._slice.span - counts.total)
+
+    def _timings(self) -> dict[str, int]:
+        writers = self._writers.values()
+        return {
+            "wait": self._waited,
+            **self._decoder.timings,
+            "type": self._typed - self._validated,
+            "validate": self._validated,
+            "encode": sum(w.encode_ns for w in writers),
+            "write": sum(w.write_ns for w in writers),
+        }

@@ -1,0 +1,279 @@
+"""The Parquet sink: the rows of one slice, in offset order, into staged files that can be proven.
+
+Promises: equal rows give equal bytes (row groups and files are cut by rows alone); offsets strictly increase
+(invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range,
+batch and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and
+SHA-256 are taken on the way out. Where a feed is laid out by record time, rows go to the folder of their own hour;
+a slice has `MAX_FOLDERS` of these, whatever its stamps, and one more for what has no time of use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.encoding import options
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.vocabulary.errors import ProofFailed
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Part, PartKind
+
+FORMAT_VERSION = "1"
+ROW_GROUP_BYTES = 16 << 20
+"""Rows in memory that become a row group, at most."""
+MAX_FOLDERS = 48
+_LAST_YEAR_ENDS = 253_402_300_800_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of one slice go: whose batch, whose attempt, which slice, which kind of part."""
+
+    feed: str
+    batch: int
+    plan_hash: str
+    attempt: str
+    slice: Slice
+    kind: PartKind = PartKind.LANDED
+
+
+def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
+    """What a part says of itself in its footer, under keys that begin with `sluice.`."""
+    return {
+        "sluice.format_version": FORMAT_VERSION,
+        "sluice.feed": feed,
+        "sluice.topic_id": s.incarnation,
+        "sluice.range": f"{s.topic}:{s.partition}:{s.start}-{s.end}",
+        "sluice.batch": str(batch),
+        "sluice.plan_hash": plan_hash,
+    }
+
+
+class PartWriter:
+    """Writes one slice's rows of one kind. End it with `close` or `abandon`.
+
+    A row group is full at `settings.row_group_rows` rows or at `row_group_bytes` in memory, a file at
+    `settings.target_file_bytes`; the last ones appear with `close`. `encode_ns` and `write_ns` are the wall
+    time spent in Parquet and in hashing and writing its bytes.
+    """
+
+    def __init__(
+        self, lake: Lake, target: Target, schema: pa.Schema, settings: LandingSettings, row_group_bytes: int
+    ) -> None:
+        self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
+        self._row_group_bytes = row_group_bytes
+        self._offsets = schema.get_field_index(landed_columns.offset_column(schema))
+        self._last = target.slice.start - 1
+        self._times = schema.get_field_index(landed_columns.time_column(schema))
+        self._pending: list[pa.RecordBatch] = []
+        self._folders: set[int] = set()
+        self._files: dict[str, _File] = {}
+        self._opened = 0
+        self._parts: dict[int, Part] = {}
+        self._ns = 0
+        self._write_ns = 0
+
+    @property
+    def encode_ns(self) -> int:
+        return self._ns - self.write_ns
+
+    @property
+    def write_ns(self) -> int:
+        return self._write_ns + sum(f.sink.ns for f in self._files.values())
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows. Raises ProofFailed when their offsets do not go on from the last or leave the slice."""
+        if not rows.num_rows:
+            return
+        self._last = self._checked(rows.column(self._offsets))
+        self._pending.append(rows)
+        held = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
+        if held[0] >= self._settings.row_group_rows or held[1] >= self._row_group_bytes:
+            self._flush()
+
+    def close(self) -> tuple[Part, ...]:
+        """Stage what was written and say what it is; no parts when there were no rows."""
+        self._flush()
+        for folder in list(self._files):
+            self._finish_file(folder)
+        return tuple(part for _, part in sorted(self._parts.items()))
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        for file in self._files.values():
+            file.discard()
+        for part in self._parts.values():
+            self._lake.remove(part.staged)
+        self._files, self._pending, self._parts = {}, [], {}
+
+    def _checked(self, column: pa.Array) -> int:
+        offsets = int64s(column)
+        first, last, s = int(offsets[0]), int(offsets[-1]), self._target.slice
+        if first <= self._last or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
+            raise ProofFailed(
+                f"{s}: offsets {first}..{last} do not strictly increase from {self._last} within the slice",
+                remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
+                topic=s.topic,
+                partition=s.partition,
+                start=s.start,
+                end=s.end,
+            )
+        return last
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        begun = time.perf_counter_ns()
+        rows, self._pending = pa.Table.from_batches(self._pending, self._schema), []
+        for folder, some in self._by_folder(rows):
+            self._add(folder, some)
+        if rows.nbytes > 2 * self._row_group_bytes:
+            # What a huge value took is not kept for the next one: there may be none.
+            pa.default_memory_pool().release_unused()
+        self._ns += time.perf_counter_ns() - begun
+        for folder in [f for f, file in self._files.items() if file.sink.bytes >= self._settings.target_file_bytes]:
+            self._finish_file(folder)
+
+    def _add(self, folder: str, rows: pa.Table) -> None:
+        if folder not in self._files:
+            chosen = options(rows, self._settings)
+            self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, chosen)
+            self._opened += 1
+        self._files[folder].add(rows)
+
+    def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """The rows by the folder that they go to, each in offset order."""
+        s = self._target.slice
+        if not s.by_time:
+            yield s.folder, rows
+            return
+        windows = _windows_of(rows.column(self._times), s.by_time)
+        for window in np.unique(windows).tolist():
+            if window not in self._folders and len(self._folders) >= MAX_FOLDERS:
+                windows[windows == window] = _NO_TIME
+            elif window != _NO_TIME:
+                self._folders.add(window)
+        for window in np.unique(windows).tolist():
+            folder = paths.window_folder(None if window == _NO_TIME else window, s.by_time)
+            yield folder, rows.take(fixed(pa.int64(), np.flatnonzero(windows == window)))
+
+    def _finish_file(self, folder: str) -> None:
+        begun = time.perf_counter_ns()
+        file = self._files.pop(folder)
+        self._parts[file.sequence] = file.finish()
+        self._write_ns += file.sink.ns
+        self._ns += time.perf_counter_ns() - begun
+
+
+_NO_TIME = -1
+
+
+def _windows_of(times: pa.ChunkedArray, length: int) -> np.ndarray:
+    """The start of each row's window, in ms; `_NO_TIME` where the record has no time, or one beyond the calendar."""
+    stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
+    usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)
+    return np.where(usable, stamps - stamps % length, _NO_TIME)
+
+
+class _Abandoned(Exception):
+    """Makes the lake throw a file away."""
+
+
+class _File:
+    """One part on its way into staging."""
+
+    def __init__(
+        self, lake: Lake, target: Target, folder: str, sequence: int, schema: pa.Schema, options: dict[str, Any]
+    ) -> None:
+        s = target.slice
+        name = paths.part_name(s, target.batch, sequence)
+        self.sequence, self._name, self._kind, self._rows = sequence, name, target.kind, 0
+        feed, batch, kind = target.feed, target.batch, target.kind
+        self._staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
+        self._path = paths.part_path(feed, kind, folder, name)
+        self._block: AbstractContextManager[BinaryIO] = lake.create(self._staged)
+        self.sink, self._open = _HashingSink(self._block.__enter__()), True
+        with self._whole_or_nothing():
+            self._writer = pq.ParquetWriter(self.sink, schema, **options)
+            self._writer.add_key_value_metadata(file_metadata(feed, batch, target.plan_hash, s))
+
+    def add(self, rows: pa.Table) -> None:
+        with self._whole_or_nothing():
+            self._writer.write_table(rows, row_group_size=rows.num_rows)
+        self._rows += rows.num_rows
+
+    def finish(self) -> Part:
+        with self._whole_or_nothing():
+            self._writer.close()
+        self._open = False
+        self._block.__exit__(None, None, None)
+        sink = self.sink
+        return Part(self._name, self._kind, self._staged, self._path, self._rows, sink.bytes, sink.sha256)
+
+    def discard(self) -> None:
+        with suppress(_Abandoned), self._whole_or_nothing():
+            raise _Abandoned
+
+    @contextmanager
+    def _whole_or_nothing(self) -> Iterator[None]:
+        """Let the lake see what goes wrong: it throws the file away, and may know a better word for it."""
+        try:
+            yield
+        except BaseException as error:
+            if self._open:
+                self._open = False
+                self._mute()
+                self._block.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _mute(self) -> None:
+        # A Parquet writer that is closed or collected ends its file as if it were whole: not this one.
+        self.sink.muted = True
+        with suppress(Exception):
+            self._writer.close()
+
+
+class _HashingSink:
+    """What pyarrow writes to: a file that knows size and SHA-256 of what passed; `ns`: the time it took."""
+
+    closed = False
+    muted = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+        self.bytes = 0
+        self.ns = 0
+
+    def write(self, data: Any) -> int:
+        if self.muted:
+            return len(data)
+        begun = time.perf_counter_ns()
+        self._hash.update(data)
+        self._file.write(data)
+        self.bytes += len(data)
+        self.ns += time.perf_counter_ns() - begun
+        return len(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,52 @@
+"""The mark beside a committed offset: the ledger entry that it was committed by, and what marks tell of lost ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+
+Committed = Mapping[TopicPartition, CommittedOffset | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What we store beside a committed offset: which ledger, which intent, which life of the topic."""
+
+    ledger: str
+    number: int
+    incarnation: str
+
+    def dump(self) -> str:
+        return json.dumps({"sluice": self.ledger, "n": self.number, "i": self.incarnation}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, metadata: str) -> Mark | None:
+        """None for anything that we did not write."""
+        try:
+            raw = json.loads(metadata)
+            return cls(str(raw["sluice"]), int(raw["n"]), str(raw["i"]))
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            return None
+
+
+def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
+    """The newest state, which is read after the committed offsets. Raises EntriesLost when one of those has a mark that
+    it does not hold."""
+    if traces(state, committed) and (found := traces(state := ledger.read(), committed)):
+        raise entries_lost(ledger.feed, state.newest, found)
+    return state
+
+
+def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
+    """The marks that tell of entries which are not in the state: of its ledger, or the one with this id."""
+    marks = {tp: (c, m) for tp, c in committed.items() if c and (m := Mark.parse(c.metadata))}
+    return [
+        Trace(m.number, f"{tp}: the committed offset {c.offset} has the mark of entry {m.number}")
+        for tp, (c, m) in sorted(marks.items())
+        if m.ledger == (state.ledger_id or ledger_id) and state.number <= m.number < BEYOND
+    ]

@@ -1,0 +1,1 @@
+"""What an operator decides by name: accept, repair, move offsets."""

@@ -1,0 +1,476 @@
+"""The ways out of what Sluice refuses: somebody accepts, with a reason, what happened to Kafka (DESIGN §8, §13).
+
+    lost        owed offsets fell below the log start     → a loss; the frontier moves on
+    recreated   the topic was deleted and created again   → a new life of each partition, from 0
+    truncated   the log lost records that were read       → a new life, from where the log ends
+    cluster     another cluster took the old one's place  → new lives, from the log starts
+    moved       the group's committed offsets were moved  → the next commit goes on from there, or they pass as skips
+    corrupt     a batch that cannot be read               → a loss of exactly its offsets
+    ledger      the ledger lost its newest entries        → what they told of is set aside, and owed again
+
+Guarantee: what has not happened cannot be accepted (NothingToAccept), and everything is decided again on the state that
+the entry is put on. Nothing that landed and counts is touched, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.batch.survey import changed, open_ledger, opened, survey
+from sluice.pipelines.committing.commit import Verdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.topics import match
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.ledger.entries import (
+    AcceptEntry,
+    Entering,
+    GapEntry,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginEntry,
+    OriginItem,
+)
+from sluice.pipelines.ledger.marks import Mark, traces
+from sluice.pipelines.ledger.tip import Tip, Trace
+from sluice.pipelines.planning import origins
+from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.ports import Edges, Fetcher, FetchFailed
+from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.vocabulary.errors import (
+    CorruptBatch,
+    IncarnationChanged,
+    LogTruncated,
+    NothingToAccept,
+    PlanBusy,
+    SluiceError,
+    TopicRecreated,
+    UnsupportedBatch,
+    UsageError,
+)
+from sluice.pipelines.vocabulary.kafka import (
+    CommittedOffset,
+    FetchLimits,
+    Isolation,
+    Key,
+    PartitionState,
+    TopicPartition,
+)
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract, union
+from sluice.pipelines.vocabulary.topic_names import encode_topic
+
+
+class Event(StrEnum):
+    LOST = "lost"
+    RECREATED = "recreated"
+    TRUNCATED = "truncated"
+    CLUSTER = "cluster"
+    MOVED = "moved"
+    CORRUPT = "corrupt"
+    LEDGER = "ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What stands in the ledger now. `number` is its newest entry of these; `abandoned` are batches that it ended.
+
+    Of a ledger that lost entries: `aside` are the files that were moved into the folder of number `next`, with which it
+    goes on, and `gone` what some of them cover and Kafka does not hold any more.
+    """
+
+    event: Event
+    number: int
+    lost: tuple[KeyRange, ...] = ()
+    skipped: tuple[KeyRange, ...] = ()
+    entered: tuple[Entering, ...] = ()
+    moved: tuple[KeyOffset, ...] = ()
+    abandoned: tuple[int, ...] = ()
+    next: int = 0
+    aside: tuple[str, ...] = ()
+    gone: tuple[KeyRange, ...] = ()
+
+
+Only = Sequence[TopicPartition]
+
+
+# -- lost
+
+
+def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accepted:
+    """Record as lost what is owed and below the log start, in these partitions or all.
+
+    Dead batches that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
+    """
+    ledger = open_ledger(feed, edges)
+    partitions = _chosen(survey(feed, edges, ledger).partitions, only)
+    abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
+
+    def decide(state: State) -> LossEntry | None:
+        gone = _lost(feed, state, partitions)
+        if in_the_way := _reserving(state, gone):
+            raise owners.busy(feed.name, *in_the_way[0], owners.NEW)
+        return LossEntry(ranges=gone, reason=reason) if gone else None
+
+    appended = ledger.append(decide)
+    if appended is None or not isinstance(appended.entry, LossEntry):
+        raise NothingToAccept(
+            f"nothing that feed {feed.name} owes has fallen below a log start",
+            remedy=f"see what is owed: sluice status {feed.name}",
+        )
+    return Accepted(Event.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
+
+
+def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
+    planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
+    owed, _ = planning.owed(Request(RequestKind.CATCH_UP), state, planned, feed.window)
+    return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
+
+
+def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Slice]]:
+    """Live batches with a slice that holds some of the ranges."""
+    wanted = list(ranges)
+    return [(b, s) for b, s in state.live_slices() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)]
+
+
+def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
+    """Abandon the batches that hold some of the ranges. Raises PlanBusy for one that is at work."""
+    found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
+    batches = [b for b, _ in found.values()]
+    verdicts = owners.judged(edges.liveness, batches)
+    for batch, s in found.values():
+        if not verdicts[batch.id].dead:
+            raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
+    return owners.give_up(ledger, batches, verdicts, lambda p: None, "some of it was accepted as lost")
+
+
+# -- another log
+
+
+def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only = ()) -> Accepted:
+    """Leave the life of the log that the ledger knows for the one that Kafka has now: recreated, truncated, or on
+    another cluster. Live batches that touch it end there. Raises NothingToAccept.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
+    known = ledger.read()
+    found = _unlike(feed, edges, known, event)
+    chosen = {tp: each for tp, each in found.items() if not only or tp in only}
+    committed = edges.group.committed(list(chosen))
+    ended: tuple[int, ...] = ()
+
+    def decide(state: State) -> AcceptEntry | None:
+        nonlocal ended
+        items = tuple(
+            _entering(state, event, p, error, committed.get(tp))
+            for tp, (p, error) in sorted(chosen.items())
+            if tp in state.current and state.current[tp] == known.current.get(tp)  # else somebody accepted it before us
+        )
+        left = {i.leaves for i in items}
+        ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))
+        # Of an earlier life, nobody will read what is owed any more.
+        passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
+        return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
+
+    appended = ledger.append(decide) if chosen or event is Event.CLUSTER else None
+    if appended is None or not isinstance(appended.entry, AcceptEntry):
+        raise NothingToAccept(
+            f"no topic of feed {feed.name} {_SAID[event]}" + (f" among {', '.join(map(str, only))}" if only else ""),
+            remedy=f"see how Kafka and the ledger stand: sluice plan {feed.name}",
+        )
+    return Accepted(
+        event, appended.number, entered=appended.entry.items, skipped=appended.entry.passed, abandoned=ended
+    )
+
+
+_SAID = {
+    Event.RECREATED: "was deleted and created again since the ledger knew it",
+    Event.TRUNCATED: "lost records that were read",
+    Event.CLUSTER: "is on another cluster than the ledger's",
+}
+
+
+def _unlike(
+    feed: Feed, edges: Edges, state: State, event: Event
+) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
+    """The partitions that it happened to, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
+    topics = match(feed.topics, edges.cluster.topics())
+    partitions = edges.cluster.partitions(topics, feed.isolation)
+    if event is Event.CLUSTER:
+        if not state.cluster or state.cluster == edges.cluster.cluster_id():
+            raise NothingToAccept(
+                f"the ledger of feed {feed.name} belongs to the cluster that answers ({edges.cluster.cluster_id()})",
+                remedy="there is nothing to accept",
+            )
+        return {p.tp: (p, None) for p in partitions}
+    origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
+    kind: type[IncarnationChanged] = TopicRecreated if event is Event.RECREATED else LogTruncated
+    refused = {r.tp: r.error for r in changed(feed.name, state, partitions, edges.cluster)}
+    still = edges.cluster.topics()  # epochs are asked for by name: of a topic recreated meanwhile they tell nothing
+    same = [p for p in partitions if still.get(p.topic) == p.topic_id]
+    return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
+
+
+def _entering(
+    state: State, event: Event, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
+) -> Entering:
+    starts = {Event.RECREATED: 0, Event.CLUSTER: p.log_start}
+    offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
+    origin = OriginItem(
+        key=_unused(state, Key(p.topic, p.partition, p.topic_id)),
+        offset=offset,
+        committed=committed.offset if committed else None,
+        why=f"accepted: {event}",
+        opens=state.boundary_times[-1] if state.boundary_times else None,
+    )
+    return Entering(leaves=state.current[p.tp], enters=origin)
+
+
+def _unused(state: State, key: Key) -> Key:
+    """The first life under this topic id that the ledger does not know yet."""
+    number, found = 0, key
+    while found in state.origins:
+        number += 1
+        found = key._replace(incarnation=f"{key.topic_id}#{number}")
+    return found
+
+
+# -- moved offsets
+
+
+def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
+    """Let the next commit go on from the offsets that somebody moved; or, adopting, skip what they pass over.
+
+    Raises NothingToAccept, UsageError; GroupMoved for an offset beyond the end of its log, which nobody passed over.
+    """
+    if feed.commit is CommitMode.NONE:
+        raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
+    ledger = open_ledger(feed, edges)
+    state = ledger.read()
+    targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
+    committed = edges.group.committed([k.tp for k in targets])
+    verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
+    moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
+    if not moved:
+        raise NothingToAccept(
+            f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
+            remedy=f"see them: sluice offsets show {feed.name}",
+        )
+    if not adopting:  # what was put where the frontier happens to be is in the way once that has gone on
+        moved += [k for k, v in verdicts.items() if v is Verdict.DONE and state.commits.get(k) != targets[k]]
+    offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
+    if adopting:
+        _check_ahead(ledger.feed, edges, offsets, targets)
+    skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
+    appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
+    return Accepted(Event.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
+
+
+def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
+    """Raises UsageError where one of the offsets passes nothing over, with what works for each."""
+    back = [at for at in offsets if at.offset < frontiers[at.key]]
+    if not back:
+        return
+    said = "; ".join(
+        f"{at.key}: the group's offset {at.offset} is below the frontier {frontiers[at.key]}" for at in back
+    )
+    ends = log_ends(edges.cluster, [at.key for at in offsets])
+    raise UsageError(
+        f"{said}: nothing is passed over by it",
+        remedy=ways_out(feed, {at.key: (frontiers[at.key], at.offset) for at in offsets}, ends),
+    )
+
+
+# -- a batch that cannot be read
+
+
+def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange, reason: str) -> Accepted:
+    """Record the first batch in the range that cannot be read as lost: exactly its offsets, as far as they are owed.
+
+    It is read again for that. Raises NothingToAccept when all of it can be read, PlanBusy, and what keeps it from being
+    read at all.
+    """
+    ledger = open_ledger(feed, edges)
+    found = survey(feed, edges, ledger)
+    request = Request(RequestKind.OFFSETS, (asked,))
+    owed, _ = planning.owed(request, found.state, found.partitions, feed.window)
+    due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
+    damaged = next((d for key, p, r in due if (d := _damaged(feed, fetcher, key, p, r))), None)
+    if damaged is None:
+        raise NothingToAccept(
+            f"every batch that is owed in {asked.topic}:{asked.partition}:{asked.start}-{asked.end} can be read",
+            remedy=f"land it: sluice run {feed.name}",
+        )
+    abandoned = _abandon_dead(edges, ledger, [damaged])
+
+    def decide(state: State) -> LossEntry | None:
+        current = state.current.get(damaged.key.tp) == damaged.key
+        gone = subtract(damaged.range, state.accounted(damaged.key)) if current else ()
+        ranges = tuple(KeyRange(key=damaged.key, range=r) for r in gone)
+        return LossEntry(ranges=ranges, reason=reason) if ranges else None
+
+    appended = ledger.append(decide)
+    lost = appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
+    return Accepted(Event.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
+
+
+def _damaged(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
+    """The offsets of the first batch in the range that cannot be read; to its end where the batch does not tell."""
+    piece = Slice(*key, r.start, r.end, p.leader_epoch)
+    committed = feed.isolation is Isolation.READ_COMMITTED
+    decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, read_committed=committed)
+    try:
+        for fetched in fetcher.stream([piece], FetchLimits()):
+            if isinstance(fetched, FetchFailed):
+                raise fetched.error
+            for _ in decoder.feed(fetched.records, fetched.aborted):
+                pass
+        for _ in decoder.finish():
+            pass
+    except (CorruptBatch, UnsupportedBatch) as error:
+        start = r.start if error.start is None else error.start
+        held = intersect([Range(start, error.end or r.end)], r)
+        return KeyRange(key=key, range=held[0]) if held else None
+    return None
+
+
+# -- a ledger that lost entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a ledger without its newest entries stands beside: `ledger_id` is its own, or that of the one that was lost
+    as a whole; `partitions` and `committed` are Kafka's."""
+
+    state: State
+    ledger_id: str
+    partitions: tuple[PartitionState, ...]
+    committed: Mapping[TopicPartition, CommittedOffset | None]
+    traces: tuple[Trace, ...]
+
+
+def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
+    """Go on with the entries that stand: what newer ones told of is set aside, and owed again; live batches end.
+
+    The next number is above all that are known to have been used, so that no name and no mark means two things. Raises
+    NothingToAccept; PlanBusy while anybody is at work.
+    """
+    ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
+    origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
+    left = _left(feed, edges, ledger.read())
+    if not left.traces:
+        raise NothingToAccept(
+            f"nothing tells of entries that the ledger of feed {feed.name} lost",
+            remedy=f"hold all of it against Kafka: sluice audit {feed.name} --strict --rescan",
+        )
+    _check_idle(feed, edges, left.state)
+    after = max(left.state.number, *(t.number for t in left.traces)) + 1
+    # From here on it is known to have lost entries, whatever becomes of this process.
+    edges.lake.put(paths.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
+    aside = lost.strays(feed, edges.lake, left.state)
+    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
+    lost.set_aside(edges.lake, feed.name, after, aside)
+    appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
+    if appended is None:
+        raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
+    _originate(feed, edges, ledger, left, begun)
+    ended = tuple(b.id for b in left.state.live())
+    return Accepted(Event.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
+
+
+def _left(feed: Feed, edges: Edges, state: State) -> _Left:
+    partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    committed = edges.group.committed([p.tp for p in partitions])
+    found = lost.traces(feed, edges.lake, state)
+    tip = lost.read_tip(edges.lake, feed.name)
+    marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
+    ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and found else "")
+    return _Left(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
+
+
+def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
+    """Raises PlanBusy while a run may be at work that still knows the entries which are lost."""
+    known = (*edges.liveness.owners(), *(b.owner for b in state.live()))
+    verdicts = edges.liveness.judge(dict.fromkeys(known))
+    for owner in known:
+        if not verdicts[owner.token].dead:
+            who = owner.describe() if owner.run else f"owner {owner.token[:8]}"
+            raise PlanBusy(
+                f"{who} is at work on feed {feed.name}, and may know of more than the ledger holds",
+                remedy=f"end it, or wait for its end; then again: {origins.accepting(feed.name, 'ledger')}",
+            )
+
+
+def _gap(left: _Left, after: int, reason: str) -> GapEntry:
+    """The entry; of the committed offsets it names those that lost entries had put there."""
+    marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
+    held = [(origins.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
+    return GapEntry(
+        next=after,
+        evidence=tuple(t.said for t in left.traces[:20]),
+        ledger="" if left.state.ledger_id else left.ledger_id,
+        committed=tuple(KeyOffset(key=k, offset=o) for k, o in held if k.tp in marked),
+        reason=reason,
+    )
+
+
+def _begun_at(edges: Edges, left: _Left, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+    """Of partitions whose origin is lost: where what had landed of this log begins."""
+    names = sorted((name.start, path) for path in aside if (name := paths.parse_part(path)))
+    found: dict[TopicPartition, OriginItem] = {}
+    for p in origins.missing_origins(left.state, left.partitions):
+        first = (start for start, path in names if _is_of(path, p) and _life(edges, path) == p.topic_id)
+        if (start := next(first, None)) is not None:
+            held = left.committed.get(p.tp)
+            found[p.tp] = OriginItem(
+                key=origins.key_of(left.state, p),
+                offset=start,
+                committed=held.offset if held else None,
+                why="the ledger lost its origin: the first offset that had landed",
+            )
+    return tuple(found.values())
+
+
+def _is_of(path: str, p: PartitionState) -> bool:
+    name = paths.parse_part(path)
+    return name is not None and (name.topic, name.partition) == (encode_topic(p.topic), p.partition)
+
+
+def _life(edges: Edges, path: str) -> str:
+    """The life of the log that the part says it is of; empty where it cannot be read."""
+    try:
+        with edges.lake.open(path) as file:
+            about = pq.read_metadata(file).metadata or {}
+    except (OSError, pa.ArrowException):
+        return ""
+    return str(about.get(b"sluice.topic_id", b""), errors="replace")
+
+
+def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, begun: tuple[OriginItem, ...]) -> None:
+    if begun:
+        keyed = {origins.key_of(left.state, p): p for p in left.partitions}
+        items = opened(feed, edges, ledger.read(), keyed, begun)
+        ledger.append(lambda _: OriginEntry(items=items))
+
+
+def _not_in_kafka(left: _Left, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+    """What the parts cover and the logs do not hold any more: the next run cannot land it again."""
+    moved, out = list(aside), list[KeyRange]()
+    for p in left.partitions:
+        names = [paths.parse_part(path) for path in moved if _is_of(path, p)]
+        below = union(Range(n.start, min(n.end, p.log_start)) for n in names if n and n.start < p.log_start)
+        out += [KeyRange(key=origins.key_of(left.state, p), range=r) for r in below]
+    return tuple(out)
+
+
+def _chosen(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:
+    planning.check_only(only, {k.tp: k for k in partitions})
+    return {k: p for k, p in partitions.items() if not only or k.tp in only}

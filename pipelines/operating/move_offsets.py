@@ -1,0 +1,356 @@
+"""Moving a group's committed offsets by hand: where to, what that means, and doing it.
+
+    1 nobody is a member                 refuse: GroupHeld
+    2 `moved` into the feed's ledger     refuse: beyond the frontier as it is then
+    3 OffsetCommit in nobody's name      refuse: GroupHeld, somebody came in
+    4 read back                          a lost answer is unknown until then
+    5 where a commit came in between, note it again
+
+Guarantee: what a feed reads is not changed by any of this, its ledger decides that; and no offset of a feed's group is
+put beyond what is accounted for. A partition that the feed has not planned yet begins at the group's offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sluice.pipelines.committing.commit import Verdict, verdict
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.planning.origins import changed
+from sluice.pipelines.ports import Groups
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
+from sluice.pipelines.vocabulary.groups import GroupView
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.units import show_instant
+
+
+class Aim(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    TIME = "time"
+    OFFSET = "offset"
+    SHIFT = "shift"
+    FRONTIER = "frontier"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where committed offsets are to go. `number`: a time in ms, an offset, or by how much; `offsets`: a file's."""
+
+    aim: Aim
+    number: int = 0
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        match self.aim:
+            case Aim.TIME:
+                return f"to the first record stamped {show_instant(self.number)} or later"
+            case Aim.OFFSET:
+                return f"to offset {self.number}"
+            case Aim.SHIFT:
+                return f"by {self.number:+}"
+            case Aim.FILE:
+                return "to what a file says"
+            case aim:
+                return f"to {aim}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One partition as Kafka has it; `frontier` is the ledger's, None where no feed has planned it."""
+
+    kafka: PartitionState
+    key: Key
+    committed: CommittedOffset | None
+    frontier: int | None = None
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.kafka.tp
+
+    @property
+    def before(self) -> int | None:
+        return None if self.committed is None else self.committed.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition's committed offset before (None: none) and after; `note` says why it is not what was asked for."""
+
+    spot: Spot
+    after: int
+    note: str = ""
+
+    @property
+    def tp(self) -> TopicPartition:
+        return self.spot.tp
+
+    @property
+    def passes(self) -> int:
+        """So many offsets beyond the frontier."""
+        return 0 if self.spot.frontier is None else max(0, self.after - self.spot.frontier)
+
+
+_SILENT = {
+    Aim.SHIFT: "has no committed offset to count from",
+    Aim.FRONTIER: "has no frontier: the feed has not planned it yet",
+    Aim.FILE: "is not in the file",
+}
+
+
+def concerned(target: Target, spots: Sequence[Spot], *, all_of_them: bool) -> tuple[Spot, ...]:
+    """Those that the target says something about. Raises UsageError when it is silent on one of them, or on all."""
+    silent = [s for s in spots if not _says(target, s)]
+    if silent and (all_of_them or len(silent) == len(spots)):
+        first = silent[0].tp
+        raise UsageError(
+            f"{first} {_SILENT[target.aim]}",
+            remedy="leave it out, or give it an offset: --to-offset N",
+            topic=first.topic,
+            partition=first.partition,
+        )
+    return tuple(s for s in spots if s not in silent)
+
+
+def _says(target: Target, spot: Spot) -> bool:
+    match target.aim:
+        case Aim.SHIFT:
+            return spot.before is not None
+        case Aim.FRONTIER:
+            return spot.frontier is not None
+        case Aim.FILE:
+            return spot.tp in target.offsets
+    return True
+
+
+Found = Mapping[TopicPartition, OffsetAtTime | None]
+
+
+def resolve(target: Target, spots: Sequence[Spot], found: Found, now: int) -> tuple[Move, ...]:
+    """The move of each concerned spot, clamped into the log, with a note; `found` holds the look-ups of a TIME."""
+    return tuple(_clamped(spot, *_wanted(target, spot, found, now)) for spot in spots)
+
+
+def _wanted(target: Target, spot: Spot, found: Found, now: int) -> tuple[int, str]:
+    match target.aim:
+        case Aim.EARLIEST:
+            return spot.kafka.log_start, ""
+        case Aim.LATEST:
+            return spot.kafka.stable_end, ""
+        case Aim.TIME:
+            return _at_time(spot, found.get(spot.tp), now)
+        case Aim.SHIFT:
+            return (spot.before or 0) + target.number, ""
+        case Aim.FRONTIER:
+            return spot.frontier or 0, ""
+        case Aim.FILE:
+            return target.offsets[spot.tp], ""
+    return target.number, ""
+
+
+def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
+    if hit is None:
+        return spot.kafka.stable_end, "no record since: the end"
+    ahead = "; that is in the future" if hit.timestamp > now else ""
+    if hit.by_marker:
+        return hit.offset, "searched for behind transactions' markers: right if stamps are in order there"
+    return hit.offset, f"stamped {show_instant(hit.timestamp)}{ahead}"
+
+
+def _clamped(spot: Spot, wanted: int, note: str) -> Move:
+    """Into the log, as Kafka's own tool does; but what a feed still owes below the log's start stays owed."""
+    start, end = spot.kafka.log_start, spot.kafka.high_watermark
+    if wanted > end:
+        return Move(spot, end, f"the end of the log, as {wanted:,} is outside")
+    if wanted < start and wanted != spot.frontier:
+        return Move(spot, start, f"the start of the log, as {wanted:,} is outside")
+    return Move(spot, wanted, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Metadata of a committed offset that Sluice wrote: by a commit, or by hand; `entry` of `ledger` tells of it."""
+
+    ledger: str
+    entry: int
+    by_hand: bool
+
+    @classmethod
+    def parse(cls, metadata: str) -> Beside | None:
+        """None for what Sluice did not write."""
+        try:
+            if mark := Mark.parse(metadata):
+                return cls(mark.ledger, mark.number, by_hand=False)
+            raw = json.loads(metadata)
+            return cls(str(raw["sluice"]), int(raw["moved"]), by_hand=True)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            return None
+
+
+def by_hand(ledger: str, entry: int) -> str:
+    """The metadata of an offset that was moved by hand. It is no commit's mark: it proves nothing to the next one."""
+    return json.dumps({"sluice": ledger, "moved": entry}, separators=(",", ":"))
+
+
+class Stands(StrEnum):
+    UNPLANNED = "not planned yet"
+    ANOTHER = "another log"
+    NEVER = "nothing committed yet"
+    GONE = "gone"
+    AT = "at the frontier"
+    BEHIND = "behind the frontier"
+    BY_HAND = "moved by hand"
+    WAITS = "ahead of the frontier"
+    MOVED = "moved by somebody"
+    STALE = "ahead of the ledger"
+
+
+_STANDS = {
+    Verdict.DONE: Stands.AT,
+    Verdict.GO: Stands.BEHIND,
+    Verdict.WAITS: Stands.WAITS,
+    Verdict.MOVED: Stands.MOVED,
+    Verdict.STALE: Stands.STALE,
+}
+
+
+def stands(state: State, spot: Spot) -> Stands:
+    """What the next commit will make of the committed offset; of another log than the ledger's, the next plan."""
+    if changed(state, spot.kafka, {}) is not None:
+        return Stands.ANOTHER
+    if spot.frontier is None:
+        return Stands.UNPLANNED
+    if spot.committed is None:
+        return Stands.GONE if spot.key in state.commits else Stands.NEVER
+    found = verdict(state, spot.key, spot.frontier, spot.committed)
+    if found is Verdict.GO and state.moved.get(spot.key) == spot.before:
+        return Stands.BY_HAND
+    return _STANDS[found]
+
+
+def expected(state: State, key: Key) -> int | None:
+    """The committed offset that the ledger knows of, if it knows of one."""
+    origin = state.origins.get(key)
+    return state.commits.get(key, origin.committed if origin else None)
+
+
+def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: Target) -> SluiceError | None:
+    """Why these moves would be refused now, if they would."""
+    if not group.free:
+        return _held(group)
+    return _beyond(feed, moves, target)
+
+
+def _held(group: GroupView) -> GroupHeld:
+    return GroupHeld(
+        f"group {group.name} has members, it is {group.state}: {group.who()}",
+        remedy="stop its consumers and wait until it is Empty; a run of Sluice leaves it when it has committed. "
+        f"See: sluice groups describe {group.name}",
+    )
+
+
+def _beyond(feed: str, moves: Iterable[Move], target: Target) -> Refused | None:
+    passing = [m for m in moves if m.passes]
+    if not passing:
+        return None
+    shown = ", ".join(f"{m.tp} [{m.spot.frontier}, {m.after})" for m in passing[:5])
+    more = f" and {len(passing) - 5} more" if len(passing) > 5 else ""
+    first = passing[0]
+    return Refused(
+        f"beyond what feed {feed} has accounted for; the group would pass over {shown}{more}",
+        remedy=f"land them first: sluice run {feed}; or have the feed skip them, which its ledger records: "
+        f"sluice run {feed} --skip-to {_skip(target)} --reason …",
+        topic=first.tp.topic,
+        partition=first.tp.partition,
+        start=first.spot.frontier,
+        end=first.after,
+    )
+
+
+def _skip(target: Target) -> str:
+    named = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
+    return named.get(target.aim, "TIME")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What Kafka holds now. `entry` is the number of the ledger's entry; None where nothing was to be noted."""
+
+    entry: int | None
+    held: Mapping[TopicPartition, CommittedOffset]
+
+
+def move(
+    feed: str, ledger: Ledger | None, groups: Groups, group: str, moves: Sequence[Move], target: Target, reason: str
+) -> Done:
+    """Move the group's committed offsets, by the numbered steps above. `ledger` is that of the feed that owns it.
+
+    Raises GroupHeld, Refused (beyond the frontier), CommitFenced (Kafka holds something else afterwards).
+    """
+    if refused := refusal(feed, groups.view(group), moves, target):
+        raise refused
+    entry, metadata = _noted(ledger, moves, target, reason, feed) if ledger else (None, "")
+    offsets = {m.tp: CommittedOffset(m.after, metadata=metadata) for m in moves}
+    with contextlib.suppress(Unknown):  # reading back decides
+        groups.put(group, offsets)
+    held = _read_back(groups, group, offsets)
+    if ledger and entry is not None:
+        entry = _noted_again(ledger, moves, reason) or entry
+    return Done(entry, held)
+
+
+def _noted(ledger: Ledger, moves: Sequence[Move], target: Target, reason: str, feed: str) -> tuple[int | None, str]:
+    """The number of the entry and the metadata that names it; nothing for partitions that the ledger does not know."""
+
+    def decide(state: State) -> MovedEntry | None:
+        current = [_against(state, m) for m in moves]
+        if refused := _beyond(feed, current, target):
+            raise refused
+        return _entry(state, moves, reason)
+
+    appended = ledger.append(decide)
+    return (appended.number, by_hand(appended.state.ledger_id, appended.number)) if appended else (None, "")
+
+
+def _against(state: State, move: Move) -> Move:
+    spot = move.spot
+    frontier = state.frontier(spot.key) if spot.key in state.origins else None
+    return Move(Spot(spot.kafka, spot.key, spot.committed, frontier), move.after, move.note)
+
+
+def _entry(state: State, moves: Iterable[Move], reason: str) -> MovedEntry | None:
+    known = tuple(KeyOffset(key=m.spot.key, offset=m.after) for m in moves if m.spot.key in state.origins)
+    return MovedEntry(offsets=known, reason=reason) if known else None
+
+
+def _noted_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int | None:
+    """A commit that came between note and move made the note void, and Kafka holds the move."""
+
+    def decide(state: State) -> MovedEntry | None:
+        return _entry(state, [m for m in moves if state.moved.get(m.spot.key) != m.after], reason)
+
+    appended = ledger.append(decide)
+    return appended.number if appended else None
+
+
+def _read_back(
+    groups: Groups, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+) -> dict[TopicPartition, CommittedOffset]:
+    seen = groups.committed(group)
+    for tp, meant in offsets.items():
+        held = seen.get(tp)
+        if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
+            raise CommitFenced(
+                f"{tp}: meant to put {meant.offset}, Kafka holds {held.offset if held else 'nothing'}",
+                remedy="somebody else commits for this group at the same time: see who, and repeat",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+    return {tp: seen[tp] for tp in offsets}

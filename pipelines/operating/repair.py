@@ -1,0 +1,335 @@
+"""What dead runs left in a feed's ledger and lake: found, mended where nobody else will, and told one by one.
+
+Promises: nothing of a live owner is touched, nothing that the ledger does not know is deleted under `data/`; what a
+name means is looked up in a ledger that was read after the name was seen, for one that the fold does not know may be
+newer than the fold (DESIGN §13). Idempotent. Over `Pretended` it is the dry run: the same code, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from io import BytesIO
+from typing import BinaryIO
+
+from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.publishing import lost, owners
+from sluice.pipelines.publishing.manifest import write_manifests
+from sluice.pipelines.publishing.publish import abandon, roll_forward
+from sluice.pipelines.rewriting.expiry import remove_retired
+from sluice.pipelines.vocabulary.errors import PlanBusy, UsageError
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
+from sluice.pipelines.vocabulary.units import many, show_window
+
+STALE_MS = 3_600_000
+"""How long a write that never ended must have stood still before it counts as a killed process's."""
+
+
+class Kind(StrEnum):
+    """What can be found. The last four are told and left to others."""
+
+    SHOWN = "published, not visible"
+    HIDDEN = "replaced, still visible"
+    STAGING = "staging that nobody needs"
+    ABANDONED = "batch given up"
+    MANIFEST = "window without manifest"
+    BEAT = "beat of a dead run"
+    UNFINISHED = "write that never ended"
+    EMPTY = "empty folder"
+    UNTOLD = "unknown to Dagster"
+    WAITING = "batch of a dead run"
+    AT_WORK = "batch at work"
+    STRANGER = "file of nobody"
+    MISSING = "published part missing"
+    OVERTOLD = "known to Dagster alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing that was found. `act` is what became of it, a participle ("removed"); empty where it is left as it is,
+    and then `remedy` says what to do, each way by itself. `why`: the evidence. `items`: paths, windows or batches.
+    """
+
+    kind: Kind
+    text: str
+    act: str = ""
+    remedy: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One feed's ledger and lake. `ledger` is over `lake`."""
+
+    feed: str
+    ledger: Ledger
+    lake: Lake
+    liveness: Liveness
+    windows: WindowSettings
+
+
+def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
+    """Mend what is the lake's, in this order: plans to give up, `data/`, manifests, leftovers; then what is missing.
+
+    Raises EntriesLost for a ledger that lost some, and PlanBusy, UsageError for batches that cannot be given up:
+    nothing has changed then.
+    """
+    lost.check_all(place.ledger, place.lake)
+    known = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
+    verdicts = place.liveness.judge(dict.fromkeys(known))
+    _check_dead(place, giving_up, verdicts)
+    yield from _given_up(place, giving_up)
+    yield from _rolled_forward(place)
+    yield from _replaced(place)
+    yield from _live(place, verdicts)
+    yield from _manifests(place)
+    yield from _orphans(place)
+    yield from _unfinished(place)
+    yield from _beats(place, {o.token: o for o in known}, verdicts)
+    yield from _strangers(place)
+
+
+Verdicts = Mapping[str, Verdict]
+"""By token. Whoever is not in it began after we looked, and lives."""
+
+
+# -- plans
+
+
+WAYS = 5
+"""Commands that one finding names at most."""
+
+
+def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> None:
+    state = place.ledger.read()
+    for batch in [_known(place, state, number) for number in giving_up]:
+        seen = verdicts.get(batch.owner.token, owners.NEW)
+        if batch.status is BatchStatus.PLANNED and not seen.dead:
+            raise PlanBusy(str(owners.met(place.feed, batch, seen)), remedy=owners.way_out(place.feed, batch, seen))
+
+
+def _known(place: Place, state: State, batch: int) -> Batch:
+    if batch not in state.batches:
+        live = ", ".join(str(b.id) for b in state.live())
+        raise UsageError(f"feed {place.feed} has no batch {batch}", remedy=f"its live batches: {live or 'none'}")
+    return state.batches[batch]
+
+
+def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
+    for number in giving_up:
+        batch = place.ledger.read().batches[number]
+        finished, _ = owners.finished_slices(place.lake, place.feed, batch)
+        if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
+            yield Found(Kind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
+            continue
+        lost = f"; {many(finished, 'finished slice')} will be read again" if finished else ""
+        yield Found(Kind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),))
+
+
+def _live(place: Place, verdicts: Verdicts) -> Iterator[Found]:
+    for batch in place.ledger.read().live():
+        met = owners.met(place.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
+        yield _waiting(place, batch, met) if met.verdict.dead else _found(Kind.AT_WORK, met, met.text)
+
+
+def _waiting(place: Place, batch: Batch, met: Met) -> Found:
+    kept, ways = owners.outlook(place.lake, place.feed, batch)
+    return _found(Kind.WAITING, met, f"{met.text}; {kept}", ways)
+
+
+def _found(kind: Kind, met: Met, text: str, ways: tuple[str, ...] = ()) -> Found:
+    return Found(kind, text, remedy=ways, items=(str(met.batch),), why=met.verdict.why)
+
+
+# -- what readers see
+
+
+def _rolled_forward(place: Place) -> Iterator[Found]:
+    done = roll_forward(place.ledger, place.lake, place.feed)
+    if done.shown:
+        yield Found(Kind.SHOWN, many(len(done.shown), "published file"), "made visible", items=done.shown)
+    if done.hidden:
+        text = f"{many(len(done.hidden), 'visible file')} that another batch replaced"
+        yield Found(Kind.HIDDEN, text, "removed", items=done.hidden)
+    state = place.ledger.read()
+    for batch in done.cleaned:
+        text = f"staging of batch {batch}, which is {state.batches[batch].status}"
+        yield Found(Kind.STAGING, text, "removed", items=(str(batch),))
+
+
+def _replaced(place: Place) -> Iterator[Found]:
+    """What was replaced, merged or retired, whose staging is gone; and manifests of windows that lost rows so."""
+    gone = remove_retired(place.ledger, place.lake, place.feed)
+    if gone.parts:
+        text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
+        yield Found(Kind.HIDDEN, text, "removed", items=gone.parts)
+    if gone.manifests:
+        text = f"the manifest of {many(len(gone.manifests), 'window')} whose rows were retired"
+        yield Found(Kind.MANIFEST, text, "removed", items=gone.manifests)
+
+
+def _manifests(place: Place) -> Iterator[Found]:
+    done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
+    if done:
+        names = tuple(map(show_window, done))
+        text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
+        yield Found(Kind.MANIFEST, text, "written", items=names)
+
+
+def _strangers(place: Place) -> Iterator[Found]:
+    """Files under `data/` that are nobody's, and parts that are nowhere: told, never touched."""
+    visible = _visible(place)
+    state = place.ledger.read()
+    receipts = live_receipts(place.ledger, state)
+    parts = [p for r in receipts for p in r.parts]
+    nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
+    if nobodys:
+        text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
+        remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
+        yield Found(Kind.STRANGER, text, remedy=(remedy,), items=nobodys)
+    lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
+    replaced = place.ledger.read().replaced if lacking else ()
+    if missing := tuple(p.path for p in lacking if p.path not in replaced):
+        text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
+        ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))
+        yield Found(Kind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing)
+
+
+def _anew(place: Place, r: Receipt) -> str:
+    """The command that lands a receipt's slice again, with its window where it has one."""
+    s, window = r.slice, r.slice.window
+    slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
+    whole = Request(RequestKind.WINDOW, window=window and place.windows.start_of(window), replace=True)
+    return f"{owners.asking(place.feed, slices if window is None else whole)}   lands their offsets anew"
+
+
+def _visible(place: Place) -> set[str]:
+    return {p for root in paths.visible_roots(place.feed) for p in place.lake.list(root)}
+
+
+def _is_nowhere(lake: Lake, part: Part) -> bool:
+    """Neither staged nor visible; looked for in the order in which it moves."""
+    return lake.size(part.staged) is None and lake.size(part.path) is None
+
+
+# -- leftovers
+
+
+def _orphans(place: Place) -> Iterator[Found]:
+    """Staging of what is no batch. Its plan would stand in the ledger before anything is staged."""
+    staged: dict[int, list[str]] = {}
+    for path in place.lake.list(paths.staging_root(place.feed)):
+        if (batch := paths.staged_batch(path)) is not None:
+            staged.setdefault(batch, []).append(path)
+    state = place.ledger.read()
+    for batch in sorted(staged.keys() - state.batches.keys()):
+        if batch >= state.number:
+            continue  # newer than the look at the ledger, or the name of nothing that Sluice writes
+        for path in staged[batch]:
+            place.lake.remove(path)
+        text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
+        yield Found(Kind.STAGING, text, "removed", items=tuple(staged[batch]))
+
+
+def _unfinished(place: Place) -> Iterator[Found]:
+    """Writes that a killed process began. In the staging of a live batch somebody may be writing."""
+    roots = (paths.feed_root(place.feed), *paths.visible_roots(place.feed))
+    begun = [one for root in roots for one in place.lake.unfinished(root)]
+    state = place.ledger.read()
+    done = tuple(name for name, age in begun if _is_left(state, paths.staged_batch(name), age))
+    for name in done:
+        place.lake.discard(name)
+    folders = tuple(name for name in done if name.endswith("/"))
+    if writes := tuple(name for name in done if name not in folders):
+        text = f"{many(len(writes), 'write')} that killed processes never ended"
+        yield Found(Kind.UNFINISHED, text, "removed", items=writes)
+    if folders:
+        yield Found(Kind.EMPTY, many(len(folders), "empty folder"), "removed", items=folders)
+
+
+def _is_left(state: State, batch: int | None, age: int) -> bool:
+    held = state.batches.get(-1 if batch is None else batch)
+    if held is None:
+        return age > STALE_MS
+    return held.status is not BatchStatus.PLANNED
+
+
+def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[Found]:
+    for token, owner in owners.items():
+        path = paths.owner_path(place.feed, token)
+        if verdicts[token].dead and place.lake.size(path) is not None:
+            place.lake.remove(path)
+            who = owner.describe() if owner.run else f"owner {token[:8]}"
+            text = f"the sign of life of {who}, which is dead"
+            yield Found(Kind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
+
+
+# -- words
+
+
+def ends(names: Collection[str]) -> str:
+    """The first of some names, and the last."""
+    first, *rest = names
+    return f"{first} … {rest[-1]}" if rest else first
+
+
+# -- the dry run
+
+
+class Pretended:
+    """A lake that is read as it is, and takes every write and removal in memory alone."""
+
+    def __init__(self, real: Lake) -> None:
+        self._real = real
+        self._shown: dict[str, str] = {}
+        self._gone: set[str] = set()
+
+    @property
+    def uri(self) -> str:
+        return self._real.uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._real.size(path) is None
+
+    def put(self, path: str, data: bytes) -> None: ...
+
+    def get(self, path: str) -> bytes | None:
+        return self._real.get(path)
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        shown = (p for p in self._shown if p.startswith(f"{prefix.rstrip('/')}/") and p > after)
+        return iter(sorted({*self._real.list(prefix, after), *shown} - self._gone))
+
+    def size(self, path: str) -> int | None:
+        return None if path in self._gone else self._real.size(self._shown.get(path, path))
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        yield BytesIO()
+
+    def open(self, path: str) -> BinaryIO:
+        return self._real.open(path)
+
+    def show(self, source: str, target: str) -> None:
+        if self._real.size(source) is None:
+            raise FileNotFoundError(source)
+        self._shown[target] = source
+
+    def remove(self, path: str) -> None:
+        self._gone.add(path)
+
+    def locate(self, path: str) -> str:
+        return self._real.locate(path)
+
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return self._real.unfinished(prefix)
+
+    def discard(self, name: str) -> None: ...

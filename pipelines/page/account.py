@@ -1,0 +1,184 @@
+"""What is known of one batch: its plan, its receipts, its contract, and the batches before it.
+
+From the ledger and, for a batch that is not published, from the receipts that its tasks left in staging. Nothing of
+the feed's file goes in: what a batch was held against is what the ledger keeps of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.planning.shapes import shape_named
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.staged import receipts_in_staging
+from sluice.pipelines.records.shape import RAW, Shape
+from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.whole import hold_whole
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.watching.outlook import Outlook
+from sluice.pipelines.watching.timings import spent
+
+PAST = 30
+"""Batches of the history, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One batch of the history; `at` is when it was published (ms), None when it is not."""
+
+    batch: int
+    at: int | None
+    landed: int
+    quarantined: int
+
+    @property
+    def share(self) -> float:
+        """Of the records that landed or were refused, those that were refused."""
+        seen = self.landed + self.quarantined
+        return self.quarantined / seen if seen else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a partition is behind: offsets that are owed, and how old (ms) the oldest is where that is known."""
+
+    key: Key
+    offsets: int
+    age: int | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """One batch. `at` is when its publish entry was written (ms), None without one; `why` says why there is none."""
+
+    feed: str
+    ledger_id: str
+    batch: Batch
+    plan: Plan
+    at: int | None
+    receipts: tuple[Receipt, ...]
+    failures: tuple[SliceFailure, ...]
+    results: tuple[Result, ...]
+    contract: Contract | None
+    types: dict[str, str]
+    past: tuple[Past, ...]
+    why: str = ""
+
+    @property
+    def published(self) -> bool:
+        return self.batch.status is BatchStatus.PUBLISHED
+
+    @cached_property
+    def counts(self) -> Counts:
+        return sum((r.counts for r in self.receipts), Counts())
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """What came of each expectation that is decided."""
+        return contract_results(self.contract, self.receipts, self.results) if self.contract else []
+
+    def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
+        """The batch's files of a kind, in log order."""
+        ordered = sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
+        return [(r, p) for r in ordered for p in r.parts if p.kind is kind]
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(p.bytes for r in self.receipts for p in r.parts)
+
+    @cached_property
+    def files(self) -> int:
+        return sum(len(r.parts) for r in self.receipts)
+
+    @property
+    def took(self) -> int | None:
+        """Milliseconds from the plan to its publish entry."""
+        return None if self.at is None else max(self.at - self.batch.planned_at, 1)
+
+    @cached_property
+    def timings(self) -> dict[str, int]:
+        """Nanoseconds of all tasks together by activity, the longest first; adopted slices took none of it."""
+        ns = spent(self.receipts).ns
+        return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
+
+
+def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()) -> Account:
+    """The batch of that number. `why` and `failures`: what is known besides of one that was not published.
+
+    Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
+    """
+    state = ledger.read()
+    batch = _batch(state, ledger.feed, number)
+    plan = ledger.plan(number)
+    entry = None if batch.published is None else ledger.publication(batch)
+    receipts = entry.receipts if entry else receipts_in_staging(lake, plan, number)
+    shape = _shape(ledger, state, receipts)
+    earlier = earlier_rows(state, batch.request, number)
+    whole = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
+    return Account(
+        feed=ledger.feed,
+        ledger_id=state.ledger_id,
+        batch=batch,
+        plan=plan,
+        at=entry.at if entry else None,
+        receipts=receipts,
+        failures=entry.failures if entry else tuple(failures),
+        results=whole,
+        contract=shape.contract,
+        types=shape.columns.texts() if shape.columns else {},
+        past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
+        why=why,
+    )
+
+
+def newest(state: State, feed: str) -> int:
+    """The newest batch that was not given up. Raises UsageError when there is none."""
+    there = [b.id for b in state.batches.values() if b.status is not BatchStatus.ABANDONED]
+    if not there:
+        raise UsageError(f"feed {feed} has no batch yet", remedy=f"land one: sluice run {feed}")
+    return max(there)
+
+
+def behind(outlook: Outlook) -> tuple[Behind, ...]:
+    """What each partition owes, by an outlook; those that owe nothing are left out."""
+    ages = outlook.ages()
+    return tuple(Behind(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
+
+
+def _batch(state: State, feed: str, number: int) -> Batch:
+    if (found := state.batches.get(number)) is not None:
+        return found
+    recent = ", ".join(map(str, [*state.batches][-5:])) or "none"
+    raise UsageError(f"feed {feed} has no batch {number}", remedy=f"its newest: {recent}")
+
+
+def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
+    """What the newest of the slices was made to, as far as the ledger knows it."""
+    return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
+
+
+def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
+    """The batches that landed something before this one, the oldest first."""
+    before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
+    recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
+    entries = each(ledger.publication, recent)
+    return [_past(b, e.at, e.receipts) for b, e in zip(recent, entries, strict=True)]
+
+
+def _past(batch: Batch, at: int | None, receipts: Sequence[Receipt]) -> Past:
+    counts = sum((r.counts for r in receipts), Counts())
+    return Past(batch.id, at, counts.landed, counts.quarantined)
+
+
+def windows(receipts: Sequence[Receipt]) -> Iterator[int]:
+    """The windows (their starts, ms) that receipts lie in, in order."""
+    return iter(sorted({r.slice.window for r in receipts if r.slice.window is not None}))

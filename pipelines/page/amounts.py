@@ -1,0 +1,241 @@
+"""Sections of the page about how much and how long: rows, lag, time, history, slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sluice.pipelines.page.account import Account, Behind, Past
+from sluice.pipelines.page.markup import Html, cut, folded, joined, number, section, share, size, table, tag
+from sluice.pipelines.page.plots import Bar, lying, upright
+from sluice.pipelines.vocabulary.receipts import Counts, Receipt
+from sluice.pipelines.vocabulary.units import many, show_about, show_instant, show_window
+from sluice.pipelines.watching.timings import ACTIVITIES
+
+PARTITIONS = 40
+WINDOWS = 60
+SLICES = 60
+LAGGING = 40
+LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
+
+
+def legend(pairs: Sequence[tuple[str, str]]) -> Html:
+    """What colours mean."""
+    marks = (tag("span", lying([(1, kind)], 1), name) for name, kind in pairs)
+    return tag("div", *(Html(m.replace(' class="bar"', "")) for m in marks), class_="legend")
+
+
+# -- rows
+
+
+def rows(a: Account) -> Html:
+    """Rows by partition and by window."""
+    if not a.receipts:
+        return section("rows", "Rows", note="No slice was finished: nothing landed.")
+    by_partition = _added((str(r.slice.tp), r.counts) for r in sorted(a.receipts, key=lambda r: r.slice.key))
+    ordered = sorted(a.receipts, key=lambda r: (r.slice.window is None, r.slice.window or 0))
+    by_window = _added((_window(r), r.counts) for r in ordered)
+    spans = many(a.plan.span, "offset")
+    note = f"{spans} in {many(len(by_partition), 'partition')} and {many(len(by_window), 'window')}."
+    return section(
+        "rows",
+        "Rows",
+        legend(LEGEND),
+        tag("h3", "By partition"),
+        _table("Rows by partition", "partition", by_partition, PARTITIONS),
+        tag("h3", "By window"),
+        _plot(by_window) if len(by_window) > 5 else "",
+        _table("Rows by window", "window", by_window, WINDOWS // 5 if len(by_window) > WINDOWS else WINDOWS),
+        note=note,
+    )
+
+
+def _window(r: Receipt) -> str:
+    return "outside windows" if r.slice.window is None else show_window(r.slice.window)
+
+
+def _added(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
+    found: dict[str, Counts] = {}
+    for name, counts in each:
+        found[name] = found[name] + counts if name in found else counts
+    return found
+
+
+def _plot(by_window: Mapping[str, Counts]) -> Html:
+    shown = list(by_window.items())[-WINDOWS:]
+    bars = [
+        Bar(name, c.landed, said=f"{number(c.landed)} landed, {number(c.quarantined)} quarantined") for name, c in shown
+    ]
+    most = number(max(c.landed for _, c in shown))
+    left_out = f"; the last {WINDOWS} of {len(by_window)}" if len(by_window) > WINDOWS else ""
+    return upright("Rows landed by window", bars, [shown[0][0], shown[-1][0]], f"up to {most} rows landed{left_out}")
+
+
+def _table(caption: str, name: str, counts: Mapping[str, Counts], most: int) -> Html:
+    items = list(counts.items())
+    longest = max((c.total for c in counts.values()), default=0)
+    shown = [_row(n, c, longest) for n, c in items[:most]]
+    if rest := items[most:]:
+        shown.append(_row(f"{len(rest):,} more", sum((c for _, c in rest), Counts()), 0))
+    columns = [name, "", "landed", "quarantined", "share", "invisible"]
+    return table(caption, columns, shown, right=columns[2:])
+
+
+def _row(name: str, c: Counts, longest: int) -> list[str]:
+    pieces = [(c.landed, ""), (c.quarantined, "reject"), (c.invisible + c.dropped, "hidden")]
+    bar = tag("div", lying(pieces, longest), class_="w1") if longest else ""
+    seen = c.landed + c.quarantined
+    return [
+        tag("span", name, class_="p"),
+        bar,
+        number(c.landed),
+        number(c.quarantined),
+        share(c.quarantined, seen),
+        number(c.invisible + c.dropped),
+    ]
+
+
+# -- lag
+
+
+def lag(behind: Sequence[Behind] | None) -> Html:
+    """What was owed when the batch was done."""
+    if behind is None:
+        return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
+    if not behind:
+        return section(
+            "lag", "Lag", tag("p", tag("span", "✓ ", class_="good"), "Nothing was owed when the batch was done.")
+        )
+    ranked = sorted(behind, key=lambda b: (-b.offsets, b.key))
+    most, all_ = ranked[0].offsets, sum(b.offsets for b in ranked)
+    shown = [[str(b.key), lying([(b.offsets, "")], most), number(b.offsets), _age(b.age)] for b in ranked[:LAGGING]]
+    if rest := ranked[LAGGING:]:
+        shown.append([f"{len(rest):,} more", "", number(sum(b.offsets for b in rest)), ""])
+    columns = ["partition", "", "offsets behind", "oldest owed record"]
+    note = f"When the batch was done, {many(all_, 'offset')} in {many(len(ranked), 'partition')} were owed."
+    return section("lag", "Lag", table("Lag by partition", columns, shown, right=columns[2:]), note=note)
+
+
+def _age(ms: int | None) -> str:
+    return "not known" if ms is None else f"{show_about(ms)} old"
+
+
+# -- time
+
+
+def timings(a: Account) -> Html:
+    """Where the time of tasks went."""
+    spent = a.timings
+    all_ = sum(spent.values())
+    if not all_:
+        return section("time", "Time", note="Nothing is known: no task of this batch read anything.")
+    kinds = {name: f"t{i % 8}" for i, name in enumerate([*ACTIVITIES, *sorted(spent.keys() - ACTIVITIES.keys())])}
+    whole = tag("div", lying([(ns, kinds[name]) for name, ns in spent.items()], all_), class_="thick")
+    shown = [
+        [
+            cut(ACTIVITIES.get(name, name), 40),
+            lying([(ns, kinds[name])], max(spent.values())),
+            _seconds(ns),
+            share(ns, all_),
+        ]
+        for name, ns in list(spent.items())[:20]
+    ]
+    columns = ["activity", "", "time", "share"]
+    read = sum(r.input_bytes for r in a.receipts)
+    adopted = sum(r.adopted for r in a.receipts)
+    note = f"{_seconds(all_)} of all tasks together, for {size(read)} read from Kafka." + (
+        f" {many(adopted, 'slice')} were finished by an earlier attempt." if adopted else ""
+    )
+    return section(
+        "time",
+        "Where task time went",
+        whole,
+        table("Task time by activity", columns, shown, right=columns[2:]),
+        note=note,
+    )
+
+
+def _seconds(ns: int) -> str:
+    """As long as it is in words."""
+    if ns < 1e9:
+        return f"{ns / 1e6:,.0f} ms"
+    return f"{ns / 1e9:,.2f} s" if ns < 100e9 else f"{ns / 1e9:,.0f} s"
+
+
+# -- history
+
+
+def history(a: Account) -> Html:
+    """The batches up to this one."""
+    past = a.past
+    if len(past) == 1:
+        return section("history", "History", note="This is the feed's first batch.")
+    ends = [_when(past[0]), _when(past[-1])]
+    landed = [Bar(f"batch {p.batch}", p.landed, _kind(p, a, ""), f"{number(p.landed)} rows, {_when(p)}") for p in past]
+    shares = [Bar(f"batch {p.batch}", p.share, "reject", f"{_share(p)} quarantined, {_when(p)}") for p in past]
+    worst = max(p.share for p in past)
+    plots = tag(
+        "div",
+        tag(
+            "div",
+            tag("h3", "Rows landed"),
+            upright("Rows landed by batch", landed, ends, f"up to {number(max(p.landed for p in past))}"),
+        ),
+        tag(
+            "div",
+            tag("h3", "Share quarantined"),
+            upright("Share quarantined by batch", shares, ends, f"up to {worst:.2%}" if worst else "none"),
+        ),
+        class_="two",
+    )
+    rows_ = [[str(p.batch), _when(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
+    columns = ["batch", "published", "landed", "quarantined", "share"]
+    note = "This batch is the one on the right."
+    every = folded("As a table", table("Batches", columns, rows_, right=columns[2:]))
+    return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
+
+
+def _kind(p: Past, a: Account, usual: str) -> str:
+    return "now" if p.batch == a.batch.id else usual
+
+
+def _share(p: Past) -> str:
+    return share(p.quarantined, p.landed + p.quarantined)
+
+
+def _when(p: Past) -> str:
+    return "not published" if p.at is None else show_instant(p.at - p.at % 1000)
+
+
+# -- slices
+
+
+def slices(a: Account) -> Html | None:
+    """What was read in one go, and the files of each."""
+    if not a.receipts:
+        return None
+    ordered = sorted(a.receipts, key=lambda r: (r.slice.key, r.slice.start))
+    shown = [_slice(r, published=a.published) for r in ordered[:SLICES]]
+    rest = ordered[SLICES:]
+    columns = ["partition", "offsets", "window", "landed", "quarantined", "files"]
+    note = f"{many(len(ordered), 'slice')} in {many(a.files, 'file')}." + (
+        f" The first {SLICES} are shown; the others hold {number(sum(r.counts.landed for r in rest))} rows."
+        if rest
+        else ""
+    )
+    inside = table("Slices", columns, shown, right=["landed", "quarantined"], cards=["window"])
+    return section("slices", "Slices", inside if len(shown) <= 8 else folded(f"All {len(shown)}", inside), note=note)
+
+
+def _slice(r: Receipt, *, published: bool) -> list[str]:
+    s = r.slice
+    files = [tag("code", p.path if published else p.staged) for p in r.parts[:2]]
+    more = [tag("span", f"and {len(r.parts) - 2} more", class_="soft")] if len(r.parts) > 2 else []
+    every = joined(tag("div", f) for f in (*files, *more))
+    return [
+        str(s.tp),
+        tag("span", f"{s.start:,} – {s.end:,}", class_="p"),
+        _window(r),
+        number(r.counts.landed),
+        number(r.counts.quarantined),
+        every,
+    ]

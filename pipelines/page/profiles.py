@@ -1,0 +1,375 @@
+"""How the values of a batch's columns are spread: of those that its contract is about, and the records' times.
+
+From the batch's own files through DuckDB; of a large batch a sample is read, whole row groups at even distances, and it
+is said how large it is. Memory is bounded by the sample's rows and bytes and by what DuckDB is given; texts are cut
+before they are counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.arrays import fixed
+from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary.errors import PartUnreadable
+from sluice.pipelines.vocabulary.receipts import Part, Receipt
+from sluice.pipelines.vocabulary.units import show_instant
+
+if TYPE_CHECKING:
+    import duckdb
+
+MOST_ROWS = 1_000_000
+MOST_BYTES = 128 << 20
+MOST_FILES = 64
+"""Of a batch: beyond, a sample is read."""
+MOST_COLUMNS = 16
+BINS = 24
+TOP = 10
+TEXT = 120
+"""Characters of a text that are counted as its value."""
+MEMORY = 256 << 20
+ROWS_AT_ONCE = 1 << 14
+_PER_MS = {"s": 0.001, "ms": 1.0, "us": 1e3, "ns": 1e6}
+Placed = tuple[Receipt, Part]
+
+
+class Bin(NamedTuple):
+    """Values between `low` and `high`, which are words; `edge`: those beyond the range that is drawn."""
+
+    label: str
+    rows: int
+    edge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One column: `stats` are names and figures, `bins` its histogram, `top` its most frequent values."""
+
+    name: str
+    type: str
+    rows: int
+    nulls: int
+    stats: tuple[tuple[str, str], ...] = ()
+    bins: tuple[Bin, ...] = ()
+    ends: tuple[str, str] = ("", "")
+    top: tuple[tuple[str, int], ...] = ()
+    of: str = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """`rows` of `all_` landed rows were read. `examples`: rows by their place, the values of some columns."""
+
+    columns: tuple[Profile, ...] = ()
+    rows: int = 0
+    all_: int = 0
+    missing: int = 0
+    left_out: tuple[str, ...] = ()
+    examples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def sampled(self) -> bool:
+        return self.rows < self.all_
+
+
+def profiles(
+    parts: Sequence[Placed],
+    lake: Lake,
+    wanted: Sequence[str],
+    places: Sequence[str] = (),
+    *,
+    published: bool,
+    most: int = MOST_ROWS,
+) -> Profiles:
+    """Of landed parts, the columns `wanted` that they have, and the rows at `places` (`topic:partition:offset`)."""
+    all_ = sum(p.rows for _, p in parts)
+    with _opened() as db:
+        table = _Table(db, wanted[:MOST_COLUMNS])
+        for receipt, path, source, groups in _chosen(parts, lake, published, most):
+            try:
+                table.add(str(receipt.slice.tp), path, source, groups, most)
+            except PartUnreadable:
+                table.missing += 1
+        table.ready()
+        found = tuple(p for c in table.columns.values() if (p := table.profile(c)))
+        examples = table.at(places) if table.rows else {}
+        return Profiles(found, table.rows, all_, table.missing, tuple(wanted[MOST_COLUMNS:]), examples)
+
+
+@contextmanager
+def _opened() -> Iterator[duckdb.DuckDBPyConnection]:
+    import duckdb
+
+    with (
+        tempfile.TemporaryDirectory(dir=scratch.root()) as folder,
+        duckdb.connect(config={"memory_limit": f"{MEMORY >> 10}KiB", "temp_directory": folder}) as db,
+    ):
+        db.execute("set enable_progress_bar = false")
+        db.execute("set threads = 2")
+        yield db
+
+
+def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of them, at even distances."""
+    if len(items) <= most:
+        return list(items)
+    return [items[i * len(items) // most] for i in range(most)]
+
+
+def _chosen(
+    parts: Sequence[Placed], lake: Lake, published: bool, most: int
+) -> Iterator[tuple[Receipt, str, pq.ParquetFile | None, list[int]]]:
+    """Files with the row groups to read of each; None for one that is gone or damaged."""
+    files = _evenly([x for x in parts if x[1].rows], MOST_FILES)
+    rows = sum(p.rows for _, p in files)
+    for receipt, part in files:
+        path = part.path if published else part.staged
+        try:
+            with parquet.opened(lake, path) as file:
+                groups = list(range(file.num_row_groups))
+                fair = max(1, len(groups) * most // rows) if rows > most else len(groups)
+                yield receipt, path, file, _evenly(groups, fair)
+        except PartUnreadable:
+            yield receipt, path, None, []
+
+
+class _Column(NamedTuple):
+    """A column of the files, and its name in the table."""
+
+    name: str
+    place: str
+    type: pa.DataType
+
+
+class _Table:
+    """The sample: numbers as doubles, times and days as whole numbers, texts cut, with their length beside them."""
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, wanted: Sequence[str]) -> None:
+        self._db, self._wanted = db, wanted
+        self.columns: dict[str, _Column] = {}
+        self._partitions: list[str] = []
+        self._read: list[pa.RecordBatch] = []
+        self._bytes = self.rows = self.missing = 0
+
+    def add(self, partition: str, path: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int) -> None:
+        if file is None:
+            self.missing += 1
+            return
+        schema = file.schema_arrow
+        if not self.columns:
+            names = [n for n in self._wanted if n in schema.names]
+            self.columns = {n: _Column(n, f"c{i}", _plain(schema.field(n).type)) for i, n in enumerate(names)}
+        offset = "kafka_offset" if "kafka_offset" in schema.names else "offset"
+        if partition not in self._partitions:
+            self._partitions.append(partition)
+        if groups and set(self.columns) <= set(schema.names):
+            for batch in parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups):
+                if self.rows >= most or self._bytes >= MOST_BYTES:
+                    return
+                self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))
+
+    def ready(self) -> None:
+        """All is read that will be."""
+        if self._read:
+            self._db.register("t", pa.Table.from_batches(self._read))
+
+    def _keep(self, partition: int, offset: str, batch: pa.RecordBatch) -> None:
+        place = fixed(pa.int32(), np.full(batch.num_rows, partition, np.int32))
+        stored: dict[str, pa.Array] = {"p": place, "o": batch.column(offset)}
+        for c in self.columns.values():
+            stored |= _stored(c, batch.column(c.name))
+        kept = pa.RecordBatch.from_arrays([*stored.values()], names=[*stored])
+        self._read.append(kept)
+        self._bytes += kept.nbytes
+        self.rows += kept.num_rows
+
+    # -- asking it
+
+    def profile(self, c: _Column) -> Profile | None:
+        if not self.rows:
+            return None
+        (nulls,) = self._one(f"select count(*) from t where {c.place} is null")
+        blank = Profile(c.name, str(c.type), self.rows, nulls)
+        if _is_text(c.type):
+            return self._of_texts(blank, c)
+        if pa.types.is_boolean(c.type):
+            return replace(blank, top=self._top(c.place))
+        if _is_bytes(c.type):
+            return self._of_numbers(blank, f"l{c.place}", _count_said, "lengths in bytes", whole=True)
+        if (shown := _shown(c.type)) is not None:
+            return self._of_numbers(blank, c.place, shown, "values", whole=pa.types.is_integer(c.type))
+        return blank
+
+    def _of_texts(self, blank: Profile, c: _Column) -> Profile:
+        n, least, mean, most = self._one(f"""select count(distinct {c.place}), min(l{c.place}), avg(l{c.place}),
+            max(l{c.place}) from t""")
+        stats = [("different", f"{n:,}")]
+        if least is not None:
+            stats.append(("length", f"{least:,} to {most:,}, {mean:,.1f} on average"))
+        return replace(blank, stats=tuple(stats), top=self._top(c.place))
+
+    def _top(self, place: str) -> tuple[tuple[str, int], ...]:
+        found = self._db.execute(f"""select {place}::varchar, count(*) as n from t where {place} is not null
+            group by 1 order by n desc, 1 limit {TOP}""").fetchall()
+        return tuple((str(v), int(n)) for v, n in found)
+
+    def _of_numbers(self, blank: Profile, place: str, shown: Any, of: str, *, whole: bool) -> Profile:
+        finite = f"from t where {place} is not null and isfinite({place}::double)"
+        n, low, high, mean, p1, middle, p99 = self._one(f"""select count(*), min({place})::double, max({place})::double,
+            avg({place}::double), quantile_cont({place}::double, 0.01), quantile_cont({place}::double, 0.5),
+            quantile_cont({place}::double, 0.99) {finite}""")
+        odd = self.rows - blank.nulls - n
+        stats = [("NaN or infinite", f"{odd:,}")] if odd else []
+        if not n:
+            return replace(blank, stats=tuple(stats))
+        figures = (("least", low), ("median", middle), ("mean", mean), ("most", high))
+        stats = [
+            (name, shown(v)) for name, v in figures if name != "mean" or shown in (_number_said, _count_said)
+        ] + stats
+        scale = _Scale.of(low, high, p1, p99, whole)
+        query = f"select least(greatest(floor(({place}::double - ?) / ?), -1), ?)::int, count(*) {finite} group by 1"
+        counts = dict(self._db.execute(query, [scale.low, scale.step, scale.bins]).fetchall())
+        return replace(blank, stats=tuple(stats), bins=scale.drawn(counts, shown), ends=scale.ends(shown), of=of)
+
+    def at(self, places: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The values of the rows at these places that are in the sample."""
+        asked = [
+            (self._partitions.index(p), int(o), f"{p}:{o}") for p, o in map(_split, places) if p in self._partitions
+        ]
+        if not asked or not self.columns:
+            return {}
+        self._db.execute("create temp table a (p int32, o int64, place varchar)")
+        self._db.executemany("insert into a values (?, ?, ?)", asked)
+        columns = list(self.columns.values())
+        chosen = ", ".join(f"t.{c.place}" for c in columns)
+        rows = self._db.execute(f"select a.place, {chosen} from a join t using (p, o)").fetchall()
+        return {place: {c.name: _said(c, v) for c, v in zip(columns, row, strict=True)} for place, *row in rows}
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+        return found or ()
+
+
+def _split(place: str) -> tuple[str, str]:
+    partition, _, offset = place.rpartition(":")
+    return partition, offset if offset.isdecimal() else "0"
+
+
+# -- columns
+
+
+def _plain(t: pa.DataType) -> pa.DataType:
+    return t.value_type if pa.types.is_dictionary(t) else t
+
+
+def _is_text(t: pa.DataType) -> bool:
+    return bool(pa.types.is_string(t) or pa.types.is_large_string(t))
+
+
+def _is_bytes(t: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t))
+
+
+def _stored(c: _Column, column: pa.Array) -> dict[str, pa.Array]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_text(c.type):
+        return {c.place: pc.utf8_slice_codeunits(column, 0, TEXT), f"l{c.place}": pc.utf8_length(column)}
+    if _is_bytes(c.type):
+        return {c.place: pc.if_else(pc.is_valid(column), True, None), f"l{c.place}": pc.binary_length(column)}
+    if pa.types.is_temporal(c.type):
+        return {c.place: pc.cast(column, pa.int32() if pa.types.is_date32(c.type) else pa.int64())}
+    if pa.types.is_decimal(c.type):
+        return {c.place: pc.cast(column, pa.float64())}
+    if pa.types.is_nested(c.type):
+        return {c.place: pc.if_else(pc.is_valid(column), True, None)}
+    return {c.place: column}
+
+
+def _shown(t: pa.DataType) -> Any:
+    """How numbers of the column are written; None when it holds none."""
+    if pa.types.is_timestamp(t):
+        per_ms = _PER_MS[t.unit]
+        return lambda v: show_instant(int(v / per_ms) // 1000 * 1000)
+    if pa.types.is_date(t):
+        days = pa.types.is_date32(t)
+        return lambda v: show_instant(int(v) * (86_400_000 if days else 1))[:10]
+    if pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t):
+        return _number_said
+    return None
+
+
+def _number_said(v: float) -> str:
+    return f"{v:,.0f}" if v == int(v) and abs(v) < 1e15 else f"{v:,.4g}" if abs(v) < 1e5 else f"{v:,.1f}"
+
+
+def _count_said(v: float) -> str:
+    return f"{v:,.0f}" if v == int(v) else f"{v:,.1f}"
+
+
+def _said(c: _Column, v: Any) -> str:
+    if v is None:
+        return "null"
+    if (shown := _shown(c.type)) is not None and isinstance(v, int | float) and v == v and abs(v) != float("inf"):
+        return f"{v:,}" if shown is _number_said else str(shown(v))
+    return "…" if isinstance(v, bool) and not pa.types.is_boolean(c.type) else str(v)
+
+
+# -- histograms
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Bins of one width from `low` on; what lies beyond is counted at the edges."""
+
+    low: float
+    step: float
+    bins: int
+    most: float
+
+    @classmethod
+    def of(cls, low: float, high: float, p1: float, p99: float, whole: bool) -> _Scale:
+        """From the least to the most; from the 1st to the 99th percentile where a few values are far outside."""
+        start, end = (p1, p99) if p99 > p1 and high - low > 3 * (p99 - p1) else (low, high)
+        if whole and end - start < BINS:
+            start = float(int(start))
+            return cls(start, 1, int(end - start) + 1, high)
+        step = (end - start) / BINS or 1.0
+        if whole:
+            step = float(-(-(end - start + 1) // BINS))
+        bins = (int((end - start) // step) + 1 if whole else BINS) if end > start else 1
+        return cls(start, step * (1 + 1e-12), bins, high)
+
+    @property
+    def end(self) -> float:
+        return self.low + self.step * self.bins
+
+    def drawn(self, counts: Mapping[int, int], shown: Any) -> tuple[Bin, ...]:
+        inner = tuple(Bin(self._label(i, shown), counts.get(i, 0)) for i in range(self.bins))
+        below = (Bin(f"below {shown(self.low)}", counts[-1], edge=True),) if counts.get(-1) else ()
+        above = (Bin(f"above {shown(self.end)}", counts[self.bins], edge=True),) if counts.get(self.bins) else ()
+        return below + inner + above
+
+    def _label(self, i: int, shown: Any) -> str:
+        start = self.low + i * self.step
+        end = min(start + self.step, self.most)
+        return (
+            str(shown(start))
+            if self.step == 1 and shown in (_number_said, _count_said)
+            else f"{shown(start)} to {shown(end)}"
+        )
+
+    def ends(self, shown: Any) -> tuple[str, str]:
+        last = self.low + self.step * (self.bins - 1) if self.step == 1 else min(self.end, self.most)
+        return shown(self.low), shown(last)

@@ -1,0 +1,137 @@
+"""What of a batch is in quarantine: how much for which reason, where the first of each is, and what they look like.
+
+Raw records are read only of the few that are shown. Memory is bounded by one row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.limit import Fault, Kind, faults_of, ranked
+from sluice.pipelines.vocabulary.errors import PartUnreadable
+from sluice.pipelines.vocabulary.receipts import Part, Receipt
+
+MOST_FILES = 200
+"""Files in quarantine that are read; of the others only the number of rows is known."""
+SHOWN = 12
+"""Reasons of which records are shown."""
+SAMPLES = 2
+ROWS_AT_ONCE = 1 << 10
+SAMPLE_BYTES = 1 << 10
+"""Of a key, and of a value around the byte in question, that are kept."""
+_COLUMNS = (*Kind._fields, "offset", "timestamp", "key", "value", "byte")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One refused record, as it came. `byte`: where in what is kept of the value the trouble is; `size`: of all of it;
+    `cut`: whether something stands before what is kept.
+    """
+
+    place: str
+    timestamp: int | None
+    key: bytes | None
+    value: bytes | None
+    size: int
+    byte: int | None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Records that are wrong in the same way, and the first of them."""
+
+    fault: Fault
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """The most frequent first. `unread`: rows in files that were not read, `files` of them."""
+
+    kinds: tuple[Reject, ...] = ()
+    unread: int = 0
+    files: int = 0
+
+
+Placed = tuple[Receipt, Part]
+
+
+def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
+    """What the quarantined parts hold. Files that are gone (landed anew, retired) or damaged count as unread."""
+    faults: list[Fault] = []
+    unread = [p for _, p in parts[MOST_FILES:]]
+    for _, part in parts[:MOST_FILES]:
+        try:
+            faults += faults_of([_path(part, published)], lake)
+        except PartUnreadable:
+            unread.append(part)
+    found = sorted(ranked(faults), key=lambda f: (-f.records, f.first))
+    kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
+    return Rejects(tuple(kinds), sum(p.rows for p in unread), len(unread))
+
+
+def _path(part: Part, published: bool) -> str:
+    return part.path if published else part.staged
+
+
+def _samples(fault: Fault, parts: Sequence[Placed], lake: Lake, published: bool) -> tuple[Sample, ...]:
+    """The first record of a kind, and the next one that is like it nearby."""
+    partition, _, offset = fault.first.rpartition(":")
+    for receipt, part in parts:
+        s = receipt.slice
+        if str(s.tp) == partition and s.start <= int(offset) < s.end:
+            with suppress(PartUnreadable):
+                if found := _search(int(offset), partition, part, lake, published):
+                    return found
+    return ()
+
+
+def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool) -> tuple[Sample, ...]:
+    for batch in _batches(part, lake, published):
+        offsets = batch.column("offset").to_pylist()
+        if offsets and offsets[0] <= offset <= offsets[-1]:
+            if offset not in offsets:
+                return ()
+            first = offsets.index(offset)
+            said = _said(batch, first)
+            like = [row for row in range(first, batch.num_rows) if _said(batch, row) == said]
+            return tuple(_sample(batch, row, partition) for row in like[:SAMPLES])
+    return ()
+
+
+def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
+    """Of the row groups, one after the other; those of a file that several windows share are in offset order too."""
+    return parquet.batches(lake, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
+
+
+def _said(batch: pa.RecordBatch, row: int) -> list[str | None]:
+    return [batch.column(name)[row].as_py() for name in Kind._fields]
+
+
+def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:
+    cell = {name: batch.column(name)[row] for name in ("offset", "timestamp", "key", "value", "byte")}
+    stamp, key, value, byte = (cell[n] for n in ("timestamp", "key", "value", "byte"))
+    held = value.as_buffer() if value.is_valid else None
+    at = byte.as_py() if byte.is_valid else None
+    start = max(0, (at or 0) - SAMPLE_BYTES // 4)
+    return Sample(
+        place=f"{partition}:{cell['offset'].as_py()}",
+        timestamp=stamp.value if stamp.is_valid else None,
+        key=_first(key.as_buffer()) if key.is_valid else None,
+        value=None if held is None else _first(held.slice(min(start, held.size))),
+        size=0 if held is None else held.size,
+        byte=None if at is None else at - start,
+        cut=start > 0,
+    )
+
+
+def _first(data: pa.Buffer) -> bytes:
+    found: bytes = data.slice(0, min(SAMPLE_BYTES, data.size)).to_pybytes()
+    return found

@@ -1,0 +1,77 @@
+"""Making a batch's report, and keeping it in the lake beside the ledger.
+
+A report is a convenience: a run that cannot write it says so and goes on, and it can be made anew as long as the
+batch's files are there. Written by the run it knows the lag, which is asked of Kafka; made anew it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sluice.pipelines.contract import catalogue
+from sluice.pipelines.feed.sections import Policies
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.page.account import Account, Behind, account
+from sluice.pipelines.page.page import Page, html
+from sluice.pipelines.page.profiles import profiles
+from sluice.pipelines.page.rejects import rejects
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.limit import check_quarantine
+from sluice.pipelines.validation.drift import check_drift
+from sluice.pipelines.vocabulary.errors import BatchRefused
+from sluice.pipelines.vocabulary.receipts import PartKind, SliceFailure
+
+TIMES = ("kafka_timestamp", "timestamp")
+"""The column of the records' times, in typed feeds and in raw ones."""
+
+
+def make(a: Account, lake: Lake, behind: Sequence[Behind] | None = None) -> bytes:
+    """The report of a batch, from its own files. Raises LakeUnavailable."""
+    refused = rejects(a.parts(PartKind.QUARANTINED), lake, published=a.published)
+    places = [p for o in a.outcomes if not o.quarantines for p in o.first]
+    landed = a.parts(PartKind.LANDED)
+    spread = profiles(landed, lake, wanted(a), places, published=a.published)
+    return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
+
+
+def wanted(a: Account) -> list[str]:
+    """The columns whose values are shown: the records' times, and what the contract is about in its order."""
+    checked = (c for e in (a.contract.expectations if a.contract else ()) for c in catalogue.columns(e))
+    return list(dict.fromkeys([*_time(a), *checked]))
+
+
+def _time(a: Account) -> list[str]:
+    return [TIMES[1]] if all(r.format.startswith("raw") for r in a.receipts) else [TIMES[0]]
+
+
+def explained(a: Account, policies: Policies, lake: Lake) -> Account:
+    """A batch that is not published, with what keeps it from that by the feed's policies as they are now."""
+    if a.published or a.why:
+        return a
+    try:
+        check_quarantine(a.receipts, policies, lake)
+        check_drift(a.receipts, policies)
+    except BatchRefused as refused:
+        return replace(a, why=refused.message)
+    return a
+
+
+def path_of(a: Account) -> str:
+    """Where the report stands in the lake; each attempt at a batch that was not published has its own."""
+    return paths.batch_page_path(a.feed, a.batch.id, "" if a.published else a.batch.owner.token)
+
+
+def keep(
+    ledger: Ledger,
+    lake: Lake,
+    batch: int,
+    behind: Sequence[Behind] | None = None,
+    why: str = "",
+    failures: Sequence[SliceFailure] = (),
+) -> str:
+    """Make a batch's report and put it into the lake; its path there. Raises what `account` and `make` do."""
+    found = account(ledger, lake, batch, why, failures)
+    lake.put(path := path_of(found), make(found, lake, behind))
+    return path

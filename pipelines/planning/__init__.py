@@ -1,0 +1,1 @@
+"""What is owed and who reads it: windows, origins, shapes, and the plan."""

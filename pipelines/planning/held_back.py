@@ -1,0 +1,171 @@
+"""What open transactions keep from landing: how much, where, by whom, and the way out. Whoever says so says this.
+
+Pure but for `look`, which asks Kafka who holds what, and only where something is held. Under `read_uncommitted` nothing
+is: a partition's stable end is its high watermark then.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, OpenTransaction, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.units import many, show_about, show_duration, show_instant
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The offsets of one partition from `start`, its stable end, up to `end`, its high watermark."""
+
+    tp: TopicPartition
+    start: int
+    end: int
+
+    @property
+    def offsets(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """What one open transaction holds, as `feed` sees it at `now` (ms); `by` None: Kafka does not tell which.
+
+    `limit` (ms): how long a transaction may last there, None where that is not known.
+    """
+
+    feed: Feed
+    held: tuple[Held, ...]
+    by: OpenTransaction | None
+    now: int
+    limit: int | None = None
+
+    @property
+    def offsets(self) -> int:
+        return sum(h.offsets for h in self.held)
+
+    @property
+    def age(self) -> int | None:
+        """How long ago (ms) it was written to; None where that is not known."""
+        return None if self.by is None or self.by.last_written < 0 else max(0, self.now - self.by.last_written)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether somebody should look at it: nobody has written to it for `alerts.transaction`."""
+        return self.age is not None and self.age > self.feed.alerts.transaction
+
+    @property
+    def text(self) -> str:
+        first, *others = self.held
+        named = [f"{first.tp} is held at offset {first.start}", *(f"{h.tp} at {h.start}" for h in others[:_NAMED])]
+        more = f" and {many(len(others) - _NAMED, 'more partition')}" if len(others) > _NAMED else ""
+        return f"{', '.join(named)}{more} by {self.who}: {many(self.offsets, 'offset')} cannot land yet"
+
+    @property
+    def who(self) -> str:
+        if self.by is None:
+            return "an open transaction (Kafka does not tell which)"
+        return f"{self.by}" + ("" if self.age is None else f" ({show_about(self.age)} ago)")
+
+    @property
+    def remedy(self) -> str:
+        """What ends it: by itself, or by Kafka's own tool, with the arguments for each partition."""
+        commands = [self._abort(h) for h in self.held[: _NAMED + 1]]
+        rest = len(self.held) - len(commands)
+        more = f", and so in {many(rest, 'more partition')}" if rest else ""
+        return f"{self._waits()}{more}: {' && '.join(commands)}"
+
+    def _waits(self) -> str:
+        if self.age is not None and self.limit is not None and self.age > self.limit:
+            return f"it hangs: none may last longer than {_limit(self.limit)}. Abort it"
+        by_itself = "" if self.limit is None else f", or its coordinator {_limit(self.limit)} after it began"
+        return f"runs land it once its producer has ended it{by_itself}. Not to wait, abort it"
+
+    def _abort(self, held: Held) -> str:
+        """Kafka's own tool, and of a cluster that asks who one is, where the answer is to be written down."""
+        who = "" if self.feed.kafka.security_protocol in (None, "PLAINTEXT") else " --command-config FILE"
+        return (
+            f"kafka-transactions.sh --bootstrap-server {shlex.quote(self.feed.kafka.bootstrap)}{who} abort "
+            f"--topic {held.tp.topic} --partition {held.tp.partition} --start-offset {held.start}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "offsets": self.offsets,
+            "partitions": [
+                {"topic": h.tp.topic, "partition": h.tp.partition, "stable_end": h.start, "high_watermark": h.end}
+                for h in self.held
+            ],
+            "transaction": _transaction(self.by, self.age) if self.by else None,
+            "overdue": self.overdue,
+            "message": self.text,
+            "remedy": self.remedy,
+        }
+
+
+_NAMED = 2
+"""Partitions that are named beside the first one; `--json` has all."""
+
+
+def _limit(ms: int) -> str:
+    return f"{show_duration(ms)} here (transaction.max.timeout.ms)"
+
+
+def _transaction(by: OpenTransaction, age: int | None) -> dict[str, Any]:
+    return {
+        "transactional_id": by.name or None,
+        "producer_id": by.producer_id,
+        "producer_epoch": by.producer_epoch,
+        "last_written": show_instant(by.last_written) if by.last_written >= 0 else None,
+        "age_seconds": None if age is None else age / 1000,
+    }
+
+
+def held_back(
+    feed: Feed,
+    partitions: Iterable[PartitionState],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    broker: BrokerConfig,
+    now: int,
+) -> tuple[HeldBack, ...]:
+    """What each open transaction holds of these partitions at `now` (ms), whoever holds most first."""
+    waiting = sorted(held(partitions), key=lambda p: p.tp)
+    # One that begins beyond these offsets holds others: what held these has ended since Kafka was asked for them.
+    known = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
+    by: dict[int | None, list[Held]] = {}
+    for p in waiting:
+        t = known.get(p.tp)
+        start = t.start if t else p.stable_end
+        by.setdefault(t.producer_id if t else None, []).append(Held(p.tp, start, p.high_watermark))
+    limit = broker.transaction_max_timeout
+    found = (HeldBack(feed, tuple(h), _newest(h, known), now, limit) for h in by.values())
+    return tuple(sorted(found, key=lambda h: -h.offsets))
+
+
+def held(partitions: Iterable[PartitionState]) -> list[PartitionState]:
+    """The partitions of which something is not stable."""
+    return [p for p in partitions if p.stable_end < p.high_watermark]
+
+
+def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
+    """The same for each partition by itself."""
+    return {h.tp: replace(each, held=(h,)) for each in found for h in each.held}
+
+
+def _newest(held: Iterable[Held], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
+    """The transaction as it is in the partition that it was written to last."""
+    found = [t for h in held if (t := holders.get(h.tp)) is not None]
+    return max(found, key=lambda t: t.last_written, default=None)
+
+
+def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:
+    """What is held of these partitions, with Kafka asked by whom. Raises KafkaUnavailable."""
+    waiting = held(partitions)
+    if not waiting:
+        return ()
+    holders = cluster.open_transactions([p.tp for p in waiting])
+    return held_back(feed, waiting, holders, cluster.configs({p.topic for p in waiting}).broker, now)

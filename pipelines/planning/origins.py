@@ -1,0 +1,202 @@
+"""Where a feed begins in each partition, and whether Kafka still is what the ledger remembers.
+
+Origins are pinned once: the group's committed offset; where there is none, the feed's `start` policy on the first
+plan. A topic that appears later begins at its log start; a partition added to a known topic begins at 0, so that
+what retention took before we came is a loss with a name (DESIGN §3, §13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.feed.sections import Start, StartKind
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
+from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.vocabulary.errors import (
+    ClusterChanged,
+    LogTruncated,
+    OffsetsLost,
+    SluiceError,
+    TopicRecreated,
+    UsageError,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range, subtract
+
+Committed = Mapping[TopicPartition, CommittedOffset | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A partition that takes no part, and why."""
+
+    tp: TopicPartition
+    error: SluiceError
+
+
+def accepting(feed: str, event: str, more: str = "") -> str:
+    """The command that accepts an event."""
+    return f"sluice accept {feed} {event}{more} --reason …"
+
+
+def check_cluster(state: State, cluster_id: str, feed: str = "FEED") -> None:
+    """Raises ClusterChanged when the ledger belongs to another Kafka cluster."""
+    if state.cluster and state.cluster != cluster_id:
+        raise ClusterChanged(
+            f"the ledger belongs to cluster {state.cluster}, but the bootstrap address answers as {cluster_id}",
+            remedy="point kafka.bootstrap at the right cluster; or, if this one takes its place, begin there afresh: "
+            + accepting(feed, "cluster"),
+        )
+
+
+def key_of(state: State, partition: PartitionState) -> Key:
+    """The key under which the ledger accounts for the partition now."""
+    current = state.current.get(partition.tp)
+    if current is not None and current.topic_id == partition.topic_id:
+        return current
+    return Key(partition.topic, partition.partition, partition.topic_id)
+
+
+def changed(
+    state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
+) -> Refusal | None:
+    """Why the partition is not the log that the ledger knows any more: recreated, or truncated below what landed."""
+    known = state.current.get(partition.tp)
+    if known is None:
+        return None
+    if known.topic_id != partition.topic_id:
+        return Refusal(partition.tp, _recreated(known, partition, feed))
+    landed, _ = state.epochs.get(known, (0, -1))
+    epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
+    for read, log_end in ((landed, epoch_end), (state.frontier(known), partition.high_watermark)):
+        if read > log_end:
+            return Refusal(partition.tp, _truncated(partition, log_end, read, feed))
+    return None
+
+
+def _recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
+    return TopicRecreated(
+        f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
+        remedy=f"restore the topic, or land the new one from its beginning: {accepting(feed, 'recreated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+    )
+
+
+def _truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
+    return LogTruncated(
+        f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
+        remedy="find out which broker lost it (unclean leader election?); what comes now in place of the lost records"
+        f" is landed from {log_end} on after: {accepting(feed, 'truncated')}",
+        topic=partition.topic,
+        partition=partition.partition,
+        start=log_end,
+        end=read,
+    )
+
+
+def missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
+    """The partitions whose origin is not pinned yet."""
+    return tuple(p for p in partitions if key_of(state, p) not in state.origins and p.tp not in state.current)
+
+
+def resolve_origins(
+    state: State,
+    partitions: Sequence[PartitionState],
+    committed: Committed,
+    start: Start,
+    cluster: Cluster,
+    clock: Clock,
+) -> tuple[OriginItem, ...]:
+    """An origin for each partition that has none. Raises UsageError where `start: fail` forbids to choose."""
+    new = missing_origins(state, partitions)
+    by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
+    starts = _by_policy(by_policy, start, cluster, clock)
+    known_topics = {(k.topic, k.topic_id) for k in state.origins}
+    return tuple(_origin(p, committed.get(p.tp), starts.get(p.tp), known_topics) for p in new)
+
+
+def _origin(
+    p: PartitionState,
+    committed: CommittedOffset | None,
+    by_policy: tuple[int, str] | None,
+    known_topics: set[tuple[str, str]],
+) -> OriginItem:
+    key = Key(p.topic, p.partition, p.topic_id)
+    if committed is not None:
+        return OriginItem(key=key, offset=committed.offset, committed=committed.offset, why="committed")
+    if by_policy is not None:
+        return OriginItem(key=key, offset=by_policy[0], committed=None, why=by_policy[1])
+    if (p.topic, p.topic_id) in known_topics:
+        return OriginItem(key=key, offset=0, committed=None, why="partition added to a known topic")
+    return OriginItem(key=key, offset=p.log_start, committed=None, why="topic appeared later: its log start")
+
+
+def _by_policy(
+    partitions: Sequence[PartitionState], start: Start, cluster: Cluster, clock: Clock
+) -> dict[TopicPartition, tuple[int, str]]:
+    if not partitions:
+        return {}
+    why = f"start: {start}"
+    match start.kind:
+        case StartKind.EARLIEST:
+            return {p.tp: (p.log_start, why) for p in partitions}
+        case StartKind.LATEST:
+            return {p.tp: (p.stable_end, why) for p in partitions}
+        case StartKind.FAIL:
+            names = ", ".join(str(p.tp) for p in partitions[:5])
+            raise UsageError(
+                f"no committed offset for {names}" + (" …" if len(partitions) > 5 else "") + " and start is `fail`",
+                remedy="commit offsets for the group, or choose start: earliest, latest, a time or a look-back",
+            )
+    time = start.resolve(clock())
+    found = cluster.offsets_at({p.tp: time for p in partitions})
+    return {p.tp: (_at_time(p, found), why) for p in partitions}
+
+
+def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
+    hit = found.get(p.tp)
+    return min(getattr(hit, "offset", p.stable_end), p.stable_end)
+
+
+def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
+    """Why the position is no place in today's log, with the exact lost range, if so."""
+    if position < p.log_start:
+        return OffsetsLost(
+            f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
+            f"{p.log_start - position} offsets were owed",
+            remedy=f"record them as a loss and go on: {accepting(feed, 'lost')};"
+            " `policies.on_loss: accept` in the feed does so by itself",
+            topic=p.topic,
+            partition=p.partition,
+            start=position,
+            end=p.log_start,
+        )
+    if position > p.high_watermark:
+        return OffsetsLost(
+            f"{p.tp}: position {position} is beyond the end of the log ({p.high_watermark})",
+            remedy="the log was truncated or the committed offset is wrong: see sluice groups describe, sluice offsets",
+            topic=p.topic,
+            partition=p.partition,
+            start=p.high_watermark,
+            end=position,
+        )
+    return None
+
+
+def skip_to(ledger: Ledger, ends: Mapping[Key, int], reason: str) -> tuple[KeyRange, ...]:
+    """Record what lies between each frontier and there as skipped, but for what is accounted for or reserved."""
+
+    def decide(state: State) -> SkipEntry | None:
+        passed = [
+            KeyRange(key=k, range=r)
+            for k, end in sorted(ends.items())
+            if state.current.get(k.tp) == k
+            for r in subtract(Range(state.frontier(k), end), [*state.accounted(k), *state.reserved(k)])
+        ]
+        return SkipEntry(ranges=tuple(passed), reason=reason) if passed else None
+
+    appended = ledger.append(decide)
+    return appended.entry.ranges if appended and isinstance(appended.entry, SkipEntry) else ()

@@ -1,0 +1,357 @@
+"""What a batch will read: asked-for ranges minus what the ledger accounts for, cut into slices, packed by leader.
+
+Pure: the same state, partitions and settings give the same plan, so the same hash, part names and rows (invariant 9).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Batch, State
+from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.held_back import HeldBack
+from sluice.pipelines.planning.origins import Refusal, out_of_range
+from sluice.pipelines.vocabulary.errors import OffsetsLost, SluiceError, UsageError, WindowHeld
+from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.ranges import Range, cut, intersect, subtract, union
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import show_window
+
+DEFAULT_RECORD_BYTES = 256
+"""Estimated bytes an offset where the cluster does not tell log sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run; `by_time` lays
+    rows out by their own time, in folders of so many ms.
+    """
+
+    slice_bytes: int
+    task_bytes: int
+    parallelism: int
+    max_tasks: int
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_slice_bytes: int = 8 << 20
+    by_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is asked for and not accounted for in one partition; `lost` of it is below the log start."""
+
+    key: Key
+    partition: PartitionState
+    asked: Range
+    ranges: tuple[Range, ...]
+    lost: tuple[Range, ...] = ()
+
+    @property
+    def span(self) -> int:
+        return sum(r.span for r in self.ranges)
+
+    @property
+    def bytes_per_offset(self) -> float:
+        held = self.partition.high_watermark - self.partition.log_start
+        if self.partition.log_bytes is None or held <= 0:
+            return DEFAULT_RECORD_BYTES
+        return max(self.partition.log_bytes / held, 1.0)
+
+    @property
+    def estimated_bytes(self) -> int:
+        return math.ceil(self.span * self.bytes_per_offset)
+
+
+def owed(
+    request: Request,
+    state: State,
+    partitions: Mapping[Key, PartitionState],
+    window: WindowSettings,
+    replaced: Sequence[Receipt] = (),
+) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
+    """What the request still owes in each partition, and the partitions that cannot take part.
+
+    A request that replaces owes all that it asks for, widened to the slices of what it replaces: these receipts.
+    Owed offsets below a partition's log start are split off into `lost`. Raises UsageError for ranges that name
+    unknown partitions or reach beyond the stable end.
+    """
+    found: list[Owed] = []
+    refused: list[Refusal] = []
+    for key, wanted in _widened(asked(request, state, partitions, window), replaced):
+        partition = partitions[key]
+        if wrong := _unreadable(request, wanted, key, partition, state):
+            refused.append(Refusal(key.tp, wrong))
+            continue
+        due = subtract(wanted, _settled(request, state, key))
+        gone = Range(0, partition.log_start)
+        held = Range(partition.log_start, max(wanted.end, partition.log_start))
+        found.append(Owed(key, partition, wanted, intersect(due, held), intersect(due, gone)))
+    return tuple(found), tuple(refused)
+
+
+def _settled(request: Request, state: State, key: Key) -> Iterable[Range]:
+    """What is not read although it is asked for. Offsets that were skipped are, when they are named by number."""
+    if request.replace:
+        return ()
+    accounted = state.accounted(key)
+    if request.kind is RequestKind.OFFSETS:
+        skipped = state.skipped.get(key, ())
+        return tuple(rest for r in accounted for rest in subtract(r, skipped))
+    return accounted
+
+
+def _widened(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
+    """The ranges with the whole of each slice that they meet of what is replaced."""
+    if not replaced:
+        yield from named
+        return
+    slices = by_key((r.slice.key, r.slice.range) for r in replaced)
+    wide = by_key((key, each) for key, r in named for each in (r, *(m for m in slices.get(key, ()) if m.meets(r))))
+    yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
+
+
+def _unreadable(
+    request: Request, asked: Range, key: Key, partition: PartitionState, state: State
+) -> SluiceError | None:
+    """Why what is asked of the partition cannot be read now, if so.
+
+    The ledger may be newer than what is known of the partition: what others landed since ends beyond the log.
+    """
+    if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
+        return held(key.tp, asked.end, partition.stable_end)
+    if request.replace and asked.start < partition.log_start:
+        return _not_again(asked, key, partition)
+    beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
+    return out_of_range(asked.start, key, partition) if beyond else None
+
+
+def held(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
+    """The refusal of a window that ends above the stable end, by an open transaction, named where it is known."""
+    return WindowHeld(
+        f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
+        f" {stable_end}",
+        remedy=by.remedy if by else "the next run lands it once that has ended",
+        topic=tp.topic,
+        partition=tp.partition,
+        start=stable_end,
+        end=end,
+    )
+
+
+def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost:
+    return OffsetsLost(
+        f"{key}: {asked} cannot be landed anew: Kafka holds it only from {partition.log_start} on",
+        remedy="what landed stays; ask for what Kafka still holds: windows, or slices of published batches, are landed"
+        " anew as a whole",
+        topic=key.topic,
+        partition=key.partition,
+        start=asked.start,
+        end=partition.log_start,
+    )
+
+
+def asked(
+    request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
+) -> Iterable[tuple[Key, Range]]:
+    """The ranges that a request names. Raises UsageError."""
+    by_tp = {key.tp: key for key in partitions}
+    if request.kind is RequestKind.OFFSETS:
+        named: dict[Key, list[Range]] = {}
+        for key, r in (_explicit(r, by_tp, partitions) for r in request.ranges):
+            named.setdefault(key, []).append(r)
+        yield from ((key, r) for key, ranges in named.items() for r in union(ranges))
+        return
+    check_only(request.only, by_tp)
+    for key, partition in partitions.items():
+        if request.only and key.tp not in request.only:
+            continue
+        if request.window is not None:
+            yield key, _pinned(state, key, request.window, request.until or request.window + window.length)
+        else:
+            start = state.frontier(key)
+            yield key, Range(start, max(start, partition.stable_end))
+
+
+def _explicit(
+    r: AskedRange, by_tp: Mapping[TopicPartition, Key], partitions: Mapping[Key, PartitionState]
+) -> tuple[Key, Range]:
+    key = by_tp.get(TopicPartition(r.topic, r.partition))
+    if key is None:
+        raise _unknown_partition(TopicPartition(r.topic, r.partition), by_tp)
+    stable_end = partitions[key].stable_end
+    if not 0 <= r.start < r.end:
+        raise UsageError(f"{key}: [{r.start}, {r.end}) is no range", remedy="give START-END with 0 ≤ START < END")
+    if r.end > stable_end:
+        raise UsageError(
+            f"{key}: [{r.start}, {r.end}) reaches beyond the stable end {stable_end}",
+            remedy=f"ask for at most {key}:{r.start}-{stable_end}, or wait for the records to become stable",
+            topic=key.topic,
+            partition=key.partition,
+        )
+    return key, Range(r.start, r.end)
+
+
+def _pinned(state: State, key: Key, start: int, end: int) -> Range:
+    if (found := windows.range_between(state, key, start, end)) is None:
+        raise UsageError(
+            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they were cut otherwise there",
+            remedy="ask for windows of the length that the feed had then, or for offsets by number",
+        )
+    return found
+
+
+def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
+    """Raises UsageError for a partition that the feed does not have."""
+    for tp in only:
+        if tp not in by_tp:
+            raise _unknown_partition(tp, by_tp)
+
+
+def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
+    known = sorted(by_tp)
+    listed = ", ".join(map(str, known[:6])) + (f" … ({len(known)} in all)" if len(known) > 6 else "")
+    return UsageError(f"{tp} is no partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
+
+
+def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
+    """The live batches that reserve any of the owed ranges, with the slices that do.
+
+    One that was asked to replace the same is among them whatever is owed by now: what it reads may be gone since.
+    """
+    wanted = {o.key: (*o.ranges, *o.lost) for o in found}
+    for batch, s in state.live_slices():
+        same = request.replace and batch.request == request
+        if same or any(r.meets(s.range) for r in wanted.get(s.key, ())):
+            yield batch, s
+
+
+def build(
+    feed: str,
+    cluster: str,
+    request: Request,
+    isolation: Isolation,
+    found: Sequence[Owed],
+    sizing: Sizing,
+    state: State,
+    window: WindowSettings,
+    replaced: Sequence[Receipt] = (),
+) -> Plan | None:
+    """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed.
+
+    One that replaces names the parts of these receipts that it covers. Raises UsageError when it is beyond the limits:
+    what is replaced is replaced as a whole.
+    """
+    due = [o for o in found if o.ranges]
+    within = _limited(due, sizing)
+    if not within:
+        return None
+    if request.replace and within != due:
+        raise _beyond_limits(due)
+    size = _slice_size(within, sizing)
+    slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
+    return Plan(feed, cluster, request, isolation, _tasks(slices, sizing), _parts(due, replaced))
+
+
+def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
+    asked = by_key((o.key, o.asked) for o in due)
+    mine = (r for r in replaced if any(a.meets(r.slice.range) for a in asked.get(r.slice.key, ())))
+    return tuple(sorted(p.path for r in mine for p in r.parts))
+
+
+def _beyond_limits(due: Sequence[Owed]) -> UsageError:
+    return UsageError(
+        f"{sum(o.span for o in due)} offsets are beyond the feed's limits of one run, and are replaced only as a whole",
+        remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
+    )
+
+
+def _limited(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
+    """Each partition's ranges shortened by one ratio, so that a limited run moves all partitions alike."""
+    span = sum(o.span for o in found)
+    size = sum(o.estimated_bytes for o in found)
+    ratio = min(
+        1.0,
+        (sizing.max_records or span) / span if span else 1.0,
+        (sizing.max_bytes or size) / size if size else 1.0,
+    )
+    if ratio >= 1.0:
+        return list(found)
+    return [replace(o, ranges=_head(o.ranges, max(1, int(o.span * ratio)))) for o in found]
+
+
+def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
+    out: list[Range] = []
+    for r in ranges:
+        if span <= 0:
+            break
+        out.append(Range(r.start, min(r.end, r.start + span)))
+        span -= out[-1].span
+    return tuple(out)
+
+
+def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
+    """Bytes a slice: small enough to keep every core busy, not so small that files become crumbs."""
+    total = sum(o.estimated_bytes for o in found)
+    return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
+
+
+def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
+    """The owed ranges cut at the windows' pinned boundaries, and where a piece is large, evenly."""
+    for piece in (p for r in o.ranges for p in windows.pieces(state, o.key, r)):
+        folder = "" if by_time else paths.window_folder(piece.window, window.length)
+        for r in _even(piece.range, math.ceil(piece.range.span * o.bytes_per_offset / size)):
+            yield Slice(
+                *o.key,
+                r.start,
+                r.end,
+                o.partition.leader_epoch,
+                math.ceil(r.span * o.bytes_per_offset),
+                piece.window,
+                folder,
+                by_time,
+            )
+
+
+def _even(r: Range, pieces: int) -> tuple[Range, ...]:
+    pieces = max(1, min(pieces, r.span))
+    return cut(r, (r.start + r.span * i // pieces for i in range(1, pieces)))
+
+
+def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, ...]:
+    """Slices grouped by leader; each leader's share of the tasks follows its bytes; longest first into the emptiest."""
+    by_leader: dict[int, list[Slice]] = {}
+    for leader, s in slices:
+        by_leader.setdefault(leader, []).append(s)
+    total = sum(s.estimated_bytes for _, s in slices) or 1
+    tasks: list[Task] = []
+    for leader, group in sorted(by_leader.items()):
+        share = sum(s.estimated_bytes for s in group) / total
+        count = max(1, min(len(group), round(share * _task_count(total, sizing))))
+        for packed in _pack(group, count):
+            tasks.append(Task(len(tasks), leader, packed))
+    return tuple(tasks)
+
+
+def _task_count(total: int, sizing: Sizing) -> int:
+    """A whole number of rounds over the engine's slots, so that all slots end at about the same moment."""
+    rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
+    return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
+
+
+def _pack(group: Sequence[Slice], count: int) -> list[tuple[Slice, ...]]:
+    bins: list[tuple[int, int, list[Slice]]] = [(0, i, []) for i in range(count)]
+    heapify(bins)
+    for s in sorted(group, key=lambda s: (-s.estimated_bytes, s.key, s.start)):
+        load, i, held = heappop(bins)
+        held.append(s)
+        heappush(bins, (load + s.estimated_bytes, i, held))
+    packed = [sorted(held, key=lambda s: (s.key, s.start)) for _, _, held in sorted(bins, key=lambda b: b[1])]
+    return [tuple(held) for held in packed if held]

@@ -1,0 +1,222 @@
+"""How a feed's schema changes over time: every shape stands in the ledger before anything is landed by it.
+
+Guarantee: what lands is one table with all that has landed before, in Arrow, DuckDB and Spark: a column keeps its name
+and its type, or gets one that holds all that it held; whatever else is refused before anything is read. Under
+`on_drift: evolve` columns come from the records too, decided on the ledger's newest state and under the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sluice.pipelines.contract.suite import recall
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import OnDrift
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
+from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parsed
+from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.vocabulary.errors import SchemaChanged
+from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
+
+MOST_EVOLVED = 200
+"""Columns that records may add to a feed's own; others stay in `_extra`."""
+_SAID = 5
+
+
+def effective_shape(feed: Feed, state: State) -> Shape:
+    """What the feed's records are made to: its files, and the columns that the ledger has from records.
+
+    A column that the feed's schema names has the feed's type, or the wider one that its records needed.
+    """
+    shape = feed.shape
+    if shape.columns is None or not state.evolved:
+        return shape
+    own = {f.name.casefold() for f in shape.columns.fields}
+    fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
+    fields += [Field(name, parsed(text)) for name, text in state.evolved.items() if name.casefold() not in own]
+    return replace(shape, columns=Schema(tuple(fields)))
+
+
+def _at_least(own: Field, evolved: str | None) -> Field:
+    return replace(own, type=_wider_of(own.type, parsed(evolved))) if evolved else own
+
+
+def _wider_of(own: Type, evolved: Type) -> Type:
+    """The feed's type, with what of it records have widened."""
+    if own.kind is not evolved.kind or own.kind not in (Kind.STRUCT, Kind.LIST, Kind.MAP):
+        return evolved if holds(evolved, own) and not holds(own, evolved) else own
+    there = {f.name: f.type for f in evolved.fields}
+    return replace(own, fields=tuple(replace(f, type=_wider_of(f.type, there.get(f.name, f.type))) for f in own.fields))
+
+
+def newest(state: State) -> str | None:
+    """The name of the shape that the ledger has last; None before the first."""
+    return next(reversed(state.shapes), None)
+
+
+def table_of(feed: Feed, state: State) -> Schema | None:
+    """The columns that a reader of the feed finds: of the newest shape in the ledger, else of the feed's file."""
+    last = newest(state)
+    if last is None:
+        return feed.columns
+    return None if last.startswith("raw") else parse_schema(state.schemas[last])
+
+
+def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
+    """The shape that receipts call so; None when the ledger does not know it."""
+    number = state.shapes.get(name)
+    entry = ledger.entry(number) if number is not None else None
+    if not isinstance(entry, SchemaEntry):
+        return None
+    columns = parse_schema(entry.columns) if entry.columns is not None else None
+    return Shape(columns, recall(entry.contract) if entry.contract else None, entry.dropping, entry.closed)
+
+
+def declare(feed: Feed, ledger: Ledger) -> Shape:
+    """What records are made to from here on, with its entry in the ledger. Raises SchemaChanged."""
+    shape = feed.shape
+
+    def decide(state: State) -> SchemaEntry | None:
+        nonlocal shape
+        shape = effective_shape(feed, state)
+        if newest(state) == shape.name:
+            return None
+        check_one_table(feed, shape, state)
+        return _entry(feed, shape, _changed(ledger, state, shape))
+
+    ledger.append(decide)
+    return shape
+
+
+def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
+    """Raises SchemaChanged when rows of the shape are not one table with all that has landed."""
+    problems = list(_problems(columns_of(shape.columns), state.table))
+    if not problems:
+        return
+    lines = "".join(f"\n    {said}" for said, _ in problems[:_SAID])
+    more = f"\n    and {len(problems) - _SAID} more" if len(problems) > _SAID else ""
+    raise SchemaChanged(
+        f"feed {feed.name}: what would land now is not one table with what has landed:{lines}{more}",
+        remedy=f"{problems[0][1]}; or land it as a new feed",
+    )
+
+
+def columns_of(columns: Schema | None) -> Mapping[str, str]:
+    """Names and types, as a schema says them; of raw rows, None, Kafka's."""
+    return RAW_TYPES if columns is None else columns.texts()
+
+
+def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What is wrong, and a way out, for each column that does not go on with what stands."""
+    standing = {name.casefold(): name for name in table}
+    for name, text in columns.items():
+        old = standing.get(name.casefold())
+        if old is None:
+            continue
+        if old != name:
+            said = f"{name} differs by case only from {old}, which has landed"
+            yield said, f"give {name} another name, or the old one ({old})"
+        elif not holds(parsed(text), parsed(table[name])):
+            said = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
+            yield said, f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
+
+
+def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
+    own = feed.columns.texts() if feed.columns else {}
+    columns = shape.columns.texts() if shape.columns else None
+    return SchemaEntry(
+        shape=shape.name,
+        columns=columns,
+        contract=shape.contract.text if shape.contract else "",
+        dropping=shape.dropping,
+        closed=shape.closed,
+        evolved={name: text for name, text in (columns or {}).items() if own.get(name) != text},
+        reason=reason,
+    )
+
+
+def _changed(ledger: Ledger, state: State, shape: Shape) -> str:
+    """What is new about the shape, for people."""
+    last = newest(state)
+    before = shape_named(ledger, state, last) if last else None
+    if before is None:
+        return "the first"
+    said = [*_changed_columns(columns_of(before.columns), columns_of(shape.columns))]
+    contracts = [s.contract.hash if s.contract else "" for s in (before, shape)]
+    said += ["contract changed"] if contracts[0] != contracts[1] else []
+    policies = [(s.dropping, s.closed) for s in (before, shape)]
+    said += ["policies changed"] if policies[0] != policies[1] else []
+    return "; ".join(said) or "the order of its columns"
+
+
+def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    yield from (f"added {name} ({text})" for name, text in after.items() if name not in before)
+    yield from (f"dropped {name} ({text})" for name, text in before.items() if name not in after)
+    yield from (f"{n}: {before[n]} to {t}" for n, t in after.items() if n in before and before[n] != t)
+
+
+# -- columns from records
+
+
+def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
+    """Under `on_drift: evolve`, put into the ledger the shape that takes in what drifted in a published batch."""
+    found = [d for d in drift_of(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
+    if feed.policies.on_drift is not OnDrift.EVOLVE or not found:
+        return
+
+    def decide(state: State) -> SchemaEntry | None:
+        shape = effective_shape(feed, state)
+        if shape.columns is None:
+            return None
+        columns = evolved(shape.columns, found, state.table, MOST_EVOLVED - len(state.evolved))
+        grown = replace(shape, columns=columns)
+        return _entry(feed, grown, _changed(ledger, state, grown)) if grown.name != shape.name else None
+
+    ledger.append(decide)
+
+
+def evolved(columns: Schema, found: Iterable[Drift], table: Mapping[str, str], most: int) -> Schema:
+    """The schema with what of the drift it can take in, and stay one table; `most` new columns."""
+    begun = len(columns.fields)
+    for drift in found:
+        if drift.kind is DriftKind.WIDENED:
+            columns = _grown(columns, _widening(drift), table)
+        elif len(columns.fields) - begun < most:
+            columns = _grown(columns, _addition(drift), table)
+    return columns
+
+
+def _grown(columns: Schema, change: Callable[[Schema], Mapping[str, str]], table: Mapping[str, str]) -> Schema:
+    try:
+        after = parse_schema(change(columns))
+    except SchemaError:  # a name that cannot be a column's, or that readers would take for another
+        return columns
+    own = after.texts()
+    sound = not any(_problems(own, one_table(table, columns.texts())))
+    return after if sound else columns
+
+
+def _addition(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
+    return lambda columns: columns.texts() if _names(columns, drift) else {**columns.texts(), drift.field: drift.type}
+
+
+def _names(columns: Schema, drift: Drift) -> bool:
+    # A backslash in a drifting name may stand for what cannot be printed.
+    return "\\" in drift.field or any(f.name == drift.field for f in columns.fields)
+
+
+def _widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
+    return lambda columns: {f.name: _widened(f, f.name, drift).text for f in columns.fields}
+
+
+def _widened(f: Field, path: str, drift: Drift) -> Field:
+    """The field, or one below it, with the type that holds what was seen there."""
+    if path == drift.field:
+        wide = parsed(drift.type)
+        return replace(f, type=wide) if holds(wide, f.type) else f
+    members = tuple(_widened(m, path_below(path, f.type.kind, m.name), drift) for m in f.type.fields)
+    return replace(f, type=replace(f.type, fields=members))

@@ -1,0 +1,391 @@
+"""Windows tile a partition: pinned boundaries, whatever order windows run in (DESIGN §3, §13).
+
+`boundary(T)` is the first offset whose record is stamped at or after T, over all records; where there is none, or
+its stamp lies absurdly ahead, the high watermark serves (`by_clock`). Where transactions' markers hide that record
+and it is far, it was searched for by offset (`by_marker`). It is resolved once, when T + settle has
+passed, then pinned in the ledger: first resolution wins. Boundaries of a partition never decrease: each is clamped
+between its neighbours on the very state that it is put on. A late record belongs to the window its offset is in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginItem
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ledger.pins import Pins
+from sluice.pipelines.ports import Clock, Cluster
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState
+from sluice.pipelines.vocabulary.ranges import Range, covers, cut
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.units import show_duration, show_instant, show_window
+
+Partitions = Mapping[Key, PartitionState]
+
+
+def check_window(window: int, settings: WindowSettings, now: int) -> None:
+    """Raises UsageError for a window that is not aligned, or not closed yet."""
+    check_aligned(window, settings)
+    if not settings.closed(window, now):
+        when = show_instant(window + settings.length + settings.settle)
+        raise UsageError(
+            f"window {show_window(window)} is not closed yet",
+            remedy=f"it can be landed from {when} on (its end plus settle); a catch-up lands what is there now",
+        )
+
+
+def check_aligned(window: int, settings: WindowSettings) -> None:
+    """Raises UsageError for a time at which no window of the feed begins."""
+    if window % settings.length:
+        raise UsageError(
+            f"{show_window(window)} is no start of a window: windows of this feed last "
+            f"{show_duration(settings.length)}",
+            remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
+        )
+
+
+def check_begun(window: int, settings: WindowSettings, state: State) -> None:
+    """Raises UsageError for a window that ends before the first one that is known begins."""
+    first = earliest(state)
+    if first is not None and window + settings.length <= first:
+        raise UsageError(
+            f"window {show_window(window)} is before the feed's first window {show_window(first)}",
+            remedy="a run that asks for it lands it, if Kafka still holds it: sluice run FEED --window "
+            + show_window(window),
+        )
+
+
+def earliest(state: State) -> int | None:
+    """Where the known windows begin (ms): the feed's first one, or one before it that was backfilled."""
+    return state.boundary_times[0] if state.boundary_times else None
+
+
+def opening(
+    cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem], settings: WindowSettings, now: int
+) -> tuple[OriginItem, ...]:
+    """The first plan's origins with the window that opens there: the earliest that any partition begins in.
+
+    A partition begins in the newest window before which no record from its origin on is stamped: that of the record
+    at the origin, where this is the log's first one; else bisected over time.
+    """
+    newest = now // settings.length
+    offsets = {item.key: item.offset for item in origins}
+    firsts = cluster.offsets_at({key.tp: 0 for key in offsets})
+    bounds = {key: _bounds(firsts.get(key.tp), offset, newest, settings) for key, offset in offsets.items()}
+    while open_ := {k: (a + b + 1) // 2 for k, (a, b) in bounds.items() if a < b}:
+        found = cluster.offsets_at({k.tp: middle * settings.length for k, middle in open_.items()})
+        for key, middle in open_.items():
+            hit, (low, high) = found.get(key.tp), bounds[key]
+            first = partitions[key].high_watermark if hit is None else hit.offset
+            bounds[key] = (middle, high) if first <= offsets[key] else (low, middle - 1)
+    opens = min(a for a, _ in bounds.values()) * settings.length
+    return tuple(item.model_copy(update={"opens": opens}) for item in origins)
+
+
+def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings) -> tuple[int, int]:
+    """The first and the last window, counted since the epoch, where a log may begin; `hit`: its first record."""
+    if hit is None or hit.offset > origin:
+        return 0, newest
+    first = min(hit.timestamp // settings.length, newest)
+    return first, first if hit.offset == origin else newest
+
+
+def due(
+    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
+) -> list[BoundaryEntry]:
+    """The boundaries that have passed and are not pinned yet in some partition, as Kafka tells them now, oldest first.
+
+    Found by bisecting over time, so that a log of few records over many years costs few questions: between two equal
+    boundaries every boundary is the same. Those are left out, but for the newest `LISTED`.
+    """
+    now = clock()
+    last = settings.last_boundary(now)
+    behind = {k: p for k, p in partitions.items() if _newest(state, k, last) < last}
+    if not behind:
+        return []
+    since = min(_newest(state, k, last) for k in behind)
+    times = _times(state, settings, since, last)
+    if not times:
+        return []  # the clock jumped back: the others' newest boundary is ahead of it
+    look = _Lookup(state, cluster, behind, now + settings.max_skew)
+    look.between(times)
+    return look.entries()
+
+
+def before(
+    state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings, window: int
+) -> list[BoundaryEntry]:
+    """The boundaries from a window up to the earliest known one, which begins later, in the partitions that have that.
+
+    So a backfill below the origins finds windows there, and they tile too. Raises UsageError where Kafka holds no
+    record so old.
+    """
+    first = earliest(state)
+    if first is None or window >= first:
+        return []
+    oldest = {k: p for k, p in partitions.items() if _from_the_first(state, k)}
+    times = range(window, settings.start_of(first - 1) + settings.length, settings.length)
+    look = _Lookup(state, cluster, oldest, clock() + settings.max_skew)
+    look.among(times)
+    ends = ((t, k, found) for t in times[1:] for k, found in look.at(t).items())
+    below = any(state.boundaries[k][0][1] > p.log_start for k, p in oldest.items())
+    held = next((t for t, k, b in ends if b.offset > oldest[k].log_start), first if below else first + settings.length)
+    if held > window + settings.length:
+        raise UsageError(
+            f"Kafka holds no record of window {show_window(window)} any more, nor an older one",
+            remedy=f"the oldest window that it holds records of is {show_window(held - settings.length)}",
+        )
+    return look.entries()
+
+
+def _from_the_first(state: State, key: Key) -> bool:
+    """Whether the partition was there when the feed began: only then earlier windows may be found in it."""
+    return key in state.boundaries and state.origins[key].opens == state.first_window
+
+
+LISTED = 100
+"""So many of the newest windows are pinned by name even where nothing was produced; a longer silence by its ends."""
+_ENTRY = 50_000
+"""Boundaries in one entry, at most, unless there are more partitions."""
+
+
+def _newest(state: State, key: Key, otherwise: int) -> int:
+    """Time of the newest boundary of the key; `otherwise` when it has no windows."""
+    pinned = state.boundaries.get(key)
+    return pinned[-1][0] if pinned else otherwise
+
+
+def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
+    """Times after `since` and up to `last`: those that others have already, then every window's end."""
+    have = [t for t in state.boundary_times if since < t <= last]
+    newest = max(state.boundary_times[-1], since)
+    return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
+
+
+class _Found(NamedTuple):
+    """Where a boundary is; `by_clock` and `by_marker` as in the ledger."""
+
+    offset: int
+    by_clock: bool
+    by_marker: bool
+
+
+class _Lookup:
+    """Boundaries of the partitions in one moment's view: none beyond the high watermark that was seen before."""
+
+    def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
+        self._state, self._cluster, self._latest = state, cluster, latest
+        self._partitions = partitions
+        self._found: dict[int, dict[Key, _Found]] = {}
+
+    def between(self, times: Sequence[int]) -> None:
+        self._look(times[-1])
+        self._bisect(times, (-1, len(times) - 1))
+        above = times[-1]
+        for time in reversed(times[-LISTED:]):
+            if time in self._found:
+                above = time
+            else:
+                self._found[time] = self._found[above]
+
+    def among(self, times: Sequence[int]) -> None:
+        each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
+        self._bisect(times, (0, len(times) - 1))
+
+    def at(self, time: int) -> Mapping[Key, _Found]:
+        """Empty where nobody looked: it is the same as before and after."""
+        return self._found.get(time, {})
+
+    def entries(self) -> list[BoundaryEntry]:
+        """All that was found, oldest first."""
+        times = sorted(self._found)
+        step = max(_ENTRY // max(len(self._partitions), 1), 1)
+        return [self._entry(times[at : at + step]) for at in range(0, len(times), step)]
+
+    def _entry(self, times: Sequence[int]) -> BoundaryEntry:
+        items = []
+        for key in self._partitions:
+            there = [self._found[time][key] for time in times]
+            found = [*zip(times, there, strict=True)]
+            items.append(
+                Boundaries(
+                    key=key,
+                    times=tuple(times),
+                    offsets=tuple(b.offset for b in there),
+                    by_clock=tuple(time for time, b in found if b.by_clock),
+                    by_marker=tuple(time for time, b in found if b.by_marker),
+                )
+            )
+        return BoundaryEntry(items=tuple(items))
+
+    def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
+        """Look at every time between which boundaries differ: in rounds, which halve all spans side by side."""
+        spans = [whole]
+        while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
+            halves = [(a, (a + b) // 2, b) for a, b in apart]
+            each(self._look, [times[middle] for _, middle, _ in halves], patience=0)
+            spans = [half for a, middle, b in halves for half in ((a, middle), (middle, b))]
+
+    def _look(self, time: int) -> None:
+        found = self._cluster.offsets_at({k.tp: time for k in self._partitions})
+        told = {k: _told(p, found.get(k.tp), self._latest) for k, p in self._partitions.items()}
+        self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in told.items()}
+
+    def _offsets(self, times: Sequence[int], index: int) -> list[int]:
+        if index < 0:
+            return [self._state.boundaries[k][-1][1] for k in self._partitions]
+        return [found.offset for found in self._found[times[index]].values()]
+
+
+def _told(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _Found:
+    by_marker = hit is not None and hit.by_marker
+    if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
+        return _Found(p.high_watermark, True, by_marker)
+    return _Found(hit.offset, False, by_marker)
+
+
+def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
+    """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
+    current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
+    items = tuple(left for item in current if (left := _awaited(state, item)).times)
+    return BoundaryEntry(items=items) if items else None
+
+
+def _awaited(state: State, found: Boundaries) -> Boundaries:
+    """Those where the key has windows, and nothing is pinned yet; none below the one before it.
+
+    A partition that came later has none before the one that it opened with; others may get earlier ones.
+    """
+    key, least = found.key, 0
+    pinned, began = state.boundaries.get(key, NO_PINS), _from_the_first(state, key)
+    fresh: dict[int, int] = {}
+    for time, offset in zip(found.times, found.offsets, strict=True):
+        at = pinned.position(time)
+        if (at or began) and (at == len(pinned) or pinned.times[at] != time):
+            fresh[time] = least = clamp(state, key, time, max(offset, least))
+    by_clock, by_marker = (tuple(t for t in by if t in fresh) for by in (found.by_clock, found.by_marker))
+    times, offsets = tuple(fresh), tuple(fresh.values())
+    return Boundaries(key=key, times=times, offsets=offsets, by_clock=by_clock, by_marker=by_marker)
+
+
+def clamp(state: State, key: Key, time: int, offset: int) -> int:
+    """The boundary moved between those around it, above what a catch-up landed before it and, but for a window that is
+    before the first, above the origin.
+    """
+    pinned = state.boundaries.get(key, NO_PINS)
+    at = pinned.position(time)
+    window, end = state.floors.get(key, (time, 0))
+    landed = end if window < time else 0
+    origin = state.origins[key]
+    begins = origin.offset if time > (origin.opens or 0) else 0
+    offset = max(offset, begins, pinned.offsets[at - 1] if at else 0, landed)
+    return offset if at == len(pinned) else min(offset, pinned.offsets[at])
+
+
+def boundary_of(state: State, key: Key, time: int) -> int | None:
+    """The offset that separates the windows before and after `time`; None while it is not pinned.
+
+    Between two equal boundaries every boundary is the same; before the key's first window nothing precedes the origin.
+    """
+    return _boundary_in(state.boundaries.get(key, NO_PINS), time)
+
+
+def _boundary_in(pinned: Pins, time: int) -> int | None:
+    times, offsets = pinned.times, pinned.offsets
+    at = bisect_left(times, time)
+    if at < len(times) and (times[at] == time or at == 0 or offsets[at - 1] == offsets[at]):
+        return offsets[at]
+    return None
+
+
+def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
+    """The pinned offsets of a window in a partition; None while a boundary is missing.
+
+    A partition that opened after the window has nothing in it: an empty range at its origin.
+    """
+    return range_between(state, key, window, window + settings.length)
+
+
+def searched(state: State, window: int, settings: WindowSettings) -> int:
+    """In how many partitions a boundary of the window was searched for by offset behind transactions' markers."""
+    return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
+
+
+def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
+    """The same between two times (ms): of all windows there."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    first, last = _boundary_in(pinned, start), _boundary_in(pinned, end)
+    return None if first is None or last is None else Range(first, last)
+
+
+def listed(state: State, settings: WindowSettings) -> tuple[int, ...]:
+    """The windows that have both boundaries pinned by name, oldest first: those that get a manifest."""
+    times = set(state.boundary_times)
+    return tuple(t for t in state.boundary_times if t + settings.length in times and t % settings.length == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a range that lies in one window (its start, ms); None below the first boundary."""
+
+    range: Range
+    window: int | None
+
+
+def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
+    """`r` cut at the pinned boundaries; what lies after the last one is in the open window that it begins."""
+    pinned = state.boundaries.get(key, NO_PINS)
+    first = max(bisect_right(pinned.offsets, r.start) - 1, 0)
+    offsets = pinned.offsets[first : bisect_left(pinned.offsets, r.end)]
+    out = []
+    for piece in cut(r, offsets):
+        before = first + bisect_right(offsets, piece.start)
+        out.append(Piece(piece, pinned.times[before - 1] if before else None))
+    return tuple(out)
+
+
+def complete(state: State, window: int, settings: WindowSettings) -> bool:
+    """Whether every partition's range of the window is pinned and wholly accounted for."""
+    return bool(complete_of(state, (window,), settings))
+
+
+def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
+    """The complete ones of several windows, in their order, with each partition's range."""
+    keys = state.known()
+    found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
+    for key in keys:
+        accounted = state.accounted(key)
+        for window, ranges in [*found.items()]:
+            r = range_of(state, key, window, settings)
+            if r is not None and covers(accounted, r):
+                ranges[key] = r
+            else:
+                del found[window]
+    return found
+
+
+def owed(state: State, settings: WindowSettings, now: int) -> list[int]:
+    """The closed windows of which something is owed, or a boundary not resolved, oldest first.
+
+    Without a ledger that is the newest one.
+    """
+    last = settings.last_boundary(now)
+    first = last - settings.length if state.first_window is None else settings.start_of(state.first_window)
+    closed, keys = range(first, last, settings.length), state.known()
+    if not keys:
+        return list(closed)
+    return sorted({w for key in keys for w in _owed(state, key, settings, closed) if w in closed})
+
+
+def _owed(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+    pinned = state.boundaries.get(key) or ((closed.start, 0),)
+    time, end = pinned[-1]
+    yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)
+    for gap in state.owed(key, end):
+        yield from (settings.start_of(p.window) for p in pieces(state, key, gap) if p.window is not None)

@@ -1,0 +1,157 @@
+"""Entries that a ledger lost: what in the lake tells of them, and where that is kept once somebody goes on without.
+
+A plan stands before anything of its batch does, and nothing of a batch is visible before its publish entry stands. So
+what is newer than the newest entry, or visible of a batch that the ledger calls planned, proves that entries are gone.
+Names are read before the ledger, which is read again before anything is concluded. Nothing here is ever deleted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, islice
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import Layout, WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import BatchStatus, Ledger, State
+from sluice.pipelines.ledger.tip import BEYOND, Tip, Trace, beyond, entries_lost
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.side_by_side import each
+
+LOOKED_AT = 1000
+"""Names of parts that a run looks at, at most: a page of a listing."""
+
+
+# -- noticing
+
+
+def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
+    """Raises EntriesLost for visible parts of lost batches, looked for where the next batch begins."""
+    state = ledger.read()
+    listed = lake.list(paths.visible_roots(feed.name)[0], _before_the_frontier(state, feed))
+    check_names(ledger, state, list(islice(listed, LOOKED_AT)))
+
+
+def check_all(ledger: Ledger, lake: Lake) -> None:
+    """The same, looked for everywhere, staging included."""
+    check_names(ledger, ledger.read(), list(_names(lake, ledger.feed)))
+
+
+def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
+    """The newest state. Raises EntriesLost when these lake paths tell of entries that are not in it."""
+    told = list(names)
+    if not list(_traces(state, told)):
+        return state
+    state = ledger.read()
+    if traces := list(_traces(state, told)):
+        raise entries_lost(ledger.feed, state.newest, traces)
+    return state
+
+
+def _before_the_frontier(state: State, feed: Feed) -> str:
+    """The path after which the parts of what follows the frontiers lie; empty where that may be anywhere."""
+    opened = [_window_of(state, key, at) for key, at in state.frontiers().items()]
+    if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
+        return ""
+    oldest = min(w for w in opened if w is not None)
+    return f"{paths.visible_roots(feed.name)[0]}/{paths.window_folder(oldest, feed.window.length)}"
+
+
+def _window_of(state: State, key: Key, offset: int) -> int | None:
+    """The newest window that begins at the offset or before; None where none is pinned."""
+    pins = state.boundaries.get(key)
+    if pins is None:
+        return None
+    at = bisect_right(pins.offsets, offset)
+    return pins.times[at - 1] if at else None
+
+
+def _names(lake: Lake, feed: str) -> Iterator[str]:
+    """Every path that may name a batch."""
+    roots = (
+        *paths.visible_roots(feed),
+        paths.staging_root(feed),
+        paths.relanded_folder(feed),
+        paths.batch_page_folder(feed),
+    )
+    return chain.from_iterable(lake.list(root) for root in roots)
+
+
+def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
+    """One for each batch that is told of."""
+    told: set[int] = set()
+    for path in names:
+        batch = _lost_batch(state, path)
+        if batch is not None and batch not in told:
+            told.add(batch)
+            yield Trace(batch, f"{path} is of batch {batch}")
+
+
+def _lost_batch(state: State, path: str) -> int | None:
+    """The batch of which the path tells, if entries of it are gone. Any other name tells of nothing."""
+    visible = not path.startswith(f"{paths.SLUICE}/")
+    part = paths.parse_part(path)
+    batch = part.batch if visible and part else _named(path, part)
+    if batch is None or batch >= BEYOND:
+        return None
+    held = state.batches.get(batch)
+    unpublished = visible and held is not None and held.status is BatchStatus.PLANNED
+    return batch if batch >= state.number or unpublished else None
+
+
+def _named(path: str, part: paths.PartName | None) -> int | None:
+    """The batch in whose staging, note or report the file is."""
+    staged = paths.staged_batch(path)
+    if staged is not None:
+        return staged if paths.receipt_slice(path) or (part and part.batch == staged) else None
+    noted = paths.relanded_batch(path)
+    return paths.page_batch(path) if noted is None else noted
+
+
+# -- going on without them
+
+
+def traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
+    """All that tells of entries which are not in the state: a fold of what stands, whatever is newer."""
+    tip = beyond(feed.name, state, read_tip(lake, feed.name))
+    numbers = [(p, n) for p in lake.list(paths.checkpoint_folder(feed.name)) if (n := paths.checkpoint_number(p))]
+    folds = [Trace(n - 1, f"{p} is a fold up to entry {n - 1}") for p, n in numbers if state.number < n < BEYOND]
+    return [*([tip] if tip else []), *folds, *_traces(state, _names(lake, feed.name))]
+
+
+def read_tip(lake: Lake, feed: str) -> Tip | None:
+    return Tip.parse(lake.get(paths.tip_path(feed)))
+
+
+def strays(feed: Feed, lake: Lake, state: State) -> list[str]:
+    """The files that tell of entries which are not in the state, or of the batches that are live in it; checkpoints of
+    those, and manifests of windows that are not complete without."""
+    live = {b.id for b in state.live()}
+    named = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
+    folds = lake.list(paths.checkpoint_folder(feed.name))
+    newer = [p for p in folds if (paths.checkpoint_number(p) or 0) > state.number]
+    return [*named, *newer, *_undone(lake, feed.name, state, feed.window)]
+
+
+def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> list[str]:
+    standing = {p: w[0] for p in lake.list(paths.manifest_folder(feed)) if (w := paths.manifest_window(p))}
+    done = windows.complete_of(state, standing.values(), settings)
+    return [path for path, window in standing.items() if window not in done]
+
+
+def set_aside(lake: Lake, feed: str, number: int, names: Iterable[str]) -> None:
+    """Move the files away from where they count for anybody, into the folder of that number. Idempotent."""
+    each(_moving(lake, feed, number), list(names))
+
+
+def _moving(lake: Lake, feed: str, number: int) -> Callable[[str], None]:
+    def move(path: str) -> None:
+        with suppress(FileNotFoundError):
+            lake.show(path, paths.aside_path(feed, number, path))
+        lake.remove(path)
+
+    return move

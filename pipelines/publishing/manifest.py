@@ -1,0 +1,211 @@
+"""A window's manifest: the answer to "may I read hour 14?".
+
+It says that every partition's range of the window is accounted for, names the boundaries and never the parts (a
+replace or a compaction changes those), and is written once: a complete window stays complete. It goes when rows of the
+window are retired. Parts come from the ledger, so a reader never sees half of what is being made visible.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import PublishEntry, RetireEntry
+from sluice.pipelines.ledger.fold import by_key
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import WindowIncomplete, WindowRetired
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.units import show_instant, show_window
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFiles:
+    """The parts of one window, each with the slice that it is of. `complete`: nothing of it is owed any more."""
+
+    window: int
+    complete: bool
+    placed: tuple[tuple[Slice, Part], ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for _, part in self.placed)
+
+    def of(self, kind: PartKind) -> tuple[Part, ...]:
+        return tuple(p for p in self.parts if p.kind is kind)
+
+
+def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings) -> tuple[int, ...]:
+    """Declare complete every window that is, with all its rows, and has no manifest yet; returns those. Idempotent."""
+    state = ledger.read()
+    standing = set(lake.list(paths.manifest_folder(feed)))
+    named = {t: paths.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
+    fresh = (t for t, path in named.items() if path not in standing and not is_retired(state, t, settings.length))
+    done = windows.complete_of(state, fresh, settings)
+    receipts = receipts_by_window(ledger, state, done, settings)
+
+    def declare(w: int) -> None:
+        lake.put_if_absent(named[w], _dump(state, done[w], receipts[w], feed, w, settings))
+
+    each(declare, tuple(done), patience=0)  # a disk makes several durable in the time of one
+    return tuple(done)
+
+
+def _dump(
+    state: State,
+    ranges: Mapping[Key, Range],
+    receipts: Sequence[Receipt],
+    feed: str,
+    window: int,
+    settings: WindowSettings,
+) -> bytes:
+    content = {
+        "format": FORMAT,
+        "feed": feed,
+        "window": show_window(window),
+        "start_ms": window,
+        "end_ms": window + settings.length,
+        "complete": True,
+        "ledger": state.ledger_id,
+        "number": state.number,
+        "boundaries": [
+            {"topic": k.topic, "partition": k.partition, "topic_id": k.topic_id, "start": r.start, "end": r.end}
+            for k, r in ranges.items()
+        ],
+        "folders": sorted({paths.folder_of(p.path, feed, p.kind) for r in receipts for p in r.parts}),
+    }
+    lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in sorted(content.items()))
+    return f"{{\n{lines}\n}}\n".encode()
+
+
+def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool:
+    """Whether the window was declared complete."""
+    return lake.size(paths.window_path(feed, window, settings.length)) is not None
+
+
+def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
+    """Remove the manifests of windows of which rows are not kept any longer; their paths. Idempotent."""
+    standing = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
+    gone = tuple(p for p, lasts in standing if lasts and is_retired(state, *lasts))
+    for path in gone:
+        lake.remove(path)
+    return gone
+
+
+def is_retired(state: State, window: int, length: int) -> bool:
+    """Whether rows that had landed in the window are not kept any longer: what is left is not the window."""
+    return next(_retired(state, window, length), None) is not None
+
+
+def _retired(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
+    for key, ranges in state.retired.items():
+        lasts = _lasting(state, key, window, window + length) if ranges else None
+        yield from ((key, r) for r in ranges if lasts and r.meets(lasts))
+
+
+def _lasting(state: State, key: Key, start: int, end: int) -> Range | None:
+    """The offsets between two times; without an end where the partition's life ended between."""
+    first, last = (windows.boundary_of(state, key, t) for t in (start, end))
+    return None if first is None else Range(first, _ENDLESS if last is None else last)
+
+
+_ENDLESS = 1 << 63
+
+
+def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
+    """Raises WindowRetired for a window of which rows are not kept any longer."""
+    for key, r in _retired(state, window, settings.length):
+        shown = show_window(window)
+        raise WindowRetired(
+            f"window {shown} of feed {feed} was {retirement(ledger, state, key, r)}",
+            remedy="its rows are not in the lake any longer; while Kafka has them they can be landed anew: "
+            f"sluice run {feed} --window {shown} --replace",
+        )
+
+
+def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
+    """When, by whom and why rows in the range were retired: `retired on … by …: …`."""
+    numbers = (at for at, gone in reversed(state.superseded.get(key, ())) if gone.meets(r))
+    entry = next(e for n in numbers if isinstance(e := ledger.entry(n), RetireEntry))
+    return f"retired on {show_instant(entry.at)}{f' by {entry.run}' if entry.run else ''}: {entry.reason}"
+
+
+def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
+    """The window's live parts, in log order, from the ledger. Raises UsageError for what is no window of the feed."""
+    (found,) = files_of(ledger, (window,), settings)
+    return found
+
+
+def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
+    """The same of several windows; an entry that holds parts of many of them is read once."""
+    for window in asked:
+        windows.check_aligned(window, settings)
+    state = ledger.read()
+    receipts = receipts_by_window(ledger, state, asked, settings)
+    return tuple(_files(state, receipts[window], window, settings) for window in asked)
+
+
+def _files(state: State, receipts: Iterable[Receipt], window: int, settings: WindowSettings) -> WindowFiles:
+    in_order = sorted(receipts, key=lambda r: (r.slice.key, r.slice.start))
+    placed = tuple((r.slice, p) for r in in_order for p in r.parts)
+    return WindowFiles(window, windows.complete(state, window, settings), placed)
+
+
+def receipts_by_window(
+    ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
+) -> dict[int, list[Receipt]]:
+    """Receipts of the slices that lie in each window, of every publish entry that counts.
+
+    A feed's windows may have been shorter once: what lay in those lies in the one that holds them now.
+    """
+    out: dict[int, list[Receipt]] = {window: [] for window in asked}
+    for r in receipts_lying(ledger, state, lambda w: w is not None and settings.start_of(w) in out):
+        out[settings.start_of(r.slice.window or 0)].append(r)
+    return out
+
+
+def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
+    """Receipts that count, in the order they were published, of slices in windows that are `wanted` (None: outside)."""
+    for number in sorted({n for w, numbers in state.published_in.items() if wanted(w) for n in numbers}):
+        entry = ledger.entry(number)
+        for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
+            if wanted(r.slice.window):
+                yield r
+
+
+def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
+    """Receipts that count, of slices that share an offset with one of the ranges."""
+    asked = by_key(wanted)
+    lie_in = {p.window for key, ranges in asked.items() for r in ranges for p in windows.pieces(state, key, r)}
+    numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
+    published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
+    receipts = (r for n, e in published for r in state.receipts(n, e))
+    return [r for r in receipts if any(r.slice.range.meets(x) for x in asked.get(r.slice.key, ()))]
+
+
+def demand_complete(found: WindowFiles, feed: str) -> None:
+    """Raises WindowIncomplete while part of the window is owed, or a boundary of it not resolved."""
+    if not found.complete:
+        shown = show_window(found.window)
+        raise WindowIncomplete(
+            f"window {shown} of feed {feed} is not complete",
+            remedy=f"land it: sluice run {feed} --window {shown}; or wait for it: sluice wait {feed} --window {shown}",
+        )
+
+
+def missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts that are published and not visible yet: the roll-forward has still to show them."""
+    wanted = tuple(parts)
+    folders = {p.path.rpartition("/")[0] for p in wanted}
+    visible = {path for folder in folders for path in lake.list(folder)}
+    return tuple(p for p in wanted if p.path not in visible)

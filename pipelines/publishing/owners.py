@@ -1,0 +1,123 @@
+"""Whose a live batch is, how its run stands, and what may be done about it: one word on that for everybody.
+
+Whoever meets another run's batch (a run, a plan, status, repair, replay, compaction, expiry, accepting) asks `judged`
+here, and says what comes of it by `met` and `busy`: at work, dead with the evidence, or not known yet with what would
+tell. Of a batch that is not at work, the commands that go on are always told. Nothing is finished or given up whose run
+is only suspected to be dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Batch, Ledger
+from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.publishing.publish import abandon
+from sluice.pipelines.vocabulary.errors import PlanBusy
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import Fate, Life, Met, Owner, Verdict
+from sluice.pipelines.vocabulary.units import show_window
+
+AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
+"""The requests that write parts anew, and the commands that ask for them."""
+NEW = Verdict(Life.ALIVE, "it has just begun")
+"""Of an owner who was not there yet when owners were judged."""
+AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
+
+
+def judged(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
+    """By batch, how its run stands. With `watch` it waits until that is known, for all suspects together."""
+    asked = list(batches)
+    said = liveness.judge(dict.fromkeys(b.owner for b in asked), watch=watch) if asked else {}
+    return {b.id: said[b.owner.token] for b in asked}
+
+
+def met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
+    """A batch of another run, as it is told; the ways out of one that is left and not at work."""
+    left = fate is Fate.LEFT and verdict.life is not Life.ALIVE
+    return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if left else ())
+
+
+def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
+    """The refusal to touch what another run's live batch reserves: how that run stands, and the way out."""
+    return PlanBusy(
+        f"{met(feed, batch, verdict)}; it reserves {s}",
+        remedy=way_out(feed, batch, verdict),
+        topic=s.topic,
+        partition=s.partition,
+        start=s.start,
+        end=s.end,
+    )
+
+
+def way_out(feed: str, batch: Batch, verdict: Verdict) -> str:
+    """What to do about a live batch that is in the way."""
+    if verdict.life is Life.ALIVE:
+        return _wait(batch.owner)
+    either = "; or ".join(f"`{command}` {what}" for command, what in ways(feed, batch))
+    if verdict.life is Life.DEAD:
+        return either
+    return f"`sluice repair {feed} --dry-run` watches it and says; when its run is dead, {either}"
+
+
+def _wait(owner: Owner) -> str:
+    wait = f"wait for it to end, or cancel it where it runs ({owner.host})"
+    return f"{wait}; if Dagster only thinks so: sluice unstick --run {owner.run[:8]} --force" if owner.run else wait
+
+
+def ways(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
+    """The commands that finish a dead run's batch or give it up, each with what it does."""
+    give_up = (f"sluice repair {feed} --abandon {batch.id}", "gives it up")
+    if again := AGAIN.get(batch.request.kind):
+        return (again.format(feed=feed), "gives it up and begins anew"), give_up
+    return (asking(feed, batch.request), "finishes it, and reads only what is missing"), give_up
+
+
+def asking(feed: str, asked: Request) -> str:
+    """The command that asks for the same."""
+    words = ["sluice run", feed]
+    match asked.kind:
+        case RequestKind.OFFSETS:
+            words += [f"--offsets {r.topic}:{r.partition}:{r.start}-{r.end}" for r in asked.ranges]
+        case RequestKind.WINDOW if asked.until is not None:
+            words.append(f"--from {show_window(asked.window or 0)} --to {show_window(asked.until)}")
+        case RequestKind.WINDOW:
+            words.append(f"--window {show_window(asked.window or 0)}")
+    words += [f"--only {tp}" for tp in asked.only]
+    return " ".join([*words, "--replace"] if asked.replace else words)
+
+
+def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
+    """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
+    commands = tuple(f"{command}   {what}" for command, what in ways(feed, batch))
+    if batch.rewrites:
+        return "nothing of it counts yet", commands
+    finished, planned = finished_slices(lake, feed, batch)
+    return f"{finished} of {planned} slices are finished" if finished else "no slice is finished", commands
+
+
+def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
+    """Of a live batch's slices, how many have a receipt in staging, and how many there are."""
+    names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
+    receipts = (paths.receipt_slice(p) for p in lake.list(paths.staging_folder(feed, batch.id)))
+    return len(names.intersection(r for r in receipts if r)), len(names)
+
+
+def give_up(
+    ledger: Ledger, batches: Iterable[Batch], verdicts: Mapping[int, Verdict], report: Reporter, why: str = AS_THEY_WERE
+) -> tuple[int, ...]:
+    """Give up those of the batches whose run is dead, say so, and return them. One that another took meanwhile stays
+    his."""
+    given = []
+    for batch in batches:
+        if verdicts.get(batch.id, NEW).dead and abandon(ledger, batch.id, why, batch.owner) is not None:
+            tell(report, met(ledger.feed, batch, verdicts[batch.id], Fate.GIVEN_UP, why))
+            given.append(batch.id)
+    return tuple(given)
+
+
+def tell(report: Reporter, batch: Met) -> None:
+    """Say what became of another run's batch."""
+    report(Progress(str(batch.fate), note=str(batch), met=batch))

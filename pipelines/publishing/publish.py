@@ -1,0 +1,169 @@
+"""From proven receipts to visible files: the publish entry, and the roll-forward that makes `data/` say the same.
+
+The entry is the commit point of the data. Visibility is derived: `roll_forward` makes `data/` equal the live parts
+of the fold for every batch that still has staging, whoever left it there, and may be run by anyone, any number of
+times, at once (DESIGN §5, §13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.contract.results import Result
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import lost
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, OwnershipLost
+from sluice.pipelines.vocabulary.receipts import Owner, Part, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.side_by_side import each
+
+
+def publish(
+    ledger: Ledger,
+    batch: int,
+    owner: Owner,
+    receipts: Sequence[Receipt],
+    failures: Sequence[SliceFailure],
+    results: Sequence[Result] = (),
+) -> Appended | None:
+    """Put the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
+
+    `results`: what the batch as a whole said to its contract. Guarantee: decided on the state just below the entry's
+    number, and again by whoever folds it.
+    """
+    entry = PublishEntry(
+        batch=batch,
+        token=owner.token,
+        receipts=tuple(receipts),
+        failures=tuple(failures),
+        results=tuple(results),
+    )
+
+    def decide(state: State) -> PublishEntry | None:
+        held = state.batches[batch]
+        if held.status is BatchStatus.PUBLISHED and held.owner.token == owner.token:
+            return None
+        if not state.may_publish(entry):
+            raise _lost(held)
+        return entry
+
+    return ledger.append(decide)
+
+
+def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
+    """Raises OwnershipLost once the batch is not ours to publish any more: then its staging may be gone too."""
+    held = ledger.read().batches[batch]
+    if held.status is not BatchStatus.PLANNED or held.owner.token != owner.token:
+        raise _lost(held)
+
+
+def _lost(held: Batch) -> OwnershipLost:
+    how = {
+        BatchStatus.ABANDONED: "was abandoned",
+        BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
+        BatchStatus.PLANNED: f"now belongs to {held.owner.describe()}, or what it replaces was replaced before",
+    }[held.status]
+    return OwnershipLost(
+        f"batch {held.id} {how}: what this run landed counts for nothing and stays invisible",
+        remedy="nothing to mend; the next run lands what is still owed",
+    )
+
+
+def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None) -> Appended | None:
+    """Give the batch's ranges back; None when it is no longer live, or no longer the owner's for whom that is done."""
+
+    def decide(state: State) -> AbandonEntry | None:
+        held = state.batches[batch]
+        same = owner is None or held.owner.token == owner.token
+        return AbandonEntry(batch=batch, reason=reason) if held.status is BatchStatus.PLANNED and same else None
+
+    return ledger.append(decide)
+
+
+@dataclass(frozen=True, slots=True)
+class RolledForward:
+    """What a roll-forward found to do: lake paths, and the batches whose staging it removed."""
+
+    shown: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    cleaned: tuple[int, ...] = ()
+
+
+def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
+    """Make `data/` equal the live parts of the fold for every batch with staging; then remove that staging.
+
+    Order matters: staged files of replaced parts go first, so that nobody can bring one back; then replaced parts
+    are hidden, then live ones shown; what was replaced while it was shown is hidden again. Names that the fold does
+    not know are newer than it and left alone. Raises EntriesLost where staging proves it, with nothing touched.
+    """
+    state = ledger.read()
+    staged = _staged_files(lake, feed)
+    state = lost.check_names(ledger, state, (path for some in staged.values() for path in some))
+    published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
+    receipts = [r for b in published for r in _receipts(ledger, b)]
+    parts = [part for r in receipts for part in r.parts]
+    each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
+    replaced = [path for b in published for path in _replaced(ledger, b)]
+    hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
+    each(lake.remove, hidden)
+    live = [p for p in parts if p.path not in state.replaced]
+    shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
+    late = {p for p in shown if p in ledger.read().replaced} if shown else set()
+    for path in late:  # a copy takes its time: who hid it meanwhile could not see it yet
+        lake.remove(path)
+    shown = [p for p in shown if p not in late]
+    done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
+    each(lake.remove, [path for b in done for path in staged[b]])
+    return RolledForward(tuple(shown), tuple(hidden), tuple(done))
+
+
+def _staged_files(lake: Lake, feed: str) -> dict[int, list[str]]:
+    out: dict[int, list[str]] = {}
+    for path in lake.list(paths.staging_root(feed)):
+        batch = paths.staged_batch(path)
+        if batch is not None:
+            out.setdefault(batch, []).append(path)
+    return out
+
+
+def _status(state: State, batch: int) -> BatchStatus | None:
+    held = state.batches.get(batch)
+    return held.status if held else None
+
+
+def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
+    receipts = ledger.publication(batch).receipts
+    parts = [part for r in receipts for part in r.parts]
+    _check_below((paths.staging_folder(ledger.feed, batch.id),), [p.staged for p in parts], batch.published or 0)
+    _check_below(paths.visible_roots(ledger.feed), [p.path for p in parts], batch.published or 0)
+    return receipts
+
+
+def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
+    replaced = ledger.plan(batch.id).replaces
+    _check_below(paths.visible_roots(ledger.feed), replaced, batch.id)
+    return replaced
+
+
+def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> None:
+    """Raises LedgerCorrupt for an entry that would have us touch a file of the lake that is no part of this feed's."""
+    for path in names:
+        if not path.startswith(tuple(f"{root}/" for root in roots)):
+            raise LedgerCorrupt(
+                f"entry {number} names {ascii(path)[:300]}, which is not below {' or '.join(roots)}",
+                remedy="somebody else wrote into this ledger: nothing was touched; see who may write to the lake",
+            )
+
+
+def _show(lake: Lake, part: Part) -> bool:
+    """Whether this call made it visible. A source that is gone was shown, or replaced, by someone before us."""
+    if lake.size(part.path) is not None:
+        return False
+    try:
+        lake.show(part.staged, part.path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,192 @@
+"""What is in quarantine now: counted by reason, looked at row by row. From the ledger's receipts and their parts.
+
+Promise: counting reads columns of coordinates and reasons only; nothing is held in memory but what it says in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.rows import rows_of
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, Kind, kinds_of
+from sluice.pipelines.quarantine.staged import staged
+from sluice.pipelines.schema.arrays import fixed, int64s, text_array
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which quarantined records; what is empty restricts nothing. `windows` are starts (ms)."""
+
+    windows: frozenset[int] | None = None
+    reasons: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    expectations: tuple[str, ...] = ()
+    places: tuple[tuple[TopicPartition, int], ...] = ()
+
+    def receipts(self, ledger: Ledger, state: State, settings: WindowSettings) -> list[Receipt]:
+        """The receipts that count and may hold such records, by window and in log order."""
+
+        return self.among(manifest.receipts_lying(ledger, state, partial(self._wanted, settings)), settings)
+
+    def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
+        """Those of the receipts that may hold such records, by window and in log order."""
+        found = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
+        return sorted(found, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
+
+    def _wanted(self, settings: WindowSettings, lies_in: int | None) -> bool:
+        return self.windows is None or (lies_in is not None and settings.start_of(lies_in) in self.windows)
+
+    def _meets(self, r: Receipt) -> bool:
+        s = r.slice
+        return not self.places or any(tp == s.tp and s.start <= offset < s.end for tp, offset in self.places)
+
+    def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Those rows of a partition's quarantine that are meant, and the others."""
+        masks = [_among(rows, name, texts) for name, texts in self._named() if texts]
+        if self.places:
+            offsets = np.array([o for at, o in self.places if at == tp], np.int64)
+            masks.append(flags(np.isin(int64s(rows.column(rows.schema.get_field_index("offset"))), offsets)))
+        if not masks:
+            return rows, rows.slice(0, 0)
+        mask = reduce(pc.and_, masks)
+        return rows.filter(mask), rows.filter(pc.invert(mask))
+
+    def _named(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        yield from (("reason", self.reasons), ("field", self.fields), ("expectation", self.expectations))
+
+
+def _among(rows: pa.RecordBatch, name: str, texts: Sequence[str]) -> pa.Array:
+    return pc.is_in(rows.column(rows.schema.get_field_index(name)), value_set=text_array(texts))
+
+
+def flags(values: Any) -> pa.Array:
+    """Booleans as an Arrow array."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
+# -- counted
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Records of one window (its start, ms; None: outside windows) that were refused alike; `first` is a coordinate."""
+
+    window: int | None
+    kind: Kind
+    records: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowHeld:
+    """What became of a window's records so far: `relanded` of those that `landed` had been in quarantine, `mended` of
+    these have other bytes than in the log."""
+
+    window: int | None
+    landed: int = 0
+    quarantined: int = 0
+    relanded: int = 0
+    mended: int = 0
+
+    @property
+    def share(self) -> float:
+        """Of all records, those that are in quarantine."""
+        return self.quarantined / max(self.landed + self.quarantined, 1)
+
+    def __add__(self, other: WindowHeld) -> WindowHeld:
+        names = ("landed", "quarantined", "relanded", "mended")
+        return WindowHeld(self.window, *(getattr(self, n) + getattr(other, n) for n in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All that is in quarantine, the most frequent first, and the windows where something is, or was re-landed.
+
+    `batch`: the one that has it staged, not published; None: published.
+    """
+
+    held: tuple[Held, ...]
+    windows: tuple[WindowHeld, ...]
+    batch: int | None = None
+
+
+def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
+    """Count what is in quarantine now."""
+    return _counting(asked.receipts(ledger, ledger.read(), settings), lake, asked, settings)
+
+
+def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
+    """The same of what live batches have staged; of batches that have nothing to quarantine, nothing."""
+    found = []
+    for batch, receipts in staged(feed, ledger, ledger.read(), lake):
+        meant = asked.among(receipts, feed.window)
+        if any(r.counts.quarantined for r in meant):
+            found.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
+    return found
+
+
+def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
+    windows: dict[int | None, WindowHeld] = {}
+    kinds: dict[tuple[int | None, Kind], Held] = {}
+    for r in receipts:
+        window = None if r.slice.window is None else settings.start_of(r.slice.window)
+        windows[window] = windows.get(window, WindowHeld(window)) + _account(window, r)
+        for part in quarantined_parts(r):
+            for kind, records, first in _counted(lake, part, asked, r.slice.tp):
+                held = kinds.get((window, kind), Held(window, kind, 0, f"{r.slice.tp}:{first}"))
+                kinds[window, kind] = Held(window, kind, held.records + records, held.first)
+    ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
+    touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
+    return Listing(tuple(ranked), tuple(touched))
+
+
+def _account(window: int | None, r: Receipt) -> WindowHeld:
+    relanded, mended = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
+    return WindowHeld(window, r.counts.landed, r.counts.quarantined, relanded, mended)
+
+
+def quarantined_parts(r: Receipt) -> list[Part]:
+    return [p for p in r.parts if p.kind is PartKind.QUARANTINED]
+
+
+def _counted(lake: Lake, part: Part, asked: Filter, tp: TopicPartition) -> Iterator[tuple[Kind, int, int]]:
+    columns = ["offset", *Kind._fields]
+    for rows in parquet.batches(lake, parquet.place(lake, part), ROWS_AT_ONCE, columns, use_threads=False):
+        yield from kinds_of(asked.split(rows, tp)[0])
+
+
+# -- looked at
+
+
+def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:
+    """The first rows that are asked for, whole, with the receipts that hold them; `most` in all."""
+    for r in receipts:
+        for part in quarantined_parts(r):
+            for rows in rows_of(lake, parquet.place(lake, part)):
+                found = asked.split(rows, r.slice.tp)[0].slice(0, most)
+                most -= found.num_rows
+                if found.num_rows:
+                    yield r, pa.Table.from_batches([found])
+                if not most:
+                    return
+
+
+def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
+    """The rows but for those of these offsets (an array)."""
+    mine = int64s(rows.column(rows.schema.get_field_index("offset")))
+    return rows.take(fixed(pa.int64(), np.flatnonzero(~np.isin(mine, offsets))))

@@ -1,0 +1,155 @@
+"""Whether so many records broke the contract that a batch must not be published, and what they have in common.
+
+Decided on proven receipts before anything is published: a batch that goes beyond the feed's limit stays staged. The
+next run takes it over and publishes it when the limit allows, or reads it again when what it is made to was mended. No
+value of a record is told, and nothing that a terminal obeys: where records are, and why they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.sections import OnUndecodable, Policies
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import Breach, QuarantineExceeded
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.units import many
+
+MOST_FAULTS = 1000
+"""Kinds of fault that are told apart; what comes after them is one more."""
+ROWS_AT_ONCE = 1 << 16
+_SAID = 5
+_MOST_TEXT = 120
+
+
+class Kind(NamedTuple):
+    """What quarantined records have in common: who refused them, and why."""
+
+    stage: str
+    reason: str
+    expectation: str | None
+    field: str | None
+    detail: str
+
+    def __str__(self) -> str:
+        what = self.expectation or self.reason
+        return f"{self.field}: {what}" if self.field else what
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. The texts of
+    the kind are short, and on one line."""
+
+    kind: Kind
+    records: int
+    first: str
+
+    def __str__(self) -> str:
+        what = f"{self.kind.reason} ({self.kind.detail})"
+        where = f"{self.kind.field}: {what}" if self.kind.field else what
+        return f"{where}, {many(self.records, 'record')}, the first at {self.first}"
+
+    def __add__(self, other: Fault) -> Fault:
+        return replace(self, records=self.records + other.records)
+
+
+def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake) -> None:
+    """Raises QuarantineExceeded when the receipts hold more quarantined records than the policies allow."""
+    counts = sum((r.counts for r in receipts), Counts())
+    if not _exceeds(counts, policies):
+        return
+    bad, all_ = counts.quarantined, counts.quarantined + counts.landed
+    parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    faults = faults_of([p.staged for p in parts], lake)
+    lines = [str(fault) for fault in faults[:_SAID]]
+    if rest := faults[_SAID:]:
+        lines.append(f"… and {many(sum(f.records for f in rest), 'record')} for {many(len(rest), 'other reason')}")
+    raise QuarantineExceeded(
+        f"{bad:,} of {all_:,} records ({bad / all_:.1%}) do not fit, more than the feed allows; nothing is published:"
+        "\n    " + "\n    ".join([*lines, f"all are in {_places(parts, lake)}"]),
+        remedy="look at them with `sluice peek TOPIC:PARTITION:OFFSET`; mend the schema or the contract, or "
+        f"{_way_out(counts, policies)}, and run again: what was read is kept as long as these are the same",
+        breaches=[_breach(f, all_) for f in faults],
+    )
+
+
+def _breach(f: Fault, checked: int) -> Breach:
+    return Breach(f.kind.stage, str(f), f.kind.expectation or "", f.records, checked, (f.first,))
+
+
+def _exceeds(counts: Counts, policies: Policies) -> bool:
+    bad, limit = counts.quarantined, policies.quarantine_limit
+    if policies.on_undecodable is OnUndecodable.FAIL:
+        return bad > 0
+    many_ = bad >= limit.at_least and bad > limit.share * (bad + counts.landed)
+    return bad > 0 and (many_ or _too_many(counts, policies))
+
+
+def _too_many(counts: Counts, policies: Policies) -> bool:
+    most = policies.quarantine_limit.at_most
+    return most is not None and counts.quarantined > most
+
+
+def _way_out(counts: Counts, policies: Policies) -> str:
+    if policies.on_undecodable is OnUndecodable.FAIL:
+        return "set policies.on_undecodable to quarantine"
+    return f"raise policies.quarantine_limit{'.at_most' if _too_many(counts, policies) else ''}"
+
+
+def _places(parts: Sequence[Part], lake: Lake) -> str:
+    more = f" and {many(len(parts) - 1, 'more file')}" if len(parts) > 1 else ""
+    return lake.locate(parts[0].staged) + more
+
+
+def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
+    """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
+    no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
+    return ranked(fault for path in files for fault in _faults(path, lake))
+
+
+def ranked(faults: Iterable[Fault]) -> list[Fault]:
+    """The faults, those of a kind added up, the most frequent first."""
+    found: dict[Kind, Fault] = {}
+    for fault in faults:
+        if fault.kind not in found and len(found) >= MOST_FAULTS:
+            fault = replace(fault, kind=_OTHERS)
+        found[fault.kind] = found[fault.kind] + fault if fault.kind in found else fault
+    return sorted(found.values(), key=lambda f: -f.records)
+
+
+_OTHERS = Kind("", "others", None, None, "of further kinds")
+
+
+def _faults(path: str, lake: Lake) -> Iterator[Fault]:
+    """A file's rows are of one partition."""
+    columns = ["topic", "partition", "offset", *Kind._fields]
+    for rows in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
+        for kind, records, first in kinds_of(rows):
+            topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
+            yield Fault(_shown(kind), records, f"{_plain(topic)}:{partition}:{first}")
+
+
+def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:
+    """Rows of the quarantine by kind: how many, and the offset of the first."""
+    if not rows.num_rows:
+        return []
+    grouped = pa.Table.from_batches([rows]).group_by(list(Kind._fields), use_threads=False)
+    found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
+    return [(Kind(*(r[n] for n in Kind._fields)), r["offset_count"], r["offset_min"]) for r in found]
+
+
+def _shown(kind: Kind) -> Kind:
+    expectation, field = (text and _plain(text) for text in (kind.expectation, kind.field))
+    return Kind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail))
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal obeys, and short: names of fields come from records."""
+    short = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in short)

@@ -1,0 +1,66 @@
+"""What lies staged and was not published: the receipts of live batches, and why a run would not publish them.
+
+Promise: whether a batch is refused is decided here by the same functions, on the same receipts, as the run that takes
+it over will decide by the feed's files as they are now. It is kept nowhere, so mending a file mends the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import receipt_at
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.planning.shapes import effective_shape
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.limit import check_quarantine
+from sluice.pipelines.validation.decision import check_contract
+from sluice.pipelines.validation.drift import check_drift
+from sluice.pipelines.vocabulary.errors import BatchRefused
+from sluice.pipelines.vocabulary.plans import Plan
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.side_by_side import each
+
+
+def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
+    """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
+    staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
+    found = [r for r in each(lambda p: receipt_at(p, lake), staged) if r]
+    first: dict[str, Receipt] = {}
+    for r in sorted(found, key=lambda r: r.attempt):
+        first.setdefault(paths.slice_name(r.slice), r)
+    return tuple(first[name] for s in plan.slices if (name := paths.slice_name(s)) in first)
+
+
+def staged(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
+    """The live batches of landing, with what they have staged as the feed's files make it now: a slice that was made
+    otherwise is read again, and counts for nothing."""
+    shape = effective_shape(feed, state).name
+    for batch in state.live():
+        if not batch.rewrites:
+            found = receipts_in_staging(lake, batch.plan or ledger.plan(batch.id), batch.id)
+            yield batch, tuple(r for r in found if r.format == shape)
+
+
+def refused(feed: Feed, ledger: Ledger, state: State, lake: Lake, dead: Collection[int]) -> dict[int, BatchRefused]:
+    """By number, why those of the `dead` live batches that are read to their ends would not be published."""
+    whole = [
+        (batch, receipts)
+        for batch, receipts in (staged(feed, ledger, state, lake) if dead else ())
+        if batch.id in dead and len(receipts) == len((batch.plan or ledger.plan(batch.id)).slices)
+    ]
+    found = ((batch.id, _why(feed, ledger, state, batch, receipts, lake)) for batch, receipts in whole)
+    return {batch: why for batch, why in found if why}
+
+
+def _why(
+    feed: Feed, ledger: Ledger, state: State, batch: Batch, receipts: tuple[Receipt, ...], lake: Lake
+) -> BatchRefused | None:
+    try:
+        check_quarantine(receipts, feed.policies, lake)
+        check_drift(receipts, feed.policies)
+        check_contract(effective_shape(feed, state), ledger, batch, receipts, lake)
+    except BatchRefused as why:
+        return why
+    return None

@@ -1,0 +1,1 @@
+"""Typed rows held against a contract, whole columns at a time."""

@@ -1,0 +1,64 @@
+"""The port `Format` with a contract behind it: rows that break a critical expectation go into quarantine instead.
+
+Promise: what the format behind it makes of a record is unchanged; each record is in exactly one place still; both
+kinds of rows stay in offset order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter_ns
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.contract.expectation import Contract
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.checked.rows import Broken, RowChecks
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.format import Format, Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.schema.arrays import chosen, fixed, int64s
+from sluice.pipelines.vocabulary.plans import Slice
+
+
+class ContractFormat:
+    """Another format's rows, held against a contract. `dropping`: what breaks it is left out and counted instead."""
+
+    def __init__(self, behind: Format, contract: Contract, *, dropping: bool = False) -> None:
+        self.schema, self.contract = behind.schema, contract.hash
+        self._behind, self._checks, self._raw = behind, RowChecks(contract), RawFormat()
+        self._dropping = dropping
+        self._offsets = self.schema.get_field_index(landed_columns.offset_column(self.schema))
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """What the format behind makes of the chunk, without the rows that break a critical expectation."""
+        for piece in self._behind.convert(s, chunk):
+            began = perf_counter_ns()
+            held = self._checks.hold(piece.landed)
+            if len(held.broken.rows):
+                piece = self._without(s, chunk, piece, held.broken)
+            yield replace(piece, tallies=held.tallies, validate_ns=perf_counter_ns() - began)
+
+    def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
+        landed = chosen(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
+        if self._dropping:
+            return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
+        offsets = int64s(piece.landed.column(self._offsets))[broken.rows]
+        refused = self._refused(s, chunk, offsets, broken)
+        if piece.quarantined is not None:
+            refused = _in_order(pa.Table.from_batches([piece.quarantined, refused]))
+        return replace(piece, landed=landed, quarantined=refused)
+
+    def _refused(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
+        """The records as they came, and which expectation they broke."""
+        all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        records = chunk.take(fixed(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
+        (raw,) = self._raw.convert(s, records)
+        return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.said(broken)], schema=REFUSED)
+
+
+def _in_order(refused: pa.Table) -> pa.RecordBatch:
+    column = refused.column("offset").combine_chunks()
+    return refused.take(fixed(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]

@@ -1,0 +1,147 @@
+"""Row expectations over columns: which rows break which, whole columns at a time.
+
+Promise: memory beside the rows is a few bits for each, and a few bytes for those that break something; what is said of
+a row holds nothing of its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.contract.catalogue import Scope, argument, columns, demand, entry
+from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.records.checked.arrays import places_of
+from sluice.pipelines.records.checked.checks import Check, check_of
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.landed_columns import KAFKA_FIELDS
+from sluice.pipelines.records.typed.reasons import Stage
+from sluice.pipelines.schema.arrays import fixed, int64s, text_array
+from sluice.pipelines.vocabulary.receipts import EXAMPLES, Tally
+
+_TOMBSTONE = KAFKA_FIELDS[-1].name
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Rows that break a critical expectation, in order, each with the place in the contract of the first such."""
+
+    rows: Array
+    expectations: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What rows said to the contract."""
+
+    broken: Broken
+    tallies: tuple[Tally, ...]
+
+
+class _Row(NamedTuple):
+    """One row expectation, ready: its columns' places among those that are looked at."""
+
+    expectation: Expectation
+    columns: tuple[int, ...]
+    check: Check
+
+
+class RowChecks:
+    """The row expectations of a contract, ready for batch after batch of landed rows of one schema."""
+
+    def __init__(self, contract: Contract) -> None:
+        self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
+        self._said = _Said(contract)
+        self._schema: pa.Schema | None = None
+        self._rows: list[_Row] = []
+        self._looked_at: list[int] = []
+
+    def hold(self, rows: pa.RecordBatch) -> Held:
+        """Hold landed rows against the contract. Tombstones are none of its business."""
+        if self._schema is None:
+            self._prepare(rows.schema)
+        offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+        held = [rows.column(i) for i in self._looked_at]
+        alive = _alive(rows)
+        if alive is None:
+            return self._hold(held, offsets)
+        chosen = fixed(pa.int64(), alive)
+        found = self._hold([c.take(chosen) for c in held], offsets[alive])
+        return Held(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
+
+    def said(self, broken: Broken) -> list[pa.Array]:
+        """Of each broken row what `REFUSED` has beside the record: stage, reason, expectation, field, detail, byte."""
+        return self._said.of(broken.expectations)
+
+    def _prepare(self, schema: pa.Schema) -> None:
+        names = list(dict.fromkeys(name for e in self._expectations for name in columns(e)))
+        for e in self._expectations:
+            types = [schema.field(name).type for name in columns(e)]
+            self._rows.append(_Row(e, tuple(map(names.index, columns(e))), check_of(e, types)))
+        self._looked_at, self._schema = [schema.get_field_index(name) for name in names], schema
+
+    def _hold(self, held: Sequence[pa.Array], offsets: Array) -> Held:
+        first = np.empty(0, np.int32)
+        tallies = []
+        for row in self._rows:
+            found = row.check([held[i] for i in row.columns])
+            broken = _NONE if found.broken is None else places_of(found.broken)
+            e = row.expectation
+            examples = tuple(offsets[broken[:EXAMPLES]].tolist())
+            tallies.append(Tally(e.place, found.checked, len(broken), examples))
+            if len(broken) and refuses(e):
+                first = first if len(first) else np.full(len(offsets), -1, np.int32)
+                first[broken[first[broken] < 0]] = e.place
+        rows = np.flatnonzero(first >= 0)
+        return Held(Broken(rows, first[rows]), tuple(tallies))
+
+
+_NONE = np.empty(0, np.int64)
+
+
+def refuses(expectation: Expectation) -> bool:
+    """Whether a row that breaks this row expectation goes into quarantine: with `mostly` it cannot be said of one."""
+    return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
+
+
+def _alive(rows: pa.RecordBatch) -> Array | None:
+    """The rows that are no tombstones, None when all are not."""
+    place = rows.schema.get_field_index(_TOMBSTONE)
+    if place < 0 or not (tombstones := rows.column(place)).true_count:
+        return None
+    return places_of(pa.compute.invert(tombstones))
+
+
+class _Said:
+    """What is said of broken rows: a text for each expectation, and for each row which."""
+
+    def __init__(self, contract: Contract) -> None:
+        rows = contract.expectations
+        self._texts = [
+            _few([str(Stage.CONTRACT)] * len(rows)),
+            _few([entry(e).reason for e in rows]),
+            _few([e.type for e in rows]),
+            _few([", ".join(columns(e)) for e in rows]),
+            _few([demand(e) for e in rows]),
+        ]
+
+    def of(self, expectations: Array) -> list[pa.Array]:
+        """Columns of `REFUSED`."""
+        n = len(expectations)
+        texts = [
+            pa.DictionaryArray.from_arrays(fixed(pa.int16(), places[expectations]), words)
+            for places, words in self._texts
+        ]
+        nowhere = pa.Array.from_buffers(pa.int32(), n, [pa.py_buffer(bytes((n + 7) // 8)), pa.py_buffer(bytes(4 * n))])
+        return [*texts, nowhere]
+
+
+def _few(texts: Sequence[str]) -> tuple[Array, pa.Array]:
+    """Each text once, and where each is."""
+    order = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return np.array([order[t] for t in texts], np.int16), text_array([*order])

@@ -1,0 +1,88 @@
+"""What is wrong with record bytes, in words: codes of the compiled loops → CorruptBatch and UnsupportedBatch.
+
+Each error names topic, partition, the offsets of the batch (`start` its base offset, `end` one past its last, where
+the header tells them), the byte and the reason. A CorruptBatch may come from the way here: reading the batch once
+more is worth it. An UnsupportedBatch stays what it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.decode import loops
+from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
+
+Problem = CorruptBatch | UnsupportedBatch
+
+_CORRUPT = (
+    "read it again; if it stays so, this replica's log is damaged: compare it with other replicas "
+    "(kafka-dump-log --deep-iteration), or accept the range as lost"
+)
+_UNSUPPORTED = "check with kafka-dump-log what wrote it; a newer Sluice may read it, or accept the range as lost"
+
+REASONS = {
+    loops.BAD_SIZE: "the size field is smaller than any batch",
+    loops.BAD_OFFSETS: "its offsets are negative or out of bounds",
+    loops.OUT_OF_ORDER: "its offsets do not follow those of the batch before",
+    loops.BAD_VARINT: "a varint is cut or too long",
+    loops.BAD_RECORD_LENGTH: "a record is longer than what is left, or shorter than any",
+    loops.BAD_OFFSET: "a record's offset goes back or leaves the batch",
+    loops.BAD_KEY: "a key runs past its record",
+    loops.BAD_VALUE: "a value runs past its record",
+    loops.BAD_HEADER_COUNT: "a record claims more headers than it can hold",
+    loops.BAD_HEADER_KEY: "a header's key is null or runs past its record",
+    loops.BAD_HEADER_VALUE: "a header's value runs past its record",
+    loops.BAD_RECORD_END: "a record's fields end before or after its length",
+    loops.BAD_BATCH_END: "bytes are left over after the last record",
+    loops.BAD_COUNT: "the record count does not fit offsets and bytes",
+    loops.BAD_MESSAGE: "a message is cut or of another format than its set",
+    loops.BAD_MESSAGE_CRC: "a message does not match its CRC-32",
+    loops.NESTED: "a compressed message inside of a compressed message",
+    loops.NO_MESSAGES: "a compressed set without readable messages",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the log a decoder is at work, for its errors."""
+
+    topic: str | None
+    partition: int | None
+
+    def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
+        """The batch of offsets `base` to `last` is damaged, at byte `at` of the response or of the batch's records."""
+        return CorruptBatch(
+            self._message(reason, base, at),
+            remedy=_CORRUPT,
+            topic=self.topic,
+            partition=self.partition,
+            start=base,
+            end=None if last is None else last + 1,
+        )
+
+    def unsupported(self, reason: str, base: int, last: int | None = None) -> UnsupportedBatch:
+        """The batch at offset `base` is of a kind that we cannot read."""
+        return UnsupportedBatch(
+            self._message(reason, base, None),
+            remedy=_UNSUPPORTED,
+            topic=self.topic,
+            partition=self.partition,
+            start=base,
+            end=None if last is None else last + 1,
+        )
+
+    def _message(self, reason: str, base: int, at: int | None) -> str:
+        where = "record bytes" if self.topic is None else f"{self.topic}:{self.partition}"
+        byte = "" if at is None else f" (byte {at})"
+        return f"{where}: batch at offset {base}: {reason}{byte}"
+
+
+def frame_error(place: Place, raw: Array, at: int, code: int) -> Problem | None:
+    """What `loops.scan` says of the frame at byte `at` of a response."""
+    if code == loops.DONE:
+        return None
+    base = int.from_bytes(raw[at : at + 8].tobytes(), "big", signed=True)
+    if code == loops.BAD_MAGIC:
+        return place.unsupported(f"record format {int(raw[at + 16])}", base)
+    return place.corrupt(REASONS[code], base, at=at)

@@ -1,0 +1,49 @@
+"""The headers of a fetch response: its table of frames, and how far it reaches without decoding it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.decode import loops
+from sluice.pipelines.records.decode.errors import Place, Problem, frame_error
+
+
+def read_only(records: bytes | memoryview) -> Array:
+    """The same bytes as an array that nobody can write to, without a copy."""
+    return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
+
+
+def frame_table(raw: Array, place: Place) -> tuple[Array, int, Problem | None]:
+    """Headers of all complete frames (one row of `loops.FIELDS` numbers each), bytes they take, what is wrong next."""
+    # One row for the smallest frame there is: memory that is not written to costs nothing.
+    table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
+    frames, at, code = loops.scan(raw, table)
+    return table[:frames], at, frame_error(place, raw, at, code)
+
+
+def next_position(
+    records: bytes | memoryview, position: int, topic: str | None = None, partition: int | None = None
+) -> int:
+    """The position after the last complete batch of a response that was fetched at `position`.
+
+    Headers only: nothing is decompressed, no checksum computed. Unchanged when there is no complete batch: ask
+    `bytes_needed` then. Raises CorruptBatch or UnsupportedBatch when the first batch is at fault; a later one ends
+    the walk and is met at its own position.
+    """
+    if not len(records):
+        return position
+    frames, _, problem = frame_table(read_only(records), Place(topic, partition))
+    if len(frames):
+        return max(position, int(frames[-1, loops.LAST]) + 1)
+    if problem:
+        raise problem
+    return position
+
+
+def bytes_needed(records: bytes | memoryview) -> int:
+    """Bytes of the first batch when the response holds only its beginning; 0 when it is empty or holds all of it."""
+    if len(records) >= loops.LOG_OVERHEAD:
+        size = loops.LOG_OVERHEAD + int.from_bytes(records[8:12], "big", signed=True)
+        return size if size > len(records) else 0
+    return loops.BATCH_OVERHEAD if len(records) else 0

@@ -1,0 +1,171 @@
+"""The compiled loops, made ready: once for this version of Sluice and numba, side by side, before anybody waits.
+
+    ready(report)                                   the driver before it plans, a worker before its first task
+    python -m sluice.pipelines.records.ready                the same from a shell, in an installation
+    python -m sluice.pipelines.records.ready typed.scan     one share of the work: what `ready` starts
+
+Compiled for the first time they take most of a minute of one core, in whatever process imports them. Promises: what is
+ready costs a look at one file; no two processes of a machine compile the same; where numba has nowhere to keep what it
+compiled, that is said and nothing is waited for here. numba itself is not imported but by a share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+
+SHARES = {"typed.scan": 23, "typed.fill": 15, "decode.loops": 11, "typed.names": 4, "contract.forms": 1}
+"""Modules with entry points, and about how many seconds of one core each takes; what takes longest comes first."""
+STAGE = "compile"
+_START = 2  # seconds that a share's process takes besides
+_LOOK = 0.05  # seconds between looks at the processes
+_HERE = Path(__file__).parent
+
+
+def ready(report: Reporter = lambda progress: None) -> None:
+    """Compile what is not compiled yet, unless there is nowhere to keep it. What fails here is compiled when needed."""
+    folder = _folder()
+    if folder is None:
+        report(Progress(STAGE, note=NOWHERE))
+        return
+    mark = folder / f"sluice-loops-{_fingerprint()}"
+    if mark.exists():
+        return
+    with _alone(folder):
+        if mark.exists():
+            return
+        report(Progress(STAGE, 0, len(SHARES), said()))
+        if _side_by_side(lambda done: report(Progress(STAGE, done, len(SHARES)))):
+            with suppress(OSError):
+                mark.touch()
+
+
+def is_ready() -> bool:
+    """Whether nothing is to be compiled, as far as one look tells."""
+    folder = _folder()
+    return folder is not None and (folder / f"sluice-loops-{_fingerprint()}").exists()
+
+
+def said() -> str:
+    """What is going on, why, and for how long, in a few words."""
+    cores = _cores()
+    seconds = max(max(SHARES.values()) + _START, sum(s + _START for s in SHARES.values()) // cores)
+    how = f"on {cores} cores, " if cores > 1 else ""
+    return (
+        "compiling the loops that decode and type records"
+        f" ({how}once for this version of Sluice and numba; about {seconds} s)"
+    )
+
+
+NOWHERE = (
+    "numba has nowhere to keep compiled loops: every process compiles them for itself, for most of a minute; set"
+    " NUMBA_CACHE_DIR to a folder that this user may write"
+)
+
+
+def _folder() -> Path | None:
+    """Where a mark is kept: in the folder that numba chooses, or beside it; None where it can write nowhere."""
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        places = [Path(given)]
+    else:
+        user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        places = [_HERE / "__pycache__", Path(user) / "sluice"]
+    return next(filter(_writable, places), None)
+
+
+def _writable(folder: Path) -> bool:
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK | os.X_OK)
+    return False
+
+
+@cache
+def _fingerprint() -> str:
+    """Of all that compiled code depends on: its sources where they stand, numba, Python, this kind of processor."""
+    files = [_HERE / "compiled.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
+    stats = [(str(f), (s := f.stat()).st_mtime_ns, s.st_size) for f in files]
+    versions = version("numba"), version("llvmlite"), platform.python_version()
+    return hashlib.sha256(repr((stats, versions, _processor())).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What code is compiled for: machines that share a home may differ."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return platform.processor()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this machine at a time; where files cannot be locked, any."""
+    with (folder / "sluice-loops.lock").open("a") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _side_by_side(done: Callable[[int], None]) -> bool:
+    """Whether every share was compiled, each in a process of its own, as many at once as there are cores."""
+    waiting, running, ended = list(SHARES), list[subprocess.Popen[bytes]](), list[int]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < _cores():
+                running.append(subprocess.Popen(_command(waiting.pop(0)), **_QUIET))
+            time.sleep(_LOOK)
+            if codes := [code for child in running if (code := child.poll()) is not None]:
+                running = [child for child in running if child.returncode is None]
+                ended += codes
+                done(len(ended))
+        return not any(ended)
+    finally:  # also when we are interrupted: nothing goes on compiling
+        for child in running:
+            child.terminate()
+
+
+def _command(share: str) -> list[str]:
+    return [sys.executable, "-m", "sluice.pipelines.records.ready", share]
+
+
+_QUIET: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compile(share: str) -> None:
+    """The entry points of one module, and no others that it happens to import."""
+    from sluice.pipelines.records import compiled
+
+    module, one = f"sluice.pipelines.{share}", compiled.compiled
+
+    def only(signature: Any) -> Callable[[Any], Any]:
+        return lambda f: one(signature)(f) if f.__module__ == module else f
+
+    compiled.compiled = only
+    importlib.import_module(module)
+
+
+def _say(progress: Progress) -> None:
+    if progress.note:
+        print(progress.note, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    _compile(sys.argv[1]) if sys.argv[1:] else ready(_say)

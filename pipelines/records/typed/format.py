@@ -1,0 +1,139 @@
+"""The Format of typed feeds: records with JSON values → typed rows, or quarantined ones with their bytes and a reason.
+
+Landed rows have the schema's fields, `_extra` and the record's coordinates under `kafka_`; quarantined rows have the
+columns of raw feeds and why they are there. docs/formats.md says what becomes of every kind of value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.format import Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
+from sluice.pipelines.records.typed.reasons import UNKNOWN, detail_of, reason_of, stage_of
+from sluice.pipelines.records.typed.typer import Piece, Refused, Typer, indices
+from sluice.pipelines.records.typed.unfit import Unknown, UnknownFields, misfits, missing
+from sluice.pipelines.schema.arrays import chosen, int64s, text_array
+from sluice.pipelines.schema.schema import Schema
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Drift
+
+
+class JsonFormat:
+    """JSON objects, typed by a schema. `dropping`: what would be quarantined is left out and counted instead;
+    `closed`: records with fields that the schema does not name are quarantined."""
+
+    def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
+        self.schema = landed_schema(schema)
+        self.contract = ""
+        self._names = [f.name for f in schema.fields]
+        self._typer = Typer(schema)
+        self._raw, self._unknown = RawFormat(), UnknownFields()
+        self._dropping, self._closed = dropping, closed
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        """Typed rows and quarantined ones, both in offset order; several pieces when types take much more memory
+        than the values did."""
+        values = chunk.column(chunk.schema.get_field_index("value"))
+        offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
+        (raw,) = self._raw.convert(s, chunk)
+        columns = [raw.landed.column(raw.landed.schema.get_field_index(f.name)) for f in COORDINATES]
+        kafka = pa.RecordBatch.from_arrays([*columns, _nulls(values)], schema=pa.schema(KAFKA_FIELDS))
+        # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
+        yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._typer.pieces(values))
+
+    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: Piece) -> Formatted:
+        """What becomes of one piece of a chunk, of which these are all rows."""
+        values = raw.column(raw.schema.get_field_index("value"))
+        unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
+        faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
+        if self._closed and unknown:
+            piece = _without_unknown(piece, unknown, len(self._typer.nodes))
+        rows = _chosen(kafka, piece)
+        landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
+        typed = landed.num_rows - rows.columns[-1].true_count
+        first = int(offsets[piece.rows[0]]) if typed else -1
+        drift = (*(unknown.drift if unknown else ()), *missing(self._names, piece.arrays, typed, first), *faults)
+        return self._sorted_out(landed, raw, piece.refused, unknown, typed, drift)
+
+    def _sorted_out(
+        self,
+        landed: pa.RecordBatch,
+        raw: pa.RecordBatch,
+        refused: Refused,
+        unknown: Unknown | None,
+        typed: int,
+        drift: tuple[Drift, ...],
+    ) -> Formatted:
+        n = len(refused.rows)
+        if not n or self._dropping:
+            return Formatted(landed, None, n, drift=drift, typed=typed)
+        rows = self._refused(raw.take(indices(refused.rows)), refused, unknown.called if unknown else ())
+        return Formatted(landed, rows, drift=drift, typed=typed)
+
+    def _refused(self, raw: pa.RecordBatch, refused: Refused, unknown: tuple[str, ...]) -> pa.RecordBatch:
+        """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
+        known = self._typer.nodes
+        called = [*(n.path for n in known), *unknown]
+        many = len(called) + 1
+        kinds, places = np.unique(refused.codes.astype(np.int64) * many + refused.nodes + 1, return_inverse=True)
+        codes, nodes = (kinds // many).tolist(), (kinds % many - 1).tolist()
+        fields = [known[n] if 0 <= n < len(known) else None for n in nodes]
+        details = [detail_of(code, node) for code, node in zip(codes, fields, strict=True)]
+        at = places.reshape(-1).astype(np.int16)
+        stages = _few([str(stage_of(code)) for code in codes], at)
+        reasons = _few([str(reason_of(code)) for code in codes], at)
+        expectations = _few([""], np.zeros(len(at), np.int16), np.zeros(len(at), np.bool_))
+        paths = _few([called[n] if n >= 0 else "" for n in nodes], at, refused.nodes >= 0)
+        where = pa.Array.from_buffers(
+            pa.int32(), len(at), [_bits(refused.places >= 0), pa.py_buffer(refused.places.astype(np.int32))]
+        )
+        said = [stages, reasons, expectations, paths, _few(details, at), where]
+        return pa.RecordBatch.from_arrays([*raw.columns, *said], schema=REFUSED)
+
+
+def _without_unknown(piece: Piece, unknown: Unknown, nodes: int) -> Piece:
+    """The piece without rows that have unknown fields; these are refused, for the first such."""
+    bad = np.flatnonzero(unknown.firsts >= 0)
+    keep = indices(np.flatnonzero(unknown.firsts < 0).astype(np.int32))
+    firsts = unknown.firsts[bad]
+    fields = np.where(firsts < len(unknown.called), nodes + firsts, -1)
+    more = (piece.rows[bad], np.full(len(bad), UNKNOWN), fields, np.full(len(bad), -1))
+    before = (piece.refused.rows, piece.refused.codes, piece.refused.nodes, piece.refused.places)
+    both = [np.concatenate(pair).astype(np.int32) for pair in zip(before, more, strict=True)]
+    order = np.argsort(both[0], kind="stable")
+    arrays = tuple(a.take(keep) for a in piece.arrays)
+    rows = piece.rows[unknown.firsts < 0]
+    return Piece(piece.start, piece.stop, arrays, rows, Refused(*(c[order] for c in both)))
+
+
+def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    """The coordinates of a piece's rows; copies nothing unless rows were refused."""
+    if len(piece.refused.rows):
+        return chosen(kafka, piece.rows)
+    return kafka.slice(piece.start, piece.stop - piece.start)
+
+
+def _nulls(values: pa.Array) -> pa.Array:
+    """Where an array without offset is null."""
+    bitmap = values.buffers()[0]
+    if bitmap is None or not values.null_count:
+        inverted = np.zeros((len(values) + 7) // 8, np.uint8)
+    else:
+        inverted = ~np.frombuffer(bitmap, np.uint8)
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(inverted)])
+
+
+def _few(texts: list[str], places: Array, valid: Array | None = None) -> pa.DictionaryArray:
+    bitmap = None if valid is None else _bits(valid)
+    chosen = pa.Array.from_buffers(pa.int16(), len(places), [bitmap, pa.py_buffer(places)])
+    return pa.DictionaryArray.from_arrays(chosen, text_array(texts))
+
+
+def _bits(valid: Array) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,233 @@
+"""JSON values of a chunk → columns of the schema, block by block: `scan` notes spans, `fill` turns them into buffers.
+
+A block is few enough rows that their bytes and spans stay in the processor's caches between the two. Promise: each
+record of a chunk is in exactly one place, typed or refused; a chunk comes in several pieces when its columns would
+take much more memory than its values; what a chunk gives depends on its values alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.typed import scan
+from sluice.pipelines.records.typed.columns import Faults, Lists, Texts, buffer, column_of, grown
+from sluice.pipelines.records.typed.scan import Found
+from sluice.pipelines.records.typed.tables import Node, most_elements, nodes_of, tables_of, with_room
+from sluice.pipelines.schema.arrays import chosen, fixed
+from sluice.pipelines.schema.schema import Kind, Schema
+
+PIECE_BYTES = 8 << 20
+"""What a piece may take besides twice the bytes of its chunk."""
+KEPT_SLOTS = 1 << 20
+"""Spans that are kept from one chunk to the next; room that a huge record took is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Records that are not typed, in order: their rows in the chunk, why, which node, and the byte of the value.
+
+    Node −1: the value as a whole.
+    """
+
+    rows: Array
+    codes: Array
+    nodes: Array
+    places: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [start, stop) of a chunk: arrays of the schema's fields and of `_extra`, the rows of the chunk that they
+    came from, and the records that were refused."""
+
+    start: int
+    stop: int
+    arrays: tuple[pa.Array, ...]
+    rows: Array
+    refused: Refused
+
+
+class Typer:
+    """Types chunk after chunk by one schema. Not for two threads at once."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.nodes = nodes_of(schema)
+        self._tables = tables_of(self.nodes)
+        self._room = self._tables.room.copy()
+        self._block = int(self._room[0])
+        self._found = _found(self._block, 1 << 16)
+
+    def pieces(self, values: pa.Array) -> Iterator[Piece]:
+        """The typed rows of a binary array without offset. A null is a row of nulls."""
+        if not len(values):
+            return
+        data, ends, valid = _buffers(values)
+        state = self._tables.state
+        state[scan.ROW], state[scan.LAST], state[scan.BITMAP_AT] = 0, len(values), 0
+        while state[scan.ROW] < len(values):
+            yield self._piece(data, ends, valid)
+        if len(self._tables.spans) > KEPT_SLOTS:
+            self._tables = with_room(self._tables, self._room.copy())
+        if len(self._found.extra) > KEPT_SLOTS:
+            self._found = _found(self._block, 1 << 16)
+
+    def _piece(self, data: Array, ends: Array, valid: Array) -> Piece:
+        state = self._tables.state
+        start, last = int(state[scan.ROW]), int(state[scan.LAST])
+        out = _Piece(self.nodes, last - start)
+        most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
+        state[scan.EXTRA] = 0
+        while state[scan.ROW] < last and out.nbytes < most:
+            code = scan.scan(data, ends, valid, self._tables, self._found)
+            out.add(data, self._tables, self._found)
+            self._make_room(code, out)
+        piece = out.finish(start, int(state[scan.ROW]), ends, self._found.extra)
+        if state[scan.EXTRA]:
+            self._found = self._found._replace(extra=buffer(1 << 16, np.uint8))
+        return piece
+
+    def _make_room(self, code: int, out: _Piece) -> None:
+        """What the loop asked for, or the end of a record that asks for too much."""
+        t, state = self._tables, self._tables.state
+        if code == scan.GROW_EXTRA:
+            used = int(state[scan.EXTRA])
+            self._found = self._found._replace(extra=grown(self._found.extra, used, used + int(state[scan.NEED])))
+        elif code == scan.GROW_LEVEL:
+            level, room = int(state[scan.NEED]), t.room.copy()
+            most = max(most_elements(self.nodes, level), int(self._room[level]))
+            if room[level] < most:
+                room[level] = min(2 * room[level], most)
+                self._tables = with_room(t, room)
+            else:
+                out.refuse(int(state[scan.ROW]), scan.TOO_LARGE, self._holder(level))
+                state[scan.ROW] += 1
+
+    def _holder(self, level: int) -> int:
+        """The list or map that opens a level."""
+        return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
+
+
+def _found(rows: int, extra: int) -> Found:
+    return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(5)))
+
+
+def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
+    """Data, ends and validity (empty: all are valid)."""
+    if values.offset:
+        raise ValueError("an array that begins within its buffers")
+    bitmap, ends, data = values.buffers()
+    valid = np.frombuffer(bitmap, np.uint8) if bitmap is not None and values.null_count else np.empty(0, np.uint8)
+    bytes_ = np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8)
+    return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
+
+
+class _Piece:
+    """A piece while it is filled."""
+
+    def __init__(self, nodes: tuple[Node, ...], items: int) -> None:
+        self._nodes = nodes
+        self._columns = [column_of(n, items if n.level == 0 else 0) for n in nodes]
+        self._source: list[Array] = []
+        self._extra_ends: list[Array] = []
+        self._refused: list[tuple[Array, ...]] = []
+        self._faults: list[tuple[Node, Faults]] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self._columns)
+
+    def add(self, data: Array, t: scan.Tables, found: Found) -> None:
+        """Append the block that the tables hold."""
+        out, bad = int(t.state[scan.OUT]), int(t.state[scan.BAD])
+        if bad:
+            lists = (found.bad_row, found.bad_code, found.bad_node, found.bad_at)
+            self._refused.append(tuple(a[:bad].copy() for a in lists))
+        if not out:
+            return
+        self._source.append(found.source[:out].copy())
+        self._extra_ends.append(found.extra_ends[:out].copy())
+        before = [c.items for c in self._columns]
+        for node, column in zip(self._nodes, self._columns, strict=True):
+            base = int(t.nodes[node.index, scan.BASE])
+            n = int(t.counts[node.level]) if node.level else out
+            self._note(node, column.append(data, t.spans[base : base + n]))
+        for node in self._nodes:
+            if node.type.kind is Kind.MAP:
+                self._note(node, self._repeated(node, before[node.index]))
+
+    def refuse(self, row: int, code: int, node: int) -> None:
+        """Refuse one record."""
+        self._refused.append(tuple(np.array([x], np.int32) for x in (row, code, node, 0)))
+
+    def finish(self, start: int, stop: int, ends: Array, extra: Array) -> Piece:
+        """The piece, of rows [start, stop) of the chunk; `ends` are those of its values."""
+        rows = np.concatenate([np.empty(0, np.int32), *self._source])
+        arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
+        arrays.append(_extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
+        if self._faults:
+            faulty = self._faulty(rows, ends)
+            self._refused.append(faulty)
+            kept = np.flatnonzero(~np.isin(rows, faulty[0]))
+            arrays = chosen(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
+            rows = rows[kept]
+        return Piece(start, stop, tuple(arrays), rows, self._all_refused())
+
+    def _note(self, node: Node, faults: Faults) -> None:
+        if len(faults.items):
+            self._faults.append((node, faults))
+
+    def _repeated(self, node: Node, first: int) -> Faults:
+        """Maps from item `first` on that have a key twice."""
+        maps, keys = self._columns[node.index], self._columns[node.children[0]]
+        if not isinstance(maps, Lists) or not isinstance(keys, Texts):
+            raise TypeError(f"{node.path} is no map")
+        items = maps.repeated(first, keys).astype(np.int64)
+        return Faults(items, np.full(len(items), scan.TWICE, np.int8), np.full(len(items), -1, np.int64))
+
+    def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
+        """Records with an item that its type cannot hold: row, code, node and byte of the first such, by node."""
+        found = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
+                 for n, f in self._faults]  # fmt: skip
+        out, codes, nodes, starts = (np.concatenate(column) for column in zip(*found, strict=True))
+        order = np.lexsort((starts, nodes, out))
+        _, firsts = np.unique(out[order], return_index=True)
+        chosen = order[firsts]
+        records = rows[out[chosen]]
+        places = np.where(starts[chosen] < 0, -1, starts[chosen] - ends[records])
+        return tuple(a.astype(np.int32) for a in (records, codes[chosen], nodes[chosen], places))
+
+    def _rows_of(self, level: int, items: Array) -> Array:
+        """The rows in which elements of a level are."""
+        while level:
+            holder = next(n for n in self._nodes if n.inner == level and n.inner != n.level)
+            column = self._columns[holder.index]
+            if not isinstance(column, Lists):
+                raise TypeError(f"{holder.path} holds no elements")
+            items = np.searchsorted(column.ends[1 : column.items + 1], items, side="right")
+            level = holder.level
+        return items
+
+    def _all_refused(self) -> Refused:
+        if not self._refused:
+            return Refused(*(np.empty(0, np.int32) for _ in range(4)))
+        columns = [np.concatenate(column) for column in zip(*self._refused, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        return Refused(*(c[order] for c in columns))
+
+
+def indices(places: Array) -> pa.Array:
+    """Places as an Arrow array, for `take`."""
+    return fixed(pa.int32(), places)
+
+
+def _extra_array(ends: Array, data: Array) -> pa.Array:
+    """Unknown fields as JSON texts; null where there are none, since an object of some is never empty."""
+    n = len(ends) - 1
+    valid = np.packbits(ends[1:] > ends[:-1], bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data[: ends[n]])]
+    return pa.Array.from_buffers(pa.string(), n, buffers)

@@ -1,0 +1,206 @@
+"""What a piece of records says of its schema: fields that it does not name, that are nowhere, that do not fit.
+
+Records that fit and have no unknown fields cost a look at each column's count of nulls. Counts are exact, and types are
+found by trying the values themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.pipelines.records.compiled import Array
+from sluice.pipelines.records.typed import fill, names, scan
+from sluice.pipelines.records.typed.columns import column_of
+from sluice.pipelines.records.typed.tables import Node
+from sluice.pipelines.records.typed.typer import Refused
+from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type
+from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, joined
+from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
+
+OTHERS = "…"
+"""The name under which fields are counted that are too many to be told apart."""
+_KINDS = {
+    names.BOOL: "bool",
+    names.INT: "int64",
+    names.FLOAT: "float64",
+    names.BIG: "json",
+    names.TEXT: "string",
+    names.NESTED: "json",
+}
+_FAULTS = (scan.WRONG_TYPE, fill.OUT_OF_RANGE, fill.INEXACT, fill.NO_TIME, fill.NO_BASE64)
+_WIDENING = (fill.OUT_OF_RANGE, fill.INEXACT)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Unknown fields of the rows of a piece: drift, and for each row the number of its first one in `called`, −1 for
+    none; a number beyond has no name of its own."""
+
+    drift: tuple[Drift, ...]
+    firsts: Array
+    called: tuple[str, ...]
+
+
+class UnknownFields:
+    """Looks for fields that a schema does not name, in piece after piece."""
+
+    def __init__(self) -> None:
+        self._names = names.no_names()
+
+    def of(self, extra: pa.Array, offsets: Array) -> Unknown | None:
+        """What is in the column `_extra` of rows with these offsets; None: nothing."""
+        if extra.null_count == len(extra):
+            return None
+        found = self._names
+        found.used[0], found.told[:] = 0, 0
+        found.told[:, names.LAST] = -1
+        firsts = np.empty(len(extra), np.int32)
+        _, ends, data = extra.buffers()
+        names.names(np.frombuffer(data, np.uint8), np.frombuffer(ends, np.int32)[: len(extra) + 1], found, firsts)
+        called = tuple(printable(self._text(i)) for i in range(int(found.used[0])))
+        rows = [(name, found.told[i]) for i, name in enumerate(called)]
+        if found.told[names.MOST_NAMES, names.COUNT]:
+            rows.append((OTHERS, found.told[names.MOST_NAMES]))
+        return Unknown(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
+
+    def _text(self, place: int) -> bytes:
+        begin = place * names.MOST_BYTES
+        return bytes(self._names.text[begin : begin + self._names.told[place, names.SIZE]])
+
+
+def _new(name: str, told: Array, offsets: Array) -> Drift:
+    types = joined(*(t for bit, t in _KINDS.items() if told[names.KINDS] & bit))
+    return Drift(DriftKind.NEW, name, int(told[names.COUNT]), int(offsets[told[names.FIRST]]), types)
+
+
+def printable(name: bytes) -> str:
+    """A name from outside for people: what cannot be printed is escaped, what is too long is cut."""
+    text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= MOST_NAME else shown[:MOST_NAME] + "…"
+
+
+def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
+    """Fields that no row has, of which `typed` have a value; `first` is the first row's offset."""
+    if typed:
+        for name, array in zip(fields, arrays, strict=False):
+            if array.null_count == len(array):
+                yield Drift(DriftKind.MISSING, name, typed, first)
+
+
+def misfits(nodes: Sequence[Node], refused: Refused, values: pa.Array, offsets: Array) -> Iterator[Drift]:
+    """Fields that records were refused for, because of what is in them. `offsets` are the chunk's."""
+    _, ends, data = values.buffers()
+    ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
+    of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.places >= 0)
+    for code, node in sorted({(int(c), int(n)) for c, n in zip(*_columns(refused, of_schema), strict=True)}):
+        rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
+        chosen = refused.rows[rows]
+        group = _Group(data, ends[chosen] + refused.places[rows], ends[chosen + 1], offsets[chosen])
+        yield from _of_group(nodes[node], code, group)
+
+
+def _columns(refused: Refused, chosen: Array) -> tuple[Array, Array]:
+    pairs = np.unique(np.stack([refused.codes[chosen], refused.nodes[chosen]], 1), axis=0)
+    return pairs[:, 0], pairs[:, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Values that one field refused for one reason: where they begin, where their records end, and offsets."""
+
+    data: Array
+    starts: Array
+    ends: Array
+    offsets: Array
+
+    def only(self, chosen: Array) -> _Group:
+        return _Group(self.data, self.starts[chosen], self.ends[chosen], self.offsets[chosen])
+
+    def spans(self, *, texts: bool) -> Array:
+        found = np.empty(len(self.starts), np.int64)
+        names.spans_at(self.data, self.starts, self.ends, texts, found)
+        return found
+
+    def drift(self, kind: DriftKind, field: str, type_: str) -> Iterator[Drift]:
+        if len(self.offsets):
+            yield Drift(kind, field, len(self.offsets), int(self.offsets.min()), type_)
+
+
+def _of_group(node: Node, code: int, group: _Group) -> Iterator[Drift]:
+    if code not in _WIDENING:
+        yield from group.drift(DriftKind.WRONG, node.path, _seen(group, code))
+        return
+    if node.type.kind is Kind.DECIMAL:
+        held, wide = _wider_decimal(node.type, group)
+    else:
+        held, wide = _wider(node.type, _candidates(node.type, code), group)
+    yield from group.only(held).drift(DriftKind.WIDENED, node.path, wide)
+    yield from group.only(~held).drift(DriftKind.WRONG, node.path, _said(node.type))
+
+
+def _seen(group: _Group, code: int) -> str:
+    """The type of values that are of another kind than their field."""
+    if code != scan.WRONG_TYPE:
+        return "string"
+    heads = group.data[group.starts]
+    digits = group.only((heads == 0x2D) | ((heads >= 0x30) & (heads <= 0x39)))
+    odd = digits.spans(texts=False) >> (2 * scan.SIZE_BITS) == scan.ODD
+    found = {
+        "string": heads == 0x22,
+        "bool": (heads == 0x74) | (heads == 0x66),
+        "json": (heads == 0x7B) | (heads == 0x5B),
+        "float64": odd,
+        "int64": ~odd,
+    }
+    return joined(*(t for t, there in found.items() if there.any()))
+
+
+def _said(t: Type) -> str:
+    """What values are that no wider type of their field's kind holds."""
+    return "string" if t.kind is Kind.TIMESTAMP else "float64"
+
+
+def _candidates(t: Type, code: int) -> list[Type]:
+    """Wider types, the likeliest first."""
+    if t.kind is Kind.TIMESTAMP:
+        return [Type(t.kind, unit="us")] if t.unit == "ms" else []
+    if code == fill.INEXACT or t.kind is Kind.FLOAT32:
+        wider = [Type(Kind.FLOAT64)]
+    else:
+        wider = [Type(k) for k in ((*UNSIGNED, *SIGNED) if t.kind in UNSIGNED else SIGNED)]
+    return [w for w in wider if w != t and holds(w, t)]
+
+
+def _wider(t: Type, candidates: Sequence[Type], group: _Group) -> tuple[Array, str]:
+    """Which of the values some wider type holds, and the least one that holds all of these."""
+    left = np.ones(len(group.starts), np.bool_)
+    spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
+    for wide in candidates:
+        places = np.flatnonzero(left)
+        if not len(places):
+            break
+        faults = column_of(Node(0, wide, "", 0, 0, ()), len(places)).append(group.data, spans[places])
+        held = np.ones(len(places), np.bool_)
+        held[faults.items] = False
+        left[places[held]] = False
+        taken += [str(wide)] if held.any() else []
+    return ~left, joined(*taken)
+
+
+def _wider_decimal(t: Type, group: _Group) -> tuple[Array, str]:
+    whole, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
+    names.digits_of(group.data, group.starts, group.ends, whole, scale)
+    whole, scale = np.maximum(whole, t.precision - t.scale), np.maximum(scale, t.scale)
+    held = whole + scale <= MOST_DIGITS
+    if not held.any():
+        return held, ""
+    most, digits = int(scale[held].max()), int(whole[held].max())
+    if digits + most > MOST_DIGITS:  # each alone would have room, not all together
+        held &= scale == t.scale
+        most, digits = t.scale, int(whole[held].max(initial=0))
+    return held, str(Type(t.kind, digits + most, most)) if held.any() else ""

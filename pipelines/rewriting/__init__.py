@@ -1,0 +1,1 @@
+"""Landed parts written anew: merged, replayed from quarantine, or retired."""

@@ -1,0 +1,131 @@
+"""Which receipts hold quarantined records that were asked for, and what trying them comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.rows import check_source, rows_of
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.planning.shapes import effective_shape
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.quarantine.held import Filter, quarantined_parts
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.rewriting.mending import Mender
+from sluice.pipelines.rewriting.sorter import Sorter
+from sluice.pipelines.rewriting.trial import Trial
+from sluice.pipelines.schema.recast import unfit
+from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, ProofFailed
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+
+OFFSET_WEIGHT = 8 << 10
+"""Bytes of files that a re-landed record counts for: with batches of 2 GiB an entry tells of some 250,000."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A receipt with quarantined records that were asked for, and what came of trying them."""
+
+    receipt: Receipt
+    trial: Trial
+
+    @property
+    def slice(self) -> Slice:
+        return self.receipt.slice
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.receipt.parts
+
+    @property
+    def bytes(self) -> int:
+        """What bounds a batch: the files, and what the offsets of re-landed records take in its ledger entry."""
+        return sum(p.bytes for p in self.parts) + OFFSET_WEIGHT * self.trial.fit.total()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What would come of a replay, by the state below entry `number`: the candidates, in order, of which those count
+    where something fits; `unfit` are slices whose landed rows would lose something in today's types, and what."""
+
+    number: int
+    shape: Shape
+    candidates: tuple[Candidate, ...]
+    unfit: tuple[tuple[Slice, str], ...] = ()
+
+    @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        lost = {s for s, _ in self.unfit}
+        return tuple(c for c in self.candidates if c.trial.fit.total() and c.slice not in lost)
+
+
+def find(
+    feed: Feed, lake: Lake, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
+) -> Found:
+    """Try what is in quarantine and asked for. Nothing is written. Raises ProofFailed for a part that is not what the
+    ledger says, LakeUnavailable for one that was replaced meanwhile."""
+    state = ledger.read()
+    shape = effective_shape(feed, state)
+    receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
+    whole, done = sum(r.counts.quarantined for r in receipts), 0
+    candidates: list[Candidate] = []
+    for r in receipts:
+        with _still_there(ledger, r):
+            for part in quarantined_parts(r):
+                check_source(lake, feed.name, part)
+            trial = _tried(lake, r, asked, shape, mender)
+        done += r.counts.quarantined
+        report(Progress("try", done, whole))
+        if trial.tried:
+            candidates.append(Candidate(r, trial))
+    reasons = []
+    for c in (c for c in candidates if c.trial.fit):
+        with _still_there(ledger, c.receipt):
+            reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
+    return Found(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
+
+
+@contextmanager
+def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
+    """A file that cannot be read because the receipt was replaced meanwhile is no damage: LakeUnavailable."""
+    try:
+        yield
+    except (PartUnreadable, ProofFailed):
+        if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
+            raise
+        raise _replaced(r) from None
+
+
+def _replaced(r: Receipt) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed anew",
+        remedy="nothing was changed; run it again",
+    )
+
+
+def _tried(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
+    sorter = Sorter(r.slice, shape, mender)
+    for part in quarantined_parts(r):
+        for rows in rows_of(lake, part.path):
+            chosen, _ = asked.split(rows, r.slice.tp)
+            if chosen.num_rows:
+                sorter.sort_out(chosen)
+    return sorter.trial
+
+
+def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
+    """Why the slice's landed rows cannot have today's types; empty when they can."""
+    for part in r.parts:
+        if part.kind is PartKind.LANDED:
+            with parquet.opened(lake, part.path) as file:
+                landed = file.schema_arrow
+            if why := unfit(landed, schema):
+                return why
+    return ""

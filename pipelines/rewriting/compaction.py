@@ -1,0 +1,159 @@
+"""Compaction: the many small parts of a window merged into few, without Kafka and without Spark.
+
+    find what is small and follows itself → plan (reserves, names what it replaces) → merge → prove → publish → swap
+
+Guarantees: rows, offsets and coordinates stay as they are, and so does the account; each row is in exactly one part
+that counts, before, after and at any crash between. It is a batch like any other, but all or nothing; when its run
+dies, the parts are as they were, and whoever comes next gives the batch up.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CompactionSettings
+from sluice.pipelines.landing.writer import MAX_FOLDERS
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Edges
+from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.rewriting.merging import MERGE_BYTES, Merge, Merger
+from sluice.pipelines.rewriting.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import Met, Owner, Receipt
+
+REQUEST = Request(RequestKind.COMPACT)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to merge, oldest windows first, by the state below entry `number`.
+
+    `incomplete` are windows (their starts, ms) with small parts that are left alone because some of them is owed.
+    """
+
+    number: int
+    merges: tuple[Merge, ...]
+    incomplete: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was merged, with the receipt that took its place, None where it is only foreseen; `batches` did it.
+
+    `busy`: which other live batch reserves it (its id), by window (None: outside windows); that was left alone. `met`:
+    these batches, how their runs stand, and the ways out.
+    """
+
+    merged: tuple[tuple[Merge, Receipt | None], ...] = ()
+    batches: tuple[int, ...] = ()
+    busy: Mapping[int | None, int] = field(default_factory=dict)
+    incomplete: tuple[int, ...] = ()
+    met: tuple[Met, ...] = ()
+
+
+def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
+    return Ledger.offline(edges.lake, feed.name, edges.clock, run)
+
+
+# -- what there is to merge
+
+
+def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Found:
+    """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
+    state, window = ledger.read(), feed.window
+    chosen = None if asked is None else frozenset(asked)
+
+    def wanted(lies_in: int | None) -> bool:
+        return chosen is None or (lies_in is not None and window.start_of(lies_in) in chosen)
+
+    merges = list(_merges(state, manifest.receipts_lying(ledger, state, wanted), feed.compaction))
+    starts = {window.start_of(m.slice.window) for m in merges if m.slice.window is not None}
+    whole = {w for w in starts if windows.complete(state, w, window)}
+    whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
+    in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
+    return Found(state.number, tuple(in_order), tuple(sorted(starts - whole)))
+
+
+def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
+    """Runs of small receipts of one kind of place, each no larger than one file should be, that save files."""
+    alike: dict[tuple[object, ...], list[Receipt]] = {}
+    for r in receipts:
+        s = r.slice
+        if state.current.get(s.tp) == s.key:
+            alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
+    for held in alike.values():
+        in_order = sorted(held, key=lambda r: r.slice.start)
+        runs = (Merge(run) for run in _runs(state, in_order, settings.target_file_bytes))
+        yield from (m for m in runs if len(m.receipts) > 1 and m.files_after < len(m.parts))
+
+
+def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
+    """Neighbours that fit into one file. What has half of one is left alone: no row is written anew for ever."""
+    run: list[Receipt] = []
+    held, folders = 0, frozenset[str]()
+    for r in receipts:
+        size, lies_in = sum(p.bytes for p in r.parts), frozenset(p.path.rpartition("/")[0] for p in r.parts)
+        small = size < target // 2
+        fits = held + size <= target and len(folders | lies_in) <= MAX_FOLDERS
+        if run and not (small and fits and _follows(state, run, r)):
+            yield tuple(run)
+            run, held, folders = [], 0, frozenset()
+        if small:
+            run.append(r)
+            held, folders = held + size, folders | lies_in
+    yield tuple(run)
+
+
+def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
+    """Whether it goes on where the run ends, with no boundary of a window between: they may be pinned later, too."""
+    offsets, s = state.boundaries.get(r.slice.key, NO_PINS).offsets, r.slice
+    bounded = bisect_right(offsets, run[0].slice.start) < bisect_left(offsets, s.end)
+    return run[-1].slice.end == s.start and not bounded
+
+
+def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
+    """What `compact` would merge now; what a dead run was merging, too. Writes nothing."""
+    ledger = open_ledger(feed, edges)
+    found, busy = find(feed, ledger, asked), dict[int | None, int]()
+    state = ledger.read()
+    dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
+    free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
+    met = company(feed.name, ledger, edges.liveness, busy.values())
+    return Compacted(tuple((m, None) for m in free), (), busy, found.incomplete, met)
+
+
+# -- carried out
+
+
+def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner, report: Reporter) -> Compacted:
+    """Merge what `find` finds, a batch after the other. What a batch put in place stays, whatever stops the next.
+
+    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises PlanBusy while another
+    one merges, OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
+    """
+    with edges.liveness.beat(owner):
+        ledger = open_ledger(feed, edges, owner.run)
+        report(Progress("roll forward"))
+        give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
+        roll_forward(ledger, edges.lake, feed.name)
+        report(Progress("find"))
+        found = find(feed, ledger, asked)
+        at_once = threads(feed.compaction, os.cpu_count() or 1)
+        how = How(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
+        run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
+        run.all(found.merges)
+        met = company(feed.name, ledger, edges.liveness, run.busy.values())
+    return Compacted(tuple(run.done), tuple(run.batches), run.busy, found.incomplete, met)
+
+
+def threads(settings: CompactionSettings, cores: int) -> int:
+    """How many merges go on at once."""
+    return max(min(cores, settings.memory // MERGE_BYTES), 1)

@@ -1,0 +1,205 @@
+"""Expiry: what landed before a time is not kept any longer. First the decision in the ledger, then the files.
+
+Guarantees: the decision is made on the very state that it is put on, for whole windows of every partition, and only
+where nothing is owed and nobody is at work; the account stays closed: what was landed is retired. A crash leaves files
+that do not count; `remove_retired` brings that home, whoever calls it, however often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.entries import KeyRange, RetireEntry
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake, Liveness
+from sluice.pipelines.publishing import manifest, owners
+from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.rewriting.rewriting import give_up_dead
+from sluice.pipelines.vocabulary.errors import UsageError, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.progress import Reporter
+from sluice.pipelines.vocabulary.ranges import Range, union
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import show_window
+
+ENDLESS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What there is to retire before a time (ms): receipts wholly below the boundary of their partition.
+
+    `across` lie across it, outside windows: they are kept.
+    """
+
+    before: int
+    receipts: tuple[Receipt, ...]
+    across: tuple[Receipt, ...] = ()
+
+    @property
+    def ranges(self) -> tuple[KeyRange, ...]:
+        by_key: dict[Key, list[Range]] = {}
+        for r in self.receipts:
+            by_key.setdefault(r.slice.key, []).append(r.slice.range)
+        return tuple(KeyRange(key=k, range=r) for k, held in sorted(by_key.items()) for r in union(held))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(p.path for r in self.receipts for p in r.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """`number` of the entry; None when there was nothing to retire. What was removed, from earlier decisions too."""
+
+    expiry: Expiry
+    number: int | None
+    removed: Removed
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Lake paths of parts, and of the manifests of windows that are not whole any longer."""
+
+    parts: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+
+
+def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Expiry:
+    """What `expire` would retire now. Raises as it does; writes nothing."""
+    return _decided(ledger, ledger.read(), feed, before, settings, liveness)
+
+
+def expire(
+    ledger: Ledger,
+    lake: Lake,
+    feed: str,
+    before: int,
+    settings: WindowSettings,
+    reason: str,
+    liveness: Liveness,
+    report: Reporter = lambda p: None,
+) -> Retired:
+    """Retire everything that landed before a boundary of windows (ms), then remove its files.
+
+    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises UsageError for a time at
+    which no window begins, or none has ended yet in some partition, WindowIncomplete while anything before it is owed,
+    PlanBusy while any other live batch reserves something there.
+    """
+    give_up_dead(ledger, liveness, None, report)
+    found = Expiry(before, ())
+
+    def decide(state: State) -> RetireEntry | None:
+        nonlocal found
+        found = _decided(ledger, state, feed, before, settings, liveness)
+        if not found.receipts:
+            return None
+        return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
+
+    appended = ledger.append(decide)
+    number = appended.number if appended else None
+    return Retired(found, number, remove_retired(ledger, lake, feed))
+
+
+def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
+    """Remove what is visible and does not count any more, and the manifests of windows that lost rows. Idempotent.
+
+    Staged files of such parts go first: a sleeper with an old fold cannot bring one back (DESIGN §13).
+    """
+    roll_forward(ledger, lake, feed)
+    state = ledger.read()
+    parts = [p for root in paths.visible_roots(feed) for p in lake.list(root) if p in state.replaced]
+    for path in parts:
+        lake.remove(path)
+    return Removed(tuple(parts), manifest.withdraw(state, lake, feed))
+
+
+# -- decided
+
+
+def _decided(
+    ledger: Ledger, state: State, feed: str, before: int, settings: WindowSettings, liveness: Liveness
+) -> Expiry:
+    windows.check_aligned(before, settings)
+    _check_pinned(state, feed, before, settings)
+    ends = {k: _end(state, k, before) for k in state.origins}
+    _check_nothing_owed(state, feed, ends, settings)
+    _check_free(state, feed, ends, liveness)
+    earlier = (r for r in manifest.receipts_lying(ledger, state, lambda w: w is None or w < before))
+    receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
+    below = tuple(r for r in receipts if r.slice.end <= ends[r.slice.key])
+    across = tuple(r for r in receipts if r.slice.start < ends[r.slice.key] < r.slice.end)
+    return Expiry(before, below, across)
+
+
+def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:
+    keys = state.known()
+    if not keys:
+        raise UsageError(f"nothing of feed {feed} has landed yet", remedy="there is nothing to retire")
+    open_ = [k for k in keys if windows.boundary_of(state, k, before) is None]
+    if not open_:
+        return
+    earlier = (t for t in reversed(state.boundary_times) if t < before and t % settings.length == 0)
+    nearest = next((t for t in earlier if all(windows.boundary_of(state, k, t) is not None for k in keys)), None)
+    raise UsageError(
+        f"no window of feed {feed} has ended at {show_window(before)} yet, in {open_[0]}"
+        + (f" and {len(open_) - 1} more partitions" if len(open_) > 1 else ""),
+        remedy="no window has ended in all partitions: there is nothing to retire"
+        if nearest is None
+        else f"the nearest end of a window before it is {show_window(nearest)}",
+    )
+
+
+def _end(state: State, key: Key, before: int) -> int:
+    """Where the partition is cut. A life that ended before that time is wholly below it."""
+    at = windows.boundary_of(state, key, before)
+    if at is not None:
+        return at
+    pinned = state.boundaries.get(key, NO_PINS)
+    place = pinned.position(before)
+    return ENDLESS if place == len(pinned) else pinned.offsets[place - 1]
+
+
+def _check_nothing_owed(state: State, feed: str, ends: dict[Key, int], settings: WindowSettings) -> None:
+    owed = [(k, r) for k in state.known() for r in state.owed(k, ends[k])]
+    if not owed:
+        return
+    pieces = [p for k, r in owed for p in windows.pieces(state, k, r)]
+    starts = sorted({settings.start_of(p.window) for p in pieces if p.window is not None})
+    named = ", ".join(f"{k} {r}" for k, r in owed[:3]) + (f" and {len(owed) - 3} more ranges" if len(owed) > 3 else "")
+    raise WindowIncomplete(
+        f"feed {feed} still owes what is to be retired: {named}",
+        remedy=f"land it, or skip it, first: sluice run {feed} {_asking(starts, settings)}".rstrip(),
+    )
+
+
+def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
+    """The options that ask for the windows."""
+    if not starts:
+        return ""
+    if all(b - a == settings.length for a, b in pairwise(starts)) and len(starts) > 1:
+        return f"--from {show_window(starts[0])} --to {show_window(starts[-1] + settings.length)}"
+    return " ".join(f"--window {show_window(w)}" for w in starts[:5])
+
+
+def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
+    found = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
+    verdicts = owners.judged(liveness, (b for b, _ in found.values()))
+    for batch, s in found.values():
+        if not (batch.rewrites and verdicts[batch.id].dead):
+            raise owners.busy(feed, batch, s, verdicts[batch.id])
+
+
+def windows_of(expiry: Expiry, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:
+    """The receipts by the window (its start, ms; None: outside windows) that they lie in, oldest first."""
+    by_window: dict[int | None, list[Receipt]] = {}
+    for r in expiry.receipts:
+        w = r.slice.window
+        by_window.setdefault(None if w is None else settings.start_of(w), []).append(r)
+    yield from sorted(by_window.items(), key=lambda item: (item[0] is not None, item[0] or 0))

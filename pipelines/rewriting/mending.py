@@ -1,0 +1,176 @@
+"""A mending function that somebody wrote, asked record by record: it is loaded by name, and trusted with nothing.
+
+Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched that says what happened in words that
+hold no value of the record.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sluice.pipelines.vocabulary.errors import UsageError
+
+MOST_BYTES = 64 << 20
+"""What a mended value may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a mending function is given: the record as it came, `timestamp` in ms, and why it is in quarantine."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | None
+    stage: str
+    reason: str
+    field: str | None
+    detail: str
+    expectation: str | None
+
+
+class Botched(Exception):
+    """No value came of it: the text says which error, raised where, or what it returned."""
+
+
+class Mender:
+    """A function that is given a record and gives its value mended: bytes, text, a dict or list for JSON, or None."""
+
+    def __init__(self, function: Callable[[Record], Any], file: str) -> None:
+        self._function, self._file = function, file
+
+    def mend(self, record: Record) -> bytes | None:
+        """The value that the record should have had; None: it is left in quarantine. Raises Botched."""
+        try:
+            value = _bytes_of(self._function(record))
+        except Botched:
+            raise
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
+            raise Botched(f"{type(error).__name__}{self._line(error)}") from None
+        if value is not None and len(value) > MOST_BYTES:
+            raise Botched(f"returned more than {MOST_BYTES >> 20} MB")
+        return value
+
+    def _line(self, error: BaseException) -> str:
+        at = _place(error, self._file)
+        return f" at {Path(at[0]).name}:{at[1]}" if at and at[0] == self._file else ""
+
+
+def _bytes_of(answer: object) -> bytes | None:
+    match answer:
+        case None:
+            return None
+        case bytes() | bytearray() | memoryview():
+            return bytes(answer)
+        case str():
+            return answer.encode()
+        case dict() | list():
+            return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode()
+        case _:
+            raise Botched(f"returned {type(answer).__name__}")
+
+
+def load(text: str, root: Path) -> Mender:
+    """The function that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names, both looked for in the folder `root`.
+
+    Raises UsageError with the file and the line that is wrong.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
+        raise UsageError(f"{text!r} names no function", remedy="write FILE.py:FUNCTION or MODULE:FUNCTION")
+    file = _file(place, root) if place.endswith(".py") else None
+    try:
+        with _also_from(file.parent if file else root):
+            module = _of_file(file) if file else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - theirs, whatever it is
+        raise _unloadable(place, file, error) from None
+    return Mender(_function(module, name), str(module.__file__ or ""))
+
+
+def _file(place: str, root: Path) -> Path:
+    """The file of that name in the project, or by its whole path. Raises UsageError."""
+    file = (root / place).resolve()
+    if file.is_file():
+        return file
+    here = Path(place).resolve()
+    if here.is_file():
+        raise UsageError(
+            f"there is no file {file}: files are looked for in the project, not where the shell stands",
+            remedy=f"the one that lies here is meant with its whole path: --mend {here}:FUNCTION",
+        )
+    raise UsageError(f"there is no file {file}", remedy="name it as it is seen from the project, or by its whole path")
+
+
+def _of_file(file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_mending_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _also_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _unloadable(place: str, file: Path | None, error: BaseException) -> UsageError:
+    at = _place(error, str(file or ""))
+    where = f"{at[0]}, line {at[1]}" if at else place
+    return UsageError(f"{where}: {type(error).__name__}: {error}", remedy="mend it; nothing was read or changed")
+
+
+def _place(error: BaseException, file: str) -> tuple[str, int] | None:
+    """File and line of an error: where it left `file`, or else where it was raised; None for one in our own import."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 1
+    frames = [(f.filename, f.lineno or 1) for f in traceback.extract_tb(error.__traceback__)]
+    theirs = [f for f in frames if f[0] != __file__ and not f[0].startswith("<frozen") and "importlib" not in f[0]]
+    mine = [f for f in theirs if f[0] == file]
+    return next(iter((mine or theirs)[-1:]), None)
+
+
+def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
+    """The function of that name. Raises UsageError for what cannot be called with a record."""
+    file, found = module.__file__, getattr(module, name, None)
+    if found is None:
+        raise UsageError(f"{file} has no function {name}", remedy="name one that it defines at its top level")
+    line = _line_of(found)
+    if not callable(found):
+        raise UsageError(f"{file}: {name} is no function", remedy="name one: def mend(record): ...")
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise UsageError(f"{file}{line}: {name} returns no value", remedy="write it with `def` and `return`")
+    try:
+        inspect.signature(found).bind(None)
+    except TypeError:
+        remedy = f"it is called with one argument: def {name}(record): ..."
+        raise UsageError(f"{file}{line}: {name} takes no single argument", remedy=remedy) from None
+    except ValueError:  # a builtin that tells nothing of itself
+        pass
+    function: Callable[[Record], Any] = found
+    return function
+
+
+def _line_of(found: object) -> str:
+    code = getattr(found, "__code__", None)
+    return f", line {code.co_firstlineno}" if code else ""

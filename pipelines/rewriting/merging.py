@@ -1,0 +1,178 @@
+"""Parts of slices that follow each other, written anew as parts of one slice: every row as it was, in its order.
+
+Promises: a part is read only while it is what the ledger says, by its SHA-256; what was written is read back and
+compared, row by row, with what it was made of; memory holds a few row groups, whatever the parts hold. All else is as
+in landing: settings, folders, names, what a file says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from threading import Event
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.landing.rows import Rows, check_source, in_order, rows_of, same_rows
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartWriter, Target
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.ranges import union
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Part, PartKind, Receipt, Tally
+
+MERGE_BYTES = 128 << 20
+"""What one merge takes, at most, of rows that are not huge."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Receipts of slices that follow each other without a gap; `slice` takes their place."""
+
+    receipts: tuple[Receipt, ...]
+
+    @cached_property
+    def slice(self) -> Slice:
+        first, last = self.receipts[0].slice, self.receipts[-1].slice
+        return replace(first, end=last.end, leader_epoch=last.leader_epoch, estimated_bytes=self.bytes)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(p for r in self.receipts for p in r.parts)
+
+    @cached_property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.parts)
+
+    @property
+    def files_after(self) -> int:
+        """One of each kind in each folder."""
+        return len({(p.kind, p.path.rpartition("/")[0]) for p in self.parts})
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Where the parts of one batch are read and written anew, in several threads at once. Once `stop` is set they end,
+    with Failed."""
+
+    lake: Lake
+    feed: str
+    batch: int
+    plan_hash: str
+    attempt: str
+    settings: LandingSettings
+    stop: Event
+
+    def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
+        """What takes the slice's rows of a kind."""
+        target = Target(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
+        return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
+
+    def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
+        """The rows of the receipts' parts of a kind, in offset order."""
+        for r in receipts:
+            files = [self.rows_of(place(p)) for p in r.parts if p.kind is kind]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
+
+    def rows_of(self, path: str) -> Rows:
+        """The rows of one file, so many at once as take little memory."""
+        for rows in rows_of(self.lake, path):
+            if self.stop.is_set():
+                raise Failed("it was ended early", remedy="nothing was changed; run it again")
+            yield rows
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Carries out the merges of one batch."""
+
+    desk: Desk
+
+    def merge(self, m: Merge) -> Receipt:
+        """The receipt of the slice whose parts are staged. One that fails leaves none behind.
+
+        Raises ProofFailed, LakeFull, LakeUnavailable.
+        """
+        for part in m.parts:
+            check_source(self.desk.lake, self.desk.feed, part)
+        writers: list[PartWriter] = []
+        try:
+            for kind in PartKind:
+                self._write(m, kind, writers)
+            made = self._receipt(m, tuple(p for w in writers for p in w.close()))
+            for kind in PartKind:
+                self._check_same(m, made, kind)
+        except BaseException:
+            for writer in writers:
+                with suppress(Exception):
+                    writer.abandon()
+            raise
+        return made
+
+    def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
+        writer: PartWriter | None = None
+        for rows in self.desk.rows(m.receipts, kind, visible):
+            if writer is None:
+                writer = self.desk.writer(m.slice, kind, rows.schema.remove_metadata())
+                writers.append(writer)
+            writer.write(rows)
+
+    def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
+        """All classes as they were; what came over the wire, too, and what the rows said."""
+        rs, last = m.receipts, m.receipts[-1]
+        counts = sum((r.counts for r in rs), Counts())
+        tallies, drift = summed(rs, counts.landed)
+        made = Receipt(
+            m.slice,
+            last.position,
+            counts,
+            parts,
+            self.desk.attempt,
+            sum(r.input_bytes for r in rs),
+            format=last.format,
+            tallies=tallies,
+            drift=drift,
+            relanded=union(x for r in rs for x in r.relanded),
+            mended=union(x for r in rs for x in r.mended),
+        )
+        check_account(made)
+        return made
+
+    def _check_same(self, m: Merge, made: Receipt, kind: PartKind) -> None:
+        before, after = self.desk.rows(m.receipts, kind, visible), self.desk.rows((made,), kind, staged)
+        if not same_rows(before, after):
+            raise ProofFailed(
+                f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
+                remedy="nothing was changed; this is a bug in merging, or a disk that forgets: report it",
+            )
+
+
+def summed(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+    """What the rows of slices of one format said to contract and schema; a field is missing when none of all those
+    that `landed` has it."""
+    tallies: dict[int, Tally] = {}
+    drifts: dict[tuple[DriftKind, str], Drift] = {}
+    for r in receipts:
+        for t in r.tallies:
+            tallies[t.expectation] = tallies[t.expectation] + t if t.expectation in tallies else t
+        for d in r.drift:
+            drifts[d.kind, d.field] = drifts[d.kind, d.field] + d if (d.kind, d.field) in drifts else d
+    found = (d for _, d in sorted(drifts.items()))
+    kept = tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == landed)
+    return tuple(t for _, t in sorted(tallies.items())), kept
+
+
+def visible(part: Part) -> str:
+    """Where it is read."""
+    return part.path
+
+
+def staged(part: Part) -> str:
+    """Where it was written."""
+    return part.staged

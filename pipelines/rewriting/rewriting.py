@@ -1,0 +1,196 @@
+"""Parts that count written anew, without Kafka and without Spark: what compaction and replay have in common.
+
+    plan (reserves, names what it replaces) → write → prove → publish → swap
+
+Guarantees: a batch is all or nothing; each row is in exactly one part that counts, before, after and at any crash
+between; when its run dies, the parts are as they were, and whoever comes next gives the batch up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+from typing import Generic, Protocol, TypeVar
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger.entries import PlanEntry
+from sluice.pipelines.ports import Edges, Liveness
+from sluice.pipelines.publishing import owners
+from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
+from sluice.pipelines.rewriting.merging import Desk
+from sluice.pipelines.vocabulary.errors import PlanBusy, ProofFailed, SluiceError
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
+
+MAX_PIECES = 1000
+"""Pieces that one batch writes at most."""
+_ENDLESS = 1 << 62
+
+
+class Piece(Protocol):
+    """What takes the place of parts: `slice` that of all of them."""
+
+    @property
+    def slice(self) -> Slice: ...
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+P = TypeVar("P", bound=Piece)
+
+
+@dataclass(frozen=True, slots=True)
+class How(Generic[P]):
+    """One way of writing anew: who asks, what the stage is called, what writes a piece, and how many at once."""
+
+    request: Request
+    stage: str
+    writer: Callable[[Desk], Callable[[P], Receipt]]
+    threads: int
+
+
+def rewriting(state: State) -> list[Batch]:
+    """The live batches that write parts anew."""
+    return [b for b in state.live() if b.rewrites]
+
+
+def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, report: Reporter) -> None:
+    """Give up the batches of dead runs that wrote parts anew, and say so. Raises PlanBusy while one of this kind is at
+    work."""
+    found = rewriting(ledger.read())
+    verdicts = owners.judged(liveness, found)
+    owners.give_up(ledger, found, verdicts, report)
+    for batch in found:
+        if batch.request.kind is kind and not verdicts[batch.id].dead:
+            raise _one_at_once(ledger.feed, batch, verdicts[batch.id])
+
+
+def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
+    return PlanBusy(
+        f"{owners.met(feed, batch, verdict)}; one of this kind at a time writes parts of feed {feed} anew",
+        remedy=owners.way_out(feed, batch, verdict),
+    )
+
+
+def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:
+    """Of batches that something was left alone for: how their runs stand, and the ways out."""
+    batches = ledger.read().batches
+    found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
+    verdicts = owners.judged(liveness, found)
+    return tuple(owners.met(feed, b, verdicts[b.id]) for b in found)
+
+
+def is_free(
+    state: State, s: Slice, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+) -> bool:
+    """Whether what counted of the slice below entry `since` still does, and no live batch reserves any of it; one that
+    does is put into `busy`, by window."""
+    if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
+        return False
+    for batch, other in state.live_slices():
+        if other.key == s.key and other.range.meets(s.range) and batch.id not in dead:
+            busy[s.window] = batch.id
+            return False
+    return state.current.get(s.tp) == s.key
+
+
+class Rewriting(Generic[P]):
+    """One call, of what counted below entry `since`: `done`, `batches` and `busy` grow as it goes on."""
+
+    def __init__(
+        self, feed: Feed, edges: Edges, ledger: Ledger, owner: Owner, report: Reporter, how: How[P], since: int
+    ) -> None:
+        self.done: list[tuple[P, Receipt]] = []
+        self.batches: list[int] = []
+        self.busy: dict[int | None, int] = {}
+        self._feed, self._edges, self._ledger, self._owner, self._report = feed, edges, ledger, owner, report
+        self._how, self._since = how, since
+        self._total = self._written = 0
+
+    def all(self, pieces: Sequence[P]) -> None:
+        """Batch after batch. What a batch put in place stays, whatever stops the next."""
+        self._total = sum(p.slice.span for p in pieces)
+        for some in _batches(pieces, self._feed.compaction.batch_bytes):
+            if (planned := self._planned(some)) is not None:
+                self._carry_out(*planned)
+
+    def _planned(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
+        """The plan in the ledger, of those pieces that nobody else is at; None when none is left."""
+        left: list[P] = []
+
+        def decide(state: State) -> PlanEntry | None:
+            nonlocal left
+            kind = self._how.request.kind
+            for batch in rewriting(state):
+                if batch.request.kind is kind:
+                    raise _one_at_once(self._feed.name, batch, owners.NEW)
+            left = [p for p in pieces if is_free(state, p.slice, self._since, self.busy)]
+            plan = self._plan(state, left)
+            return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
+
+        appended = self._ledger.append(decide)
+        if appended is None or not isinstance(appended.entry, PlanEntry):
+            return None
+        return appended.number, appended.entry.plan, left
+
+    def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
+        tasks = tuple(Task(i, -1, (p.slice,)) for i, p in enumerate(pieces))
+        replaces = tuple(part.path for p in pieces for part in p.parts)
+        return Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
+
+    def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
+        ledger, lake, feed = self._ledger, self._edges.lake, self._feed.name
+        try:
+            try:
+                receipts = self._write(batch, plan, pieces)
+            finally:  # who was taken for dead may find no files any more
+                check_owner(ledger, batch, self._owner)
+            proven, failures = prove(plan, batch, receipts, lake)
+            if failures:
+                raise ProofFailed(failures[0].message, remedy=failures[0].remedy)
+        except BaseException:
+            with suppress(SluiceError):
+                abandon(ledger, batch, "writing parts anew ended early; they are as they were")
+                roll_forward(ledger, lake, feed)
+            raise
+        publish(ledger, batch, self._owner, proven, ())
+        roll_forward(ledger, lake, feed)
+        self.done += zip(pieces, proven, strict=True)
+        self.batches.append(batch)
+
+    def _write(self, batch: int, plan: Plan, pieces: Sequence[P]) -> list[Receipt]:
+        """The receipts of all pieces; the first that fails ends the others."""
+        feed, stop, out = self._feed, Event(), []
+        whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
+        write = self._how.writer(Desk(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop))
+        with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
+            try:
+                for done in as_completed([pool.submit(write, p) for p in pieces]):
+                    out.append(done.result())
+                    self._written += out[-1].slice.span
+                    self._report(Progress(self._how.stage, self._written, self._total))
+            except BaseException:
+                stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return out
+
+
+def _batches(pieces: Iterable[P], most: int) -> Iterator[list[P]]:
+    """The pieces in turn, as many at once as have `most` bytes."""
+    batch: list[P] = []
+    for p in pieces:
+        if batch and (len(batch) == MAX_PIECES or sum(b.bytes for b in batch) + p.bytes > most):
+            yield batch
+            batch = []
+        batch.append(p)
+    if batch:
+        yield batch

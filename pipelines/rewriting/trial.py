@@ -1,0 +1,48 @@
+"""What came of trying quarantined records again, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.pipelines.quarantine.limit import Kind
+
+
+@dataclass(slots=True)
+class Trial:
+    """What came of trying records: by the kind that they were refused as, how many were tried and how many fit; why
+    the others do not, with the first of each; how many the mending function left alone, how many of these fit as they
+    are, and what went wrong in it.
+    """
+
+    tried: Counter[Kind] = field(default_factory=Counter)
+    fit: Counter[Kind] = field(default_factory=Counter)
+    why: dict[Kind, tuple[int, str]] = field(default_factory=dict)
+    mended: int = 0
+    left: int = 0
+    left_fit: int = 0
+    botched: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, other: Trial) -> None:
+        self.tried += other.tried
+        self.fit += other.fit
+        for mine, more in ((self.why, other.why), (self.botched, other.botched)):
+            for key, (records, first) in more.items():
+                count_first(mine, key, records, first)
+        self.mended += other.mended
+        self.left += other.left
+        self.left_fit += other.left_fit
+
+
+def count_first(into: dict[Any, tuple[int, str]], key: Any, records: int, first: str) -> None:
+    held = into.get(key, (0, first))
+    into[key] = (held[0] + records, held[1])
+
+
+def total(trials: Iterable[Trial]) -> Trial:
+    out = Trial()
+    for trial in trials:
+        out.add(trial)
+    return out

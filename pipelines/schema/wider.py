@@ -1,0 +1,149 @@
+"""Types that hold all values of other types, and the least one that holds what two of them do. Light: no Arrow.
+
+Promise: where `holds(wide, narrow)`, Arrow casts every value of one to the other without loss, so that files of both
+are read as one table by Arrow, and through it by DuckDB and Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, reduce
+
+from sluice.pipelines.schema.schema import Field, Kind, SchemaError, Type, parse_schema
+
+MOST_DIGITS = 38
+SIGNED = (Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64)
+UNSIGNED = (Kind.UINT8, Kind.UINT16, Kind.UINT32, Kind.UINT64)
+_BITS = {k: 8 << i for kinds in (SIGNED, UNSIGNED) for i, k in enumerate(kinds)}
+_FLOATS = {Kind.FLOAT32: 24, Kind.FLOAT64: 53}
+"""Bits of an integer that they hold exactly."""
+_TIMES = (Kind.TIMESTAMP, Kind.EPOCH)
+_TEXTS = (Kind.STRING, Kind.JSON)
+RAW_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int32",
+    "offset": "int64",
+    "timestamp": "timestamp(ms)",
+    "timestampType": "int32",
+    "headers": "list<struct<key:string, value:binary>>",
+}
+"""The columns of raw feeds, as a schema would say them."""
+
+
+def holds(wide: Type, narrow: Type) -> bool:
+    """Whether each value that lands as `narrow` is one of `wide`."""
+    a, b = wide.kind, narrow.kind
+    if b in _BITS:
+        return _holds_integers(wide, narrow)
+    if a in _TIMES and b in _TIMES:
+        units = _unit(wide), _unit(narrow)
+        return units[0] == units[1] or units == ("us", "ms")  # the years 1 to 9999 fit into both of these alone
+    if a in _TEXTS and b in _TEXTS:
+        return True
+    if a in _FLOATS and b in _FLOATS:
+        return _FLOATS[a] >= _FLOATS[b]
+    if a is not b:
+        return False
+    match a:
+        case Kind.DECIMAL:
+            return wide.scale >= narrow.scale and _whole(wide) >= _whole(narrow)
+        case Kind.LIST | Kind.MAP:
+            return holds(wide.fields[0].type, narrow.fields[0].type)
+        case Kind.STRUCT:
+            return _members_hold(wide.fields, narrow.fields)
+        case _:
+            return True
+
+
+def _holds_integers(wide: Type, narrow: Type) -> bool:
+    bits = _BITS[narrow.kind]
+    if wide.kind in _FLOATS:
+        return bits <= _FLOATS[wide.kind]
+    if wide.kind in SIGNED and narrow.kind in UNSIGNED:
+        return _BITS[wide.kind] > bits
+    alike = (wide.kind in SIGNED) is (narrow.kind in SIGNED)
+    return wide.kind in _BITS and alike and _BITS[wide.kind] >= bits
+
+
+def _members_hold(wide: tuple[Field, ...], narrow: tuple[Field, ...]) -> bool:
+    """A struct may gain and lose members; those that stay, by their exact names, hold what they held."""
+    there = {f.name.casefold(): f for f in wide}
+    both = ((there[f.name.casefold()], f) for f in narrow if f.name.casefold() in there)
+    return all(a.name == b.name and holds(a.type, b.type) for a, b in both)
+
+
+def _unit(t: Type) -> str:
+    return "ms" if t.unit == "s" else t.unit
+
+
+def _whole(t: Type) -> int:
+    """A decimal's digits before the point."""
+    return t.precision - t.scale
+
+
+def united(a: Type, b: Type) -> Type | None:
+    """The type that reads what has landed as `a` and as `b`; None when they are of different kinds."""
+    if a.kind is b.kind is Kind.STRUCT:
+        return _united_members(a, b)
+    if a.kind is b.kind and a.kind in (Kind.LIST, Kind.MAP):
+        inner = united(a.fields[0].type, b.fields[0].type)
+        return Type(a.kind, fields=(Field("", inner),)) if inner else None
+    return a if holds(a, b) else b if holds(b, a) else None
+
+
+def _united_members(a: Type, b: Type) -> Type | None:
+    members = {f.name: f.type for f in a.fields}
+    for f in b.fields:
+        found = united(members[f.name], f.type) if f.name in members else f.type
+        if found is None:
+            return None
+        members[f.name] = found
+    if len({name.casefold() for name in members}) < len(members):
+        return None
+    return Type(a.kind, fields=tuple(Field(name, t) for name, t in members.items()))
+
+
+def join(a: Type, b: Type) -> Type:
+    """The least type for values seen as both: numbers become a number that fits, all else is kept as JSON."""
+    if a.kind is not b.kind and a.kind in _TEXTS and b.kind in _TEXTS:
+        return Type(Kind.JSON)
+    if holds(a, b):
+        return a
+    if holds(b, a):
+        return b
+    if a.kind in _BITS and b.kind in _BITS:
+        return next((t for k in SIGNED if holds(t := Type(k), a) and holds(t, b)), Type(Kind.FLOAT64))
+    if a.kind is b.kind is Kind.DECIMAL:
+        scale = max(a.scale, b.scale)
+        digits = max(_whole(a), _whole(b)) + scale
+        return Type(Kind.DECIMAL, digits, scale) if digits <= MOST_DIGITS else Type(Kind.JSON)
+    numbers = {*_BITS, *_FLOATS}
+    return Type(Kind.FLOAT64 if a.kind in numbers and b.kind in numbers else Kind.JSON)
+
+
+@lru_cache(1024)
+def parsed(text: str) -> Type:
+    """A type as a feed file says it. Raises SchemaError."""
+    return parse_schema({"x": text}).fields[0].type
+
+
+@lru_cache(1024)
+def joined(*texts: str) -> str:
+    """The least type for values seen as each; empty ones say nothing."""
+    try:
+        known = [parsed(t) for t in dict.fromkeys(texts) if t]
+    except SchemaError:
+        return str(Kind.JSON)
+    return str(reduce(join, known)) if known else ""
+
+
+def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """The columns of both, with types that read both. What cannot be read as one has the later type."""
+    out = dict(before)
+    for name, said in more.items():
+        text = said.removesuffix(" not null")
+        if out.setdefault(name, text) != text:
+            out[name] = str(united(parsed(out[name]), parsed(text)) or parsed(text))
+    return out

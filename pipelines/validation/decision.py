@@ -1,0 +1,60 @@
+"""Whether a batch as a whole is what its contract expects: decided on proven receipts, before anything is published.
+
+What fails a critical expectation stays staged and planned, and no offset moves. The next run takes it over: under the
+same contract it reads nothing from Kafka again and decides anew, under another it reads again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.pipelines.contract.catalogue import text
+from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.ledger import Batch, Ledger
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.validation.whole import hold_whole
+from sluice.pipelines.vocabulary.errors import Breach, ContractBroken
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import many
+
+_SAID = 20
+
+
+def check_contract(
+    shape: Shape, ledger: Ledger, batch: Batch, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
+) -> tuple[Result, ...]:
+    """What the batch's proven receipts say to the expectations about whole batches. `failed`: slices that have none.
+
+    Raises ContractBroken when a critical expectation fails that is not about each row by itself.
+    """
+    if shape.contract is None or not receipts:
+        return ()
+    earlier = earlier_rows(ledger.read(), batch.request, batch.id)
+    results = hold_whole(shape, receipts, lake, earlier)
+    broken = [o for o in contract_results(shape.contract, receipts, results) if o.refuses]
+    if not broken:
+        return results
+    lines = [_line(o) for o in broken[:_SAID]]
+    lines += [f"… and {len(broken) - _SAID} more"] if len(broken) > _SAID else []
+    lines += [f"{many(failed, 'slice')} of it failed, and what they hold is not counted"] if failed else []
+    raise ContractBroken(
+        f"batch {batch.id} is not what the contract expects; nothing of it is published:\n    " + "\n    ".join(lines),
+        remedy="look at its rows with `sluice peek TOPIC:PARTITION:OFFSET`; mend "
+        f"feeds/{ledger.feed}.contract.json, or what produces the records, and run again: what was read is kept as "
+        "long as the contract is the same",
+        breaches=[_breach(o) for o in broken],
+    )
+
+
+def _breach(o: Outcome) -> Breach:
+    return Breach("contract", _line(o), o.expectation.type, o.unexpected, o.checked, o.first)
+
+
+def _line(o: Outcome) -> str:
+    said = [f"observed {o.observed}"] if o.observed else []
+    if o.unexpected:
+        said += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]
+        said += [f"the first at {', '.join(o.first)}"] if o.first else []
+    return f"{text(o.expectation)}: {', '.join(said) or 'it is not so'}"

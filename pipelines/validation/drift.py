@@ -1,0 +1,107 @@
+"""How records differ from the schema, added up: over a slice, over a batch; and the policy that refuses it.
+
+Guarantee: counts are exact. Of fields there are at most `MOST_FIELDS` of a kind; what is left over is counted together,
+field by field, under `OTHERS`, so that no topic makes receipts large. Names are printable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.vocabulary.errors import Breach, SchemaDrifted
+from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
+from sluice.pipelines.vocabulary.units import many
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.sections import Policies
+
+MOST_FIELDS = 64
+OTHERS = "…"
+"""The name of all further fields together."""
+_SAID = 10
+
+
+class Drifts:
+    """Drift of one slice, added up by kind and field."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[DriftKind, str], Drift] = {}
+        self._typed = 0
+
+    def add(self, found: Iterable[Drift], typed: int) -> None:
+        """What was seen in some records, of which `typed` had a value that fits."""
+        self._typed += typed
+        for drift in found:
+            place = self._place(drift)
+            named = Drift(drift.kind, place[1], drift.records, drift.first, drift.type)
+            self._found[place] = self._found[place] + named if place in self._found else named
+
+    def _place(self, drift: Drift) -> tuple[DriftKind, str]:
+        place = (drift.kind, drift.field)
+        if place in self._found or sum(kind is drift.kind for kind, _ in self._found) < MOST_FIELDS:
+            return place
+        return (drift.kind, OTHERS)
+
+    @property
+    def all(self) -> tuple[Drift, ...]:
+        """By kind and field. A field is missing when no record that fits has it."""
+        found = (d for _, d in sorted(self._found.items()))
+        return tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == self._typed)
+
+
+def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
+    """Drift of several slices together, by kind and field; a field is missing when it is in all that landed rows.
+
+    `first` is the least of the offsets, whatever the partition.
+    """
+    found: dict[tuple[DriftKind, str], Drift] = {}
+    slices: dict[tuple[DriftKind, str], int] = {}
+    for drift in (d for r in receipts for d in r.drift):
+        key = (drift.kind, drift.field)
+        found[key] = found[key] + drift if key in found else drift
+        slices[key] = slices.get(key, 0) + 1
+    landing = sum(r.counts.landed > 0 for r in receipts)
+    kept = (k for k in sorted(found) if k[0] is not DriftKind.MISSING or slices[k] == landing)
+    return tuple(found[k] for k in kept)
+
+
+def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
+    """Raises SchemaDrifted when records differ from the schema and the policy is to fail then."""
+    from sluice.pipelines.feed.sections import OnDrift  # late: whoever only tells of drift loads no feed
+
+    if policies.on_drift is not OnDrift.FAIL:
+        return
+    found = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
+    if not found:
+        return
+    lines = "".join(f"\n    {described(d)}, the first at {_first(d, receipts)}" for d in found[:_SAID])
+    more = f"\n    and {len(found) - _SAID} more" if len(found) > _SAID else ""
+    raise SchemaDrifted(
+        f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
+        remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
+        "and run again: what was read is kept as long as the schema is the same",
+        breaches=[Breach("schema", described(d), "", d.records, 0, (_first(d, receipts),)) for d in found],
+    )
+
+
+_WORDS = {
+    DriftKind.NEW: "is not in the schema",
+    DriftKind.MISSING: "is in no record",
+    DriftKind.WIDENED: "does not fit its type",
+    DriftKind.WRONG: "is of another type",
+}
+
+
+def described(drift: Drift) -> str:
+    """One line for people: the field, what is the matter, in how many records, and what would hold it."""
+    name = "further fields" if drift.field == OTHERS else drift.field
+    seen = f" ({drift.type})" if drift.type else ""
+    return f"{name}{seen} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
+
+
+def _first(drift: Drift, receipts: Sequence[Receipt]) -> str:
+    """The first such record, in the order of the receipts."""
+    at = ((r.slice.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
+    tp, found = next(at)
+    return f"{tp}:{found.first}"

@@ -1,0 +1,207 @@
+"""The landed rows of a batch as one table of DuckDB, and what is asked of it.
+
+The parts' columns that matter are read once, whole columns at a time, from whatever lake. Promise: memory is bounded by
+what DuckDB is given and one row group, whatever the batch holds; what goes beyond is spilled to a folder that is gone
+afterwards. Tombstones are no rows; nulls, and NaN, are no values.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.contract.literals import Family, Value, family
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.schema import KAFKA, Kind, Type
+from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.receipts import EXAMPLES, PartKind, Receipt
+
+if TYPE_CHECKING:
+    import duckdb
+
+MEMORY = 512 << 20
+"""What DuckDB may hold before it spills."""
+ROWS_AT_ONCE = 1 << 16
+"""Rows on their way from a part to the table."""
+_THREADS = min(os.cpu_count() or 1, 4)
+_FLOATS = (Kind.FLOAT32, Kind.FLOAT64)
+_AS_FLOAT = (*_FLOATS, Kind.DECIMAL)
+
+
+class Table:
+    """Column `c0`, `c1`, … for each name. Times are whole numbers of their unit, dates of days; of nested values the
+    table has only whether they are there. With `placed` it can say where rows are."""
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, types: Mapping[str, Type], *, typed: bool, placed: bool) -> None:
+        self._db, self._types = db, types
+        self._names = {name: f"c{i}" for i, name in enumerate(types)}
+        self._tombstone = f"{KAFKA}tombstone" if typed else None
+        self._offset = (f"{KAFKA}offset" if typed else "offset") if placed else None
+        self._places: list[str] = []
+        self._made = False
+        self.rows = 0
+
+    @classmethod
+    @contextmanager
+    def opened(cls, types: Mapping[str, Type], *, typed: bool, placed: bool, memory: int = MEMORY) -> Iterator[Self]:
+        """An empty table, gone when the block ends. Raises Failed when there is no room to spill."""
+        import duckdb
+
+        with tempfile.TemporaryDirectory(dir=scratch.root()) as folder:
+            try:
+                with duckdb.connect() as db:
+                    db.execute(f"set memory_limit = '{memory >> 10}KiB'; set threads = {_THREADS}")
+                    db.execute("set temp_directory = $folder", {"folder": folder})
+                    db.execute("set enable_progress_bar = false")
+                    yield cls(db, types, typed=typed, placed=placed)
+            except (duckdb.OutOfMemoryException, duckdb.IOException) as e:
+                raise Failed(
+                    f"the rows do not go through DuckDB in {memory >> 20} MiB: {str(e).splitlines()[0][:200]}",
+                    remedy=f"what is too much goes to {tempfile.gettempdir()}: make room there, or name another folder "
+                    "in TMPDIR, and run again",
+                ) from None
+
+    # -- filling it
+
+    def add(self, receipts: Sequence[Receipt], lake: Lake) -> None:
+        """The rows of their staged parts, once. Raises PartUnreadable."""
+        self._places = [str(r.slice.tp) for r in receipts]
+        needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
+        for at, receipt in enumerate(receipts):
+            for part in (p for p in receipt.parts if p.kind is PartKind.LANDED):
+                for batch in parquet.batches(lake, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
+                    self._insert(at, batch)
+        if self._made:
+            (self.rows,) = self._one("select count(*) from t")
+
+    def _insert(self, at: int, batch: pa.RecordBatch) -> None:
+        columns = {c: _stored(batch.column(n), self._types[n]) for n, c in self._names.items()}
+        chosen = [_value(c, self._types[n]) for n, c in self._names.items()]
+        if self._offset:
+            columns["o"] = batch.column(self._offset)
+            chosen += [f"{at}::int32 as r", "o"]
+        if self._tombstone:
+            columns["tombstone"] = batch.column(self._tombstone)
+        rows = f"select {', '.join(chosen)} from batch" + (" where not tombstone" if self._tombstone else "")
+        self._db.register("batch", pa.table(columns))
+        self._db.execute(f"insert into t {rows}" if self._made else f"create temp table t as {rows}")
+        self._db.unregister("batch")
+        self._made = True
+
+    # -- asking it
+
+    def aggregates(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """Of (function, column): `min`, `max`, `count` of values, `sum`, `avg`, `stddev_samp`. None: of no values."""
+        asked = list(dict.fromkeys(wanted))
+        said = [self._aggregate(function, name) for function, name in asked]
+        return dict(zip(asked, self._one(f"select {', '.join(said)} from t"), strict=True)) if asked else {}
+
+    def _aggregate(self, function: str, name: str) -> str:
+        """Sums of whole numbers are exact, those of others floats."""
+        floats = self._types[name].kind in _AS_FLOAT and function in ("sum", "avg", "stddev_samp")
+        return f"{function}({self._names[name]}{'::double' if floats else ''})"
+
+    def ranked(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
+        """The values at places of the column in order, counted from 0 without nulls."""
+        c = self._names[name]
+        self._db.execute(f"create or replace temp table s as select {c} as v from t where {c} is not null order by {c}")
+        found = self._all(f"select rowid, v from s where rowid in ({', '.join(str(int(r)) for r in ranks)})")
+        self._db.execute("drop table s")
+        return dict(found)
+
+    @contextmanager
+    def counted(self, names: Sequence[str]) -> Iterator[Counted]:
+        """The distinct rows of some columns, and how often each is there; at most one at a time."""
+        chosen = [self._names[n] for n in names]
+        self._db.execute(f"create temp table v as select {', '.join(chosen)}, count(*) as n from t group by all")
+        try:
+            yield Counted(self._db, chosen, self._places if self._offset else None)
+        finally:
+            self._db.execute("drop table v")
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self._all(query)[0]
+        return found
+
+    def _all(self, query: str) -> list[Any]:
+        return self._db.execute(query).fetchall()
+
+
+class Counted:
+    """Distinct rows of some columns. `some`: those in which not all are null; `full`: none is."""
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, columns: Sequence[str], places: Sequence[str] | None) -> None:
+        self._db, self._columns, self._places = db, columns, places
+        nulls = [f"{c} is null" for c in columns]
+        self.some, self.full = f"not ({' and '.join(nulls)})", f"not ({' or '.join(nulls)})"
+        self.all = "true"
+
+    def repeated(self, which: str) -> tuple[int, int]:
+        """Of those rows, how many there are, and how many of them are there more than once."""
+        query = f"select coalesce(sum(n), 0), coalesce(sum(n) filter (n > 1), 0) from v where {which}"
+        checked, more = self._one(query)
+        return int(checked), int(more)
+
+    def first_repeated(self, which: str) -> tuple[str, ...]:
+        """Where the first of these are, as `topic:partition:offset`."""
+        same = " and ".join(f"t.{c} is not distinct from v.{c}" for c in self._columns)
+        query = f"select r, o from t where exists (select 1 from v where v.n > 1 and {which} and {same})"
+        found = self._db.execute(f"{query} order by r, o limit {EXAMPLES}").fetchall()
+        return tuple(f"{self._places[r]}:{o}" for r, o in found) if self._places else ()
+
+    @property
+    def distinct(self) -> int:
+        """Values of the one column."""
+        return int(self._one(f"select count(*) from v where {self.full}")[0])
+
+    def against(self, members: Sequence[Value]) -> tuple[int, int]:
+        """How many distinct values of the one column are not among the members, and how many members are no value."""
+        self._members(members)
+        c = self._columns[0]
+        strange = self._one(f"select count(*) from v anti join m on v.{c} = m.x where {c} is not null")
+        return int(strange[0]), int(self._one(f"select count(*) from m anti join v on v.{c} = m.x")[0])
+
+    def most_common(self, members: Sequence[Value]) -> tuple[int, int, int]:
+        """How many values are the most common ones, how many of these are members, and how often each is there."""
+        self._members(members)
+        c = self._columns[0]
+        query = f"""select count(*), count(m.x), coalesce(max(n), 0) from v left join m on v.{c} = m.x
+            where {c} is not null and n = (select max(n) from v where {c} is not null)"""
+        modes, inside, often = self._one(query)
+        return int(modes), int(inside), int(often)
+
+    def _members(self, members: Sequence[Value]) -> None:
+        """As the column's type: text is read exactly, numbers to the nearest that it holds."""
+        kind = self._one(f"select any_value(column_type) from (describe v) where column_name = '{self._columns[0]}'")[0]
+        query = f"create or replace temp table m as select distinct unnest(?::varchar[])::{kind} as x"
+        self._db.execute(query, [[str(m) for m in members]])
+
+    def _one(self, query: str) -> tuple[Any, ...]:
+        found: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+        return found or ()
+
+
+def _stored(column: pa.Array, t: Type) -> pa.Array:
+    """What DuckDB is given: plain arrays, without types that it would round."""
+    match family(t):
+        case Family.TIME:
+            return pc.cast(column, pa.int64())
+        case Family.DAY:
+            return pc.cast(column, pa.int32())
+        case Family.NESTED:
+            return pc.is_valid(column)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _value(c: str, t: Type) -> str:
+    if t.kind in _FLOATS:
+        return f"case when isnan({c}) then null else {c} end as {c}"
+    return f"nullif({c}, false) as {c}" if family(t) is Family.NESTED else c

@@ -1,0 +1,311 @@
+"""Staged batches against expectations about all of their rows at once, as Great Expectations decides them on pandas.
+
+What is decided: nulls, and NaN, are no values; tombstones are no rows, except where rows are counted, because they land
+as rows; where nothing else landed, nothing but the numbers of rows and columns can be broken. Sums of whole numbers are
+exact. What text and bytes are is never told, only how many. Memory is bounded, whatever a batch holds (`table`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from sluice.pipelines.contract import literals
+from sluice.pipelines.contract.catalogue import ENTRIES, Scope, argument, column_types, columns
+from sluice.pipelines.contract.expectation import Expectation
+from sluice.pipelines.contract.literals import Family
+from sluice.pipelines.contract.results import Result, enough
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.validation import volume
+from sluice.pipelines.validation.table import MEMORY, Counted, Table
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.units import many
+
+Number = int | float | Decimal
+NO_ROWS = "no rows"
+_SAID = 20
+
+
+def hold_whole(
+    shape: Shape, receipts: Sequence[Receipt], lake: Lake, earlier: Sequence[int] = (), memory: int = MEMORY
+) -> tuple[Result, ...]:
+    """What the staged parts of the receipts, as one table, say to each expectation about whole batches, in the order of
+    the shape's contract. `earlier`: rows of the batches before (`volume.earlier_rows`).
+
+    Raises Failed when the local disk has no room, LakeUnavailable.
+    """
+    asked = [e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE]
+    batch = Batch(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
+    found = [_OF_TABLES[e.type](e, batch) for e in asked if e.type in _OF_TABLES]
+    if of_rows := [e for e in asked if e.type not in _OF_TABLES]:
+        found += _of_rows(of_rows, shape, receipts, lake, memory)
+    return tuple(sorted(found, key=lambda r: r.expectation))
+
+
+def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
+    """Within the bounds, which count as inside unless the expectation is strict. No value is never within."""
+    if value is None or value != value:
+        return False
+    strict_min, strict_max = e.kwargs.get("strict_min"), e.kwargs.get("strict_max")
+    above = low is None or (value > low if strict_min else value >= low)
+    return above and (high is None or (value < high if strict_max else value <= high))
+
+
+# -- what needs no rows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is known of a batch before it is read: rows that landed, columns, and the rows of the batches before."""
+
+    rows: int
+    columns: tuple[str, ...]
+    earlier: Sequence[int]
+
+
+def _row_count(e: Expectation, batch: Batch) -> Result:
+    try:
+        low, high = volume.bounds(e, batch.earlier)
+    except volume.NoHistoryError as none:
+        return Result(e.place, not none.strict, f"{batch.rows:,} rows; {none}")
+    return Result(e.place, between(batch.rows, e, low, high), f"{batch.rows:,} rows")
+
+
+def _rows_equal(e: Expectation, batch: Batch) -> Result:
+    return Result(e.place, batch.rows == e.kwargs["value"], f"{batch.rows:,} rows")
+
+
+def _column_count(e: Expectation, batch: Batch) -> Result:
+    there = len(batch.columns)
+    return Result(e.place, between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns")
+
+
+def _columns_equal(e: Expectation, batch: Batch) -> Result:
+    return Result(e.place, len(batch.columns) == e.kwargs["value"], f"{len(batch.columns)} columns")
+
+
+def _column_set(e: Expectation, batch: Batch) -> Result:
+    wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
+    missing, more = sorted(wanted - there), sorted(there - wanted)
+    passed = not missing and not (more and argument(e, "exact_match"))
+    said = [f"{word} {_brief(names)}" for word, names in (("without", missing), ("with", more)) if names]
+    return Result(e.place, passed, "; ".join(said))
+
+
+def _column_list(e: Expectation, batch: Batch) -> Result:
+    return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _brief(batch.columns))
+
+
+def _brief(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SAID:,} more" if len(names) > _SAID else ""
+    return ", ".join(names[:_SAID]) + more
+
+
+def _column_exists(e: Expectation, batch: Batch) -> Result:
+    """As Great Expectations has it, a place counts from 0, and place 0 is any."""
+    name, place = e.kwargs["column"], e.kwargs.get("column_index")
+    passed = batch.columns[place : place + 1] == (name,) if place else name in batch.columns
+    return Result(e.place, passed)
+
+
+_OF_TABLES: Mapping[str, Callable[[Expectation, Batch], Result]] = {
+    "expect_table_row_count_to_be_between": _row_count,
+    "expect_table_row_count_to_equal": _rows_equal,
+    "expect_table_column_count_to_be_between": _column_count,
+    "expect_table_column_count_to_equal": _columns_equal,
+    "expect_table_columns_to_match_set": _column_set,
+    "expect_table_columns_to_match_ordered_list": _column_list,
+    "expect_column_to_exist": _column_exists,
+}
+
+
+# -- what is asked of the rows
+
+
+def _of_rows(
+    asked: Sequence[Expectation], shape: Shape, receipts: Sequence[Receipt], lake: Lake, memory: int
+) -> Iterator[Result]:
+    types = column_types(shape.columns)
+    needed = {name: types[name] for e in asked for name in columns(e)}
+    placed = any(e.type in _UNIQUE for e in asked)
+    with Table.opened(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
+        table.add(receipts, lake)
+        if not table.rows:
+            yield from (Result(e.place, True, NO_ROWS) for e in asked)
+            return
+        yield from _of_aggregates([e for e in asked if e.type in _AGGREGATES], table, types)
+        yield from (_QUANTILES[e.type](e, table) for e in asked if e.type in _QUANTILES)
+        counted = sorted((e for e in asked if e.type in _COUNTED), key=columns)
+        for names, group in groupby(counted, key=columns):
+            with table.counted(names) as values:
+                yield from (_COUNTED[e.type](e, values, table, types[names[0]]) for e in group)
+
+
+_AGGREGATES = {
+    "expect_column_min_to_be_between": "min",
+    "expect_column_max_to_be_between": "max",
+    "expect_column_mean_to_be_between": "avg",
+    "expect_column_sum_to_be_between": "sum",
+    "expect_column_stdev_to_be_between": "stddev_samp",
+    "expect_column_proportion_of_non_null_values_to_be_between": "count",
+}
+
+
+def _of_aggregates(asked: Sequence[Expectation], table: Table, types: Mapping[str, Type]) -> Iterator[Result]:
+    """All of them in one query."""
+    values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in asked])
+    for e in asked:
+        function, column = _AGGREGATES[e.type], e.kwargs["column"]
+        value, t = values[function, column], types[column]
+        if function in ("min", "max"):
+            yield _of_extreme(e, value, t)
+        elif function == "count":
+            yield _of_number(e, value / table.rows)
+        else:
+            yield _of_number(e, 0 if function == "sum" and value is None else value)
+
+
+def _of_extreme(e: Expectation, value: Any, t: Type) -> Result:
+    low, high = (_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
+    compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
+    return Result(e.place, between(compared, e, low, high), _told(value, t))
+
+
+def _of_number(e: Expectation, value: Number | None) -> Result:
+    return Result(e.place, between(value, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), told(value))
+
+
+def _bound(t: Type, said: object) -> Any:
+    """As exact as the column: a bound of 0.1 is the float32 nearest to it where the column has those."""
+    if said is None:
+        return None
+    found = literals.bound(t, said)
+    return float(np.float32(found)) if t.kind is Kind.FLOAT32 else found
+
+
+def _is_time(t: Type) -> bool:
+    return literals.family(t) is Family.TIME
+
+
+def _median(e: Expectation, table: Table) -> Result:
+    column = e.kwargs["column"]
+    n = table.aggregates([("count", column)])["count", column]
+    if not n:
+        return _of_number(e, None)
+    values = table.ranked(column, [(n - 1) // 2, n // 2])
+    low, high = values[(n - 1) // 2], values[n // 2]
+    middle = low if n % 2 else (low + high) / 2
+    return _of_number(e, float(middle) if isinstance(middle, Decimal) else middle)
+
+
+def _quantiles(e: Expectation, table: Table) -> Result:
+    """The nearest value of each place, of two equally near ones that of even rank."""
+    column, ranges = e.kwargs["column"], e.kwargs["quantile_ranges"]
+    n = table.aggregates([("count", column)])["count", column]
+    if not n:
+        return Result(e.place, not ranges["quantiles"])
+    ranks = [round((n - 1) * q) for q in ranges["quantiles"]]
+    values = table.ranked(column, ranks)
+    pairs = zip((values[rank] for rank in ranks), ranges["value_ranges"], strict=True)
+    passed = all(_near(value, *limits) for value, limits in pairs)
+    said = (f"{q:g}: {told(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
+    return Result(e.place, passed, "; ".join(said))
+
+
+def _near(value: Number, low: Number | None, high: Number | None) -> bool:
+    """Within the range, or as near to an end of it as one in 10,000: Great Expectations' tolerance."""
+    found = float(value)
+    low, high = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
+    return any(abs(found - end) <= 1e-8 + 1e-4 * abs(end) for end in (low, high) if math.isfinite(end)) or (
+        low <= found <= high
+    )
+
+
+_QUANTILES: Mapping[str, Callable[[Expectation, Table], Result]] = {
+    "expect_column_median_to_be_between": _median,
+    "expect_column_quantile_values_to_be_between": _quantiles,
+}
+
+
+def _unique(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+    ignored = argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
+    which = {"all_values_are_missing": values.some, "any_value_is_missing": values.full, "never": values.all}[ignored]
+    checked, unexpected = values.repeated(which)
+    first = values.first_repeated(which) if unexpected else ()
+    return Result(e.place, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, first)
+
+
+def _distinct_count(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+    return _of_number(e, values.distinct)
+
+
+def _distinct_share(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+    checked, _ = values.repeated(values.full)
+    return _of_number(e, values.distinct / checked if checked else 0)
+
+
+def _distinct_set(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+    """Whether values are outside, members missing, or both, is told; which, never."""
+    strange, missing = values.against([literals.member(t, said) for said in e.kwargs["value_set"]])
+    wrong = {
+        "expect_column_distinct_values_to_be_in_set": strange,
+        "expect_column_distinct_values_to_contain_set": missing,
+        "expect_column_distinct_values_to_equal_set": strange + missing,
+    }[e.type]
+    return Result(e.place, not wrong, f"{many(strange, 'other value')}, {missing:,} of the set missing")
+
+
+def _most_common(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+    modes, inside, often = values.most_common([literals.member(t, said) for said in e.kwargs["value_set"]])
+    passed = inside > 0 if argument(e, "ties_okay") else modes == inside == 1
+    return Result(e.place, passed, f"{many(modes, 'value')} {often:,} times, {inside:,} of the set")
+
+
+_UNIQUE = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
+_COUNTED: Mapping[str, Callable[[Expectation, Counted, Table, Type], Result]] = {
+    **dict.fromkeys(_UNIQUE, _unique),
+    "expect_column_unique_value_count_to_be_between": _distinct_count,
+    "expect_column_proportion_of_unique_values_to_be_between": _distinct_share,
+    "expect_column_distinct_values_to_be_in_set": _distinct_set,
+    "expect_column_distinct_values_to_contain_set": _distinct_set,
+    "expect_column_distinct_values_to_equal_set": _distinct_set,
+    "expect_column_most_common_value_to_be_in_set": _most_common,
+}
+DECIDED = frozenset({*_OF_TABLES, *_AGGREGATES, *_QUANTILES, *_COUNTED})
+"""The types of expectation that are decided here."""
+
+
+# -- as people read it
+
+
+def told(value: Number | None) -> str:
+    """A number, to 15 digits."""
+    if value is None:
+        return "no values"
+    return f"{value:,}" if isinstance(value, int | Decimal) else f"{value:,.15g}"
+
+
+def _told(value: Any, t: Type) -> str:
+    if value is None:
+        return told(None)
+    try:
+        if _is_time(t):
+            return _moment(value * literals.PER_UNIT[literals.unit_of(t)])
+        return str(date(1970, 1, 1) + timedelta(days=value)) if literals.family(t) is Family.DAY else told(value)
+    except OverflowError:
+        return f"{value:,} since 1970"
+
+
+def _moment(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds, 10**9)
+    text = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+    return text + (f".{rest:09}".rstrip("0") if rest else "") + "Z"

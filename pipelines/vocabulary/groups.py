@@ -1,0 +1,149 @@
+"""Consumer groups as their coordinator describes them: values, the port that asks, and what the words mean.
+
+Any group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does not tell is
+None here, never a guess: when a group became empty, above all, which is what its offsets expire by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+
+Assignment = tuple[TopicPartition, ...]
+
+
+class GroupState(StrEnum):
+    """States of a coordinator, in its own spelling; newer brokers may tell others."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+
+
+STATES: Mapping[str, str] = {
+    GroupState.EMPTY: "nobody is a member: its offsets can be moved",
+    GroupState.PREPARING_REBALANCE: "members come or go; who holds what is being settled",
+    GroupState.COMPLETING_REBALANCE: "its members wait to be told their partitions",
+    GroupState.STABLE: "its members hold their partitions",
+    GroupState.DEAD: "the coordinator has no such group",
+    GroupState.ASSIGNING: "the coordinator works out who is to hold what",
+    GroupState.RECONCILING: "partitions pass from one member to another",
+}
+
+KINDS: Mapping[str, str] = {
+    "classic": "its members settle among themselves who holds what",
+    "consumer": "the newer protocol, whose coordinator assigns; while it has members nobody of the classic protocol "
+    "gets in, and that is how Sluice commits",
+    "share": "hands records out one by one and has no committed offsets; its members: kafka-share-groups.sh --describe",
+    "streams": "Kafka Streams' own protocol; its members: kafka-streams-groups.sh --describe",
+}
+"""What each kind of group is, by the coordinator's word for it."""
+
+_PROPOSALS = {"consumer": "KIP-848", "share": "KIP-932", "streams": "KIP-1071"}
+
+
+def spelled(kind: str) -> str:
+    """The kind with the proposal that a newer one is known by: `consumer (KIP-848)`."""
+    return f"{kind} ({_PROPOSALS[kind]})" if kind in _PROPOSALS else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    id: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"broker {self.id} at {self.address}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """One group in the list of its coordinator. `kind` is empty where brokers do not tell (before Kafka 3.8)."""
+
+    name: str
+    kind: str
+    state: str
+    protocol_type: str
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """`assignment` is None where it is not told, or not in consumers' own format."""
+
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group. `members` is None for a kind whose members we cannot list; `assignor` is empty while unsettled."""
+
+    name: str
+    kind: str
+    state: str
+    protocol_type: str
+    assignor: str
+    coordinator: Broker
+    members: tuple[GroupMember, ...] | None
+
+    @property
+    def exists(self) -> bool:
+        return self.state != GroupState.DEAD
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody is a member, so that its offsets may be moved."""
+        return self.state in (GroupState.EMPTY, GroupState.DEAD)
+
+    def holder(self, tp: TopicPartition) -> GroupMember | None:
+        """The member that holds the partition."""
+        return next((m for m in self.members or () if tp in (m.assignment or ())), None)
+
+    def who(self) -> str:
+        """The members in a few words."""
+        if self.members is None:
+            return f"members of the '{self.kind}' protocol"
+        named = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
+        return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+
+
+class Counting(StrEnum):
+    """What the retention of a group's offsets is counted from (KIP-211)."""
+
+    EMPTY = "empty"
+    COMMIT = "commit"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """When committed offsets go. `not_before` (ms) is known only for a group that Sluice left last."""
+
+    counting: Counting
+    retention: int | None
+    not_before: int | None = None
+
+
+def expiry(group: GroupView, retention: int | None, left: int | None = None) -> Expiry:
+    """What can be known of it. `left`: when Sluice was last a member (ms), which is what the ledger tells.
+
+    No coordinator tells when a group became empty, nor when an offset was committed. An empty classic group of
+    consumers is counted from the moment when its last member left, and a commit by hand does not begin that anew.
+    """
+    if not group.free:
+        return Expiry(Counting.NEVER, retention)
+    if group.kind == "classic" and group.protocol_type:
+        known = left is not None and retention is not None
+        return Expiry(Counting.EMPTY, retention, left + retention if known and left and retention else None)
+    return Expiry(Counting.COMMIT, retention)

@@ -1,0 +1,37 @@
+"""Partitions, ranges and records as people spell them, read into values; a topic's name never holds a colon."""
+
+from __future__ import annotations
+
+import re
+
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange
+
+_PARTITION = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,9})")
+_RANGE = re.compile(rf"{_PARTITION.pattern}:([0-9]{{1,18}})-([0-9]{{1,18}})")
+_RECORD = re.compile(rf"{_PARTITION.pattern}:([0-9]{{1,18}})")
+
+
+def partition(text: str) -> TopicPartition:
+    """`orders:3`. Raises UsageError."""
+    found = _read(_PARTITION, text, "a partition", "TOPIC:PARTITION, such as orders:3")
+    return TopicPartition(found[1], int(found[2]))
+
+
+def asked_range(text: str) -> AskedRange:
+    """`orders:0:100-200`: offsets 100 up to, not including, 200. Raises UsageError."""
+    found = _read(_RANGE, text, "a range of offsets", "TOPIC:PARTITION:START-END, such as orders:0:100-200")
+    return AskedRange(found[1], int(found[2]), int(found[3]), int(found[4]))
+
+
+def record(text: str) -> tuple[TopicPartition, int]:
+    """`orders:0:150`. Raises UsageError."""
+    found = _read(_RECORD, text, "a record's place", "TOPIC:PARTITION:OFFSET, such as orders:0:150")
+    return TopicPartition(found[1], int(found[2])), int(found[3])
+
+
+def _read(pattern: re.Pattern[str], text: str, what: str, form: str) -> re.Match[str]:
+    if (found := pattern.fullmatch(text)) is None:
+        raise UsageError(f"{text!r} is not {what}", remedy=f"write {form}")
+    return found

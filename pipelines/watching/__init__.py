@@ -1,0 +1,1 @@
+"""How a feed stands: its windows, lag, what retention threatens, and how long runs take."""

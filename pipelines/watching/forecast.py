@@ -1,0 +1,212 @@
+"""What is about to happen to a feed: how far behind it is, when it will have caught up, what retention will take first.
+
+Pure: the ledger's fold, what Kafka said, and the time come in. A forecast warns early rather than late: a range is at
+risk from the moment on at which Kafka may delete its first record, though segments usually go later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, PartitionState, TopicConfig
+from sluice.pipelines.vocabulary.ranges import Range, intersect
+from sluice.pipelines.vocabulary.units import DAY, show_about, show_duration
+
+# -- what is owed
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """A partition's stable offsets that are not accounted for, from its frontier on; `since`: when the first of them
+    that Kafka still holds was stamped (ms), where that is known.
+    """
+
+    key: Key
+    partition: PartitionState
+    ranges: tuple[Range, ...]
+    since: int | None = None
+
+    @property
+    def lost(self) -> tuple[Range, ...]:
+        """What Kafka has deleted already."""
+        return intersect(self.ranges, Range(0, self.partition.log_start))
+
+    @property
+    def held(self) -> tuple[Range, ...]:
+        """What Kafka still holds."""
+        return intersect(self.ranges, Range(self.partition.log_start, self.partition.stable_end))
+
+
+def owed(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Owed, ...]:
+    """What each partition owes that has an origin, those that owe nothing left out."""
+    known = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
+    found = (Owed(k, p, state.owed(k, p.stable_end)) for k, p in known)
+    return tuple(o for o in found if o.ranges)
+
+
+# -- rates
+
+
+def production(state: State, key: Key, end: int, now: int) -> float | None:
+    """Offsets a second that were produced into a partition in the last day or so, from a pinned boundary up to `end`.
+
+    None before any boundary is pinned.
+    """
+    pins = state.boundaries.get(key, NO_PINS)
+    if not len(pins):
+        return None
+    time, offset = pins[min(bisect_left(pins.times, now - DAY), len(pins) - 1)]
+    return max(0, end - offset) * 1000 / (now - time) if now > time else None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One published batch: offsets that it read, and the ms from its plan to its publish entry."""
+
+    offsets: int
+    ms: int
+
+
+_SHORTEST = 1000
+"""Ms below which a batch tells of the clock rather than of its work."""
+_FURTHEST = 100
+"""So many times what a batch read, its rate is taken for."""
+
+
+def landing(recent: Sequence[Work]) -> float | None:
+    """Offsets a second while a batch is at work, by the fastest of them: a small one tells more of its start than of
+    its work. None when there is none to tell from.
+    """
+    return max((w.offsets * 1000 / w.ms for w in recent if w.ms >= _SHORTEST), default=0.0) or None
+
+
+def eta(lag: int, recent: Sequence[Work], produced: float | None) -> int | None:
+    """How long (ms) runs one after another take to catch up, and no less than the shortest of them; None: not known,
+    not ever at these rates, or too far beyond what was ever landed to be told.
+    """
+    landed = landing(recent)
+    gain = (landed or 0) - (produced or 0)
+    if not landed or gain <= 0 or lag > _FURTHEST * max(w.offsets for w in recent):
+        return None
+    return max(int(lag * 1000 / gain), min(w.ms for w in recent if w.ms >= _SHORTEST)) if lag else 0
+
+
+# -- retention
+
+
+@dataclass(frozen=True, slots=True)
+class AtRisk:
+    """Owed ranges that Kafka will soon delete: the first of their records from `at` (ms) on, by the setting `why`."""
+
+    key: Key
+    ranges: tuple[Range, ...]
+    at: int
+    why: str
+
+    def describe(self, now: int) -> str:
+        """`orders:0 [120, 900) will begin to be deleted in about 3 h (retention.ms 7d)`."""
+        when = f"will begin to be deleted in about {show_about(self.at - now)}" if self.at > now else _ANY_MOMENT
+        more = f" and {len(self.ranges) - 1} more" if len(self.ranges) > 1 else ""
+        return f"{self.key} {self.ranges[0]}{more} {when} ({self.why})"
+
+
+_ANY_MOMENT = "may be deleted at any moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Kafka may begin to delete what a partition owes at `at` (ms); until `until`, as far as one looks ahead, all that
+    is stamped up to `stamped` (ms), or all below `below`, whichever bound deletes first.
+    """
+
+    owed: Owed
+    at: int
+    why: str
+    stamped: int | None = None
+    below: int = 0
+
+    def at_risk(self, end: int | None) -> AtRisk:
+        """`end`: the first offset stamped later than `stamped` (None: there is none, or nobody asked)."""
+        held = self.owed.held
+        first, last = held[0].start, held[-1].end
+        bound = self.below if self.stamped is None else last if end is None else end
+        return AtRisk(self.owed.key, intersect(held, Range(first, max(bound, first + 1))), self.at, self.why)
+
+
+def deletions(
+    found: Sequence[Owed],
+    configs: Mapping[str, TopicConfig],
+    rates: Mapping[Key, float],
+    now: int,
+    notice: int,
+    needed: int = 0,
+) -> Iterator[Deletion]:
+    """What deletion begins within `notice` ms, or before the `needed` ms that landing takes have passed.
+
+    Of a topic that keeps records for less than twice the notice, within half of what it keeps. `rates`: offsets a
+    second that are produced into each partition. Topics without config are unknown.
+    """
+    for o in found:
+        config = configs.get(o.key.topic)
+        if config is None or not config.deletes or not o.held:
+            continue
+        bounds = _by_age(o, config, now, notice, needed), _by_size(o, config, rates.get(o.key), now, notice, needed)
+        yield from sorted((b for b in bounds if b is not None), key=lambda b: b.at)[:1]
+
+
+def _by_age(o: Owed, config: TopicConfig, now: int, notice: int, needed: int) -> Deletion | None:
+    keeps = config.retention_ms
+    if keeps is None or o.since is None:
+        return None
+    at, ahead = o.since + keeps, max(min(notice, keeps // 2), needed)
+    return None if at > now + ahead else Deletion(o, at, f"retention.ms {show_duration(keeps)}", now + ahead - keeps)
+
+
+def _by_size(o: Owed, config: TopicConfig, rate: float | None, now: int, notice: int, needed: int) -> Deletion | None:
+    """By the mean size of what the partition holds now: Kafka tells no more."""
+    p, first = o.partition, o.held[0].start
+    span = p.high_watermark - p.log_start
+    if config.retention_bytes is None or not p.log_bytes or span <= 0:
+        return None
+    kept = int(config.retention_bytes * span / p.log_bytes)  # so many offsets fit in
+    room = kept - (p.high_watermark - first)
+    ahead = 0 if rate is None else int(rate * max(notice, needed) / 1000)
+    if room > ahead:
+        return None
+    at = now + (int(room * 1000 / rate) if rate and room > 0 else 0)
+    return Deletion(o, at, f"retention.bytes {config.retention_bytes:,}", below=p.high_watermark + ahead - kept)
+
+
+# -- what Kafka forgets
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Something that Kafka forgets at `at` (ms) unless it is used before, by the setting `why`."""
+
+    what: str
+    at: int
+    why: str
+
+    def describe(self, now: int) -> str:
+        """`committed offsets of group g: kept for about 6 d more (offsets.retention.minutes 7d)`."""
+        kept = f"kept for about {show_about(self.at - now)} more" if self.at > now else "no longer kept"
+        return f"{self.what}: {kept} ({self.why})"
+
+
+def expiries(group: str, transactional_id: str | None, used: int | None, config: BrokerConfig) -> tuple[Expiry, ...]:
+    """The group's offsets, and the transactional id where commits use one, both last used at `used` (ms)."""
+    lasting = [
+        (f"committed offsets of group {group}", "offsets.retention.minutes", config.offsets_retention),
+        (f"transactional id {transactional_id}", "transactional.id.expiration.ms", config.transactional_id_expiration),
+    ]
+    lasting = lasting if transactional_id else lasting[:1]
+    return tuple(
+        Expiry(what, used + ms, f"{setting} {show_duration(ms)}")
+        for what, setting, ms in lasting
+        if used is not None and ms is not None
+    )

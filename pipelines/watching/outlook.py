@@ -1,0 +1,218 @@
+"""How old what a feed owes is: the stamp of the record at a position, without reading any record.
+
+Kafka is asked for first records by time, all partitions at once. A position at a pinned boundary, which is where a
+feed stands that lands whole windows, is found by the first question; the others by bisecting the window they are in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ledger.fold import NO_PINS
+from sluice.pipelines.ports import Cluster
+from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
+from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.watching import forecast, outlook
+from sluice.pipelines.watching.forecast import AtRisk, Deletion, Expiry, Owed, Work
+
+QUESTIONS = 8
+"""Requests to each leader at most, however many partitions."""
+
+_FINENESS = 16
+"""An age is told to a 16th of it; never younger than it is, where stamps are in order."""
+
+
+def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: int) -> dict[Key, int]:
+    """When (ms) the first record at or above each position was stamped, or shortly before; left out: no such record.
+
+    Where stamps are out of order, the start of the position's window may serve: nobody knows better without reading.
+    """
+    searches = {k: _search(state, k, position, now) for k, position in positions.items()}
+    for _ in range(QUESTIONS):
+        open_ = {k: s for k, s in searches.items() if not s.done(now)}
+        if not open_:
+            break
+        found = cluster.offsets_at({k.tp: s.question for k, s in open_.items()})
+        for key, search in open_.items():
+            search.hear(found.get(key.tp))
+    return {k: s.low for k, s in searches.items() if s.low}
+
+
+@dataclass(slots=True)
+class _Search:
+    """The record at `position` is stamped between `low` and `high` (ms), and most likely at `hint` or soon after."""
+
+    position: int
+    hint: int
+    low: int
+    high: int
+    asked: bool = False
+    exact: bool = False
+
+    @property
+    def question(self) -> int:
+        """The hint, then the log's first record where nothing is known before the position, then the middle."""
+        return (self.low and (self.low + self.high) // 2) if self.asked else self.hint
+
+    def done(self, now: int) -> bool:
+        return self.exact or (self.asked and self.high - self.low <= max(1000, (now - self.low) // _FINENESS))
+
+    def hear(self, hit: OffsetAtTime | None) -> None:
+        time, first, self.asked = self.question, not self.asked, True
+        if hit is None or hit.offset > self.position:  # the record is older than that, or there is none
+            self.high, self.exact = time, time == 0
+            self.low = hit.timestamp if hit and self.exact else self.low
+        elif hit.offset == self.position:
+            self.low, self.exact = hit.timestamp, True
+        elif hit.timestamp >= self.high:  # a record before the position, stamped after all of this, hides the rest
+            self.low, self.exact = (time if first else self.low), True
+        else:
+            self.low = max(hit.timestamp, 1)
+
+
+def _search(state: State, key: Key, position: int, now: int) -> _Search:
+    """Between the boundaries around the position. Where one is just there, a late record may be older than it."""
+    pins = state.boundaries.get(key, NO_PINS)
+    before, at = bisect_left(pins.offsets, position), bisect_right(pins.offsets, position)
+    low = pins.times[before - 1] if before else 0
+    hint = pins.times[at - 1] if at else 0
+    high = pins.times[at] if at < len(pins) else now
+    return _Search(position, hint, low, max(hint, high))
+
+
+RECENT = 5
+"""Published batches that the landing rate is told from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unwarned:
+    """Topics whose settings Kafka does not tell this client, so that nobody knows what retention will take."""
+
+    topics: tuple[str, ...]
+    bootstrap: str
+
+    @property
+    def text(self) -> str:
+        first, rest = self.topics[0], len(self.topics) - 1
+        more = f"; nor of {many(rest, 'more topic')}" if rest else ""
+        return f"how long {first} keeps its records may not be asked: nothing warns before they are deleted{more}"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            f"kafka-acls.sh --bootstrap-server {self.bootstrap} --add --allow-principal User:NAME --operation"
+            f" DescribeConfigs --topic {self.topics[0]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """One feed at `now` (ms). Rates are offsets a second, None where nothing tells them; `eta` (ms) is how long runs
+    one after another take to catch up, None where that is not known, or never.
+    """
+
+    now: int
+    owed: tuple[Owed, ...] = ()
+    lag: int = 0
+    landing: float | None = None
+    production: float | None = None
+    eta: int | None = None
+    at_risk: tuple[AtRisk, ...] = ()
+    expiries: tuple[Expiry, ...] = ()
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    compacted: tuple[str, ...] = ()
+    """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
+    unwarned: Unwarned | None = None
+
+    @property
+    def lost(self) -> tuple[Owed, ...]:
+        """Partitions of which something owed is gone from Kafka."""
+        return tuple(o for o in self.owed if o.lost)
+
+    @property
+    def since(self) -> int | None:
+        """When the oldest record that is owed was stamped (ms), where that is known."""
+        return min((o.since for o in self.owed if o.since is not None), default=None)
+
+    @property
+    def age(self) -> int | None:
+        """How old (ms) that record is; 0 when nothing is owed."""
+        if not self.owed:
+            return 0
+        return None if self.since is None else max(0, self.now - self.since)
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether more is produced than lands, as far as that is known."""
+        return bool(self.landing and self.production and self.production >= self.landing)
+
+    def ages(self) -> dict[Key, int]:
+        """How old (ms) the oldest owed record of each partition is, where that is known."""
+        return {o.key: max(0, self.now - o.since) for o in self.owed if o.since is not None}
+
+
+def look_ahead(
+    feed: Feed, ledger: Ledger, state: State, cluster: Cluster, partitions: Mapping[Key, PartitionState], now: int
+) -> Outlook:
+    """What is about to happen to the feed, whose partitions stand like this.
+
+    Raises KafkaUnavailable, LakeUnavailable.
+    """
+    owed = _stamped(cluster, state, forecast.owed(state, partitions), now)
+    rates = {
+        k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
+    }
+    lag = sum(max(0, p.stable_end - state.frontier(k)) for k, p in partitions.items() if k in state.origins)
+    recent, produced = work(ledger, state), sum(rates.values()) if rates else None
+    eta = forecast.eta(lag, recent, produced)
+    configs = cluster.configs({p.topic for p in partitions.values()})
+    notice = feed.alerts.retention
+    due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
+    transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
+    return Outlook(
+        now=now,
+        owed=owed,
+        lag=lag,
+        landing=forecast.landing(recent),
+        production=produced,
+        eta=eta,
+        at_risk=_bounded(cluster, due),
+        expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
+        broker=configs.broker,
+        compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
+        unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
+    )
+
+
+def _stamped(cluster: Cluster, state: State, owed: Sequence[Owed], now: int) -> tuple[Owed, ...]:
+    first = {o.key: o.held[0].start for o in owed if o.held}
+    found = outlook.stamps(cluster, state, first, now) if first else {}
+    return tuple(replace(o, since=found.get(o.key)) for o in owed)
+
+
+def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
+    """Where what is at risk ends, all asked at once; what goes first comes first."""
+    times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
+    ends = cluster.offsets_at(times) if times else {}
+    hits = ((d, ends.get(d.owed.key.tp)) for d in due)
+    return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
+
+
+def work(ledger: Ledger, state: State) -> list[Work]:
+    """The newest batches that landed something, from plan to publish: none that wrote anew what had landed, and none
+    that adopted what an earlier attempt had finished, whose time is not its own.
+    """
+    recent = [b for b in state.batches.values() if b.published is not None and not b.rewrites][-RECENT:]
+    entries = ((b, ledger.publication(b)) for b in recent)
+    own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
+    return [Work(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
+
+
+def _committed_at(ledger: Ledger, state: State) -> int | None:
+    """When (ms) offsets were last written, by the intent that announced it."""
+    return ledger.entry(state.last_mark).at if state.last_mark >= 0 else None

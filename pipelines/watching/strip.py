@@ -1,0 +1,147 @@
+"""The strip of a feed's windows: how each of them stands, at a glance.
+
+From the folded ledger alone, and, where somebody asked Kafka anyway, from the stable ends: then a window that an open
+transaction holds is told from one that is only owed. Pure, and linear in windows × partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import Batch, Ledger, State
+from sluice.pipelines.planning import windows
+from sluice.pipelines.publishing.manifest import is_retired
+from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract
+from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
+
+RECENT = 20
+"""Batches that failed in part, of which the newest so many are asked for what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known besides the ledger: `stable_ends` and `holders` as Kafka told; batches by window: `running` those
+    live whose run lives, `failed` those live whose run is dead, and those that published and failed in part.
+    """
+
+    stable_ends: Mapping[Key, int] = field(default_factory=dict)
+    holders: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    running: Mapping[int, int] = field(default_factory=dict)
+    failed: Mapping[int, int] = field(default_factory=dict)
+
+
+LEDGER_ALONE = Seen()
+
+
+def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> range:
+    """The starts of the newest windows, the open one included; none before the feed's first."""
+    if state.first_window is None:
+        return range(0)
+    end = settings.start_of(now) + settings.length
+    return range(max(settings.start_of(state.first_window), end - count * settings.length), end, settings.length)
+
+
+def seen(
+    ledger: Ledger,
+    state: State,
+    stable_ends: Mapping[Key, int],
+    holders: Mapping[TopicPartition, OpenTransaction],
+    gone: Sequence[Batch],
+) -> Seen:
+    """What live batches are at work on, and what failed. `gone` are the live batches whose runs are dead."""
+    dead = {b.id for b in gone}
+    running = {w: b.id for b, w in _reserved(state) if b.id not in dead}
+    unfinished = {w: b.id for b, w in _reserved(state) if b.id in dead}
+    return Seen(stable_ends, holders, running, _failed(ledger, state) | unfinished)
+
+
+def _reserved(state: State) -> Iterator[tuple[Batch, int]]:
+    return ((b, s.window) for b, s in state.live_slices() if s.window is not None)
+
+
+def _failed(ledger: Ledger, state: State) -> dict[int, int]:
+    """By window, the newest batch that failed in part of it and published the rest."""
+    batches = [b for b in state.batches.values() if b.failed and b.published is not None]
+    entries = map(ledger.publication, batches[-RECENT:])
+    return {f.slice.window: e.batch for e in entries for f in e.failures if f.slice.window is not None}
+
+
+def standings(
+    state: State, settings: WindowSettings, asked: Sequence[int], now: int, seen: Seen
+) -> tuple[WindowStanding, ...]:
+    """How each of the asked-for windows (their starts, ms) stands, in that order."""
+    partitions = [_Partition(state, k, settings) for k in state.known()]
+    return tuple(_standing(state, partitions, settings, window, now, seen) for window in asked)
+
+
+def standing(
+    state: State, settings: WindowSettings, window: int, now: int, seen: Seen = LEDGER_ALONE
+) -> WindowStanding:
+    """How one window stands."""
+    return standings(state, settings, (window,), now, seen)[0]
+
+
+class _Partition:
+    """One partition's accounts, looked at by one window after the other."""
+
+    def __init__(self, state: State, key: Key, settings: WindowSettings) -> None:
+        self.key = key
+        self._state, self._settings = state, settings
+        self._accounted, self._frontier = state.accounted(key), state.frontier(key)
+
+    def look(self, window: int, seen: Seen) -> tuple[int, int | None, Owes | None]:
+        """(offsets accounted, offsets in all, what is owed) of a window."""
+        r = windows.range_of(self._state, self.key, window, self._settings)
+        if r is None:
+            return self._unresolved(window), None, Owes(self.key, None)
+        if r.end <= self._frontier:
+            return r.span, r.span, None
+        due = subtract(r, self._accounted)
+        if not due:
+            return r.span, r.span, None
+        stable_end = seen.stable_ends.get(self.key, r.end)
+        held = (stable_end, seen.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
+
+    def _unresolved(self, window: int) -> int:
+        """What has landed above the start of a window whose end is not pinned: all of it lies in this window, or in
+        later ones that are not pinned either.
+        """
+        start = windows.boundary_of(self._state, self.key, window)
+        if start is None:
+            return 0
+        end = max((r.end for r in self._accounted), default=start)
+        return sum(r.span for r in intersect(self._accounted, Range(start, max(start, end))))
+
+
+def _standing(
+    state: State, partitions: Sequence[_Partition], settings: WindowSettings, window: int, now: int, seen: Seen
+) -> WindowStanding:
+    looked = [p.look(window, seen) for p in partitions]
+    done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
+    owes = tuple(o for _, _, o in looked if o is not None)
+    span = None if None in spans or not spans else sum(s or 0 for s in spans)
+    found = _named(settings, window, now, seen, done, owes, bool(looked))
+    if found is Standing.LANDED and is_retired(state, window, settings.length):
+        found = Standing.RETIRED
+    batch = {Standing.RUNNING: seen.running, Standing.FAILED: seen.failed}.get(found, {}).get(window)
+    return WindowStanding(window, found, done, span, owes, batch)
+
+
+def _named(
+    settings: WindowSettings, window: int, now: int, seen: Seen, done: int, owes: Sequence[Owes], known: bool
+) -> Standing:
+    if known and not owes:
+        return Standing.LANDED
+    if window in seen.running:
+        return Standing.RUNNING
+    if not settings.closed(window, now):
+        return Standing.OPEN
+    if window in seen.failed:
+        return Standing.FAILED
+    if any(o.held_at is not None for o in owes):
+        return Standing.HELD
+    return Standing.PARTIAL if done else Standing.OWED

@@ -1,0 +1,59 @@
+"""Where the time of a batch's tasks went, by activity, as their receipts say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sluice.pipelines.vocabulary.plans import Plan, Task
+from sluice.pipelines.vocabulary.receipts import Receipt
+
+ACTIVITIES = {
+    "wait": "waiting for Kafka",
+    "crc": "checksums",
+    "decompress": "decompressing",
+    "decode": "decoding records",
+    "type": "typing JSON",
+    "validate": "the contract",
+    "encode": "encoding Parquet",
+    "write": "writing to the lake",
+}
+"""What a task does to records, in this order, as receipts call it, and in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Time of one thread: nanoseconds by activity, and what was done in it. `records` are those that were visible."""
+
+    ns: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    input_bytes: int = 0
+    slices: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.ns.values())
+
+    def __add__(self, other: Spent) -> Spent:
+        ns = {a: self.ns.get(a, 0) + other.ns.get(a, 0) for a in (self.ns | other.ns)}
+        amounts = (self.records + other.records, self.input_bytes + other.input_bytes, self.slices + other.slices)
+        return Spent(ns, *amounts)
+
+    def per_record(self, ns: int) -> float:
+        """0 where there were no records."""
+        return ns / self.records if self.records else 0.0
+
+
+def spent(receipts: Iterable[Receipt]) -> Spent:
+    """All of these receipts together; what an earlier attempt finished took none of it."""
+    return sum(map(_spent, (r for r in receipts if not r.adopted)), Spent(dict.fromkeys(ACTIVITIES, 0)))
+
+
+def _spent(r: Receipt) -> Spent:
+    return Spent(r.timings, r.counts.landed + r.counts.quarantined + r.counts.dropped, r.input_bytes, 1)
+
+
+def by_task(plan: Plan, receipts: Iterable[Receipt]) -> list[tuple[Task, Spent]]:
+    """Each task of the plan with what its finished slices took."""
+    of = {r.slice: r for r in receipts}
+    return [(task, spent(of[s] for s in task.slices if s in of)) for task in plan.tasks]

@@ -1,0 +1,1 @@
+"""This machine: a local Kafka, a local S3, Java, processes."""

@@ -1,0 +1,186 @@
+"""Java on this machine: which `java` we run, and jars fetched once by the Ivy that pyspark carries.
+
+Promises: `find_java` returns a Java of at least 17 or raises one clear error. `jars` returns a folder that is
+complete: it appears by a rename, is shared by all processes of the user and is never half filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from sluice.pipelines.vocabulary.errors import SetupError
+
+MINIMUM = 17
+INSTALL_HINT = (
+    f"install a Java runtime {MINIMUM} or newer (Debian: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) or point JAVA_HOME at one"
+)
+_PLACES = (
+    "/usr/lib/jvm/*",
+    "/opt/java*",
+    "/opt/homebrew/opt/openjdk*",
+    "/usr/local/opt/openjdk*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+)
+# The lines in which Ivy says what went wrong.
+_TELLING = re.compile(r":: \S+#.*not found|FAILED|failed|Server access|xception")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A jar on Maven Central with what it depends on, less the modules named in `without` (`org:name`)."""
+
+    org: str
+    name: str
+    version: str
+    without: tuple[str, ...] = ()
+
+
+@functools.cache
+def find_java() -> Path:
+    """The `java` executable to run: from JAVA_HOME, the PATH or the usual folders, the first of at least 17.
+
+    Raises SetupError, naming what to install, when there is none.
+    """
+    for candidate in _candidates():
+        if candidate.is_file() and _major(candidate) >= MINIMUM:
+            return candidate
+    raise SetupError(f"no Java {MINIMUM} or newer on this machine", remedy=INSTALL_HINT)
+
+
+def java_home() -> Path:
+    """The home folder of `find_java()`, as Spark wants it in JAVA_HOME."""
+    return find_java().resolve().parent.parent
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home, "bin", "java")
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    for place in map(os.path.expanduser, _PLACES):
+        yield from sorted(Path("/").glob(place.lstrip("/") + "/bin/java"))
+
+
+def _major(java: Path) -> int:
+    """The major version that this executable reports; 0 when it is no working Java."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    # Java 8 calls itself 1.8: its major reads as 1, which is just as well too old.
+    found = re.search(r'version "(\d+)', said.stderr)
+    return int(found[1]) if found else 0
+
+
+def spark_jars() -> Path:
+    """The folder of jars in the installed pyspark, found without importing it."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise SetupError("pyspark is not installed", remedy="install Sluice with its dependencies")
+    return Path(spec.origin).parent / "jars"
+
+
+def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
+    """A folder with the jars of `artifacts` and all they need, fetched from Maven Central once for each user.
+
+    It lives under XDG_CACHE_HOME (else ~/.cache) as `sluice/<name>-<digest of the request>`. Concurrent
+    callers wait for one fetch. Raises SetupError with Ivy's own words when something cannot be fetched.
+    """
+    request = _ivy_xml(artifacts)
+    folder = _cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        if not folder.is_dir():
+            log.info("fetching %s from Maven Central, once for this user", name)
+            _fetch(name, request, artifacts, folder)
+    return folder
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _ivy_xml(artifacts: Sequence[Artifact]) -> str:
+    return "\n".join(
+        (
+            '<ivy-module version="2.0"><info organisation="sluice" module="jars"/>',
+            '<configurations><conf name="default"/></configurations><dependencies>',
+            *map(_dependency, artifacts),
+            "</dependencies></ivy-module>",
+        )
+    )
+
+
+def _dependency(artifact: Artifact) -> str:
+    excluded = (module.split(":", 1) for module in artifact.without)
+    return (
+        f"<dependency org={quoteattr(artifact.org)} name={quoteattr(artifact.name)}"
+        f' rev={quoteattr(artifact.version)} conf="default->default">'
+        + "".join(f"<exclude org={quoteattr(org)} module={quoteattr(name)}/>" for org, name in excluded)
+        + "</dependency>"
+    )
+
+
+def _fetch(name: str, request: str, artifacts: Sequence[Artifact], folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as scratch:
+        Path(scratch, "ivy.xml").write_text(request)
+        # Once more after a failure: what arrived is kept, and a public server may fail one request in a hundred.
+        said = _ivy(scratch)
+        if said.returncode:
+            said = _ivy(scratch)
+        missing = [a for a in artifacts if not Path(scratch, "jars", f"{a.name}-{a.version}.jar").is_file()]
+        if said.returncode or missing:
+            raise SetupError(
+                f"could not fetch {name} from Maven Central\n{_complaints(said.stdout + said.stderr)}",
+                remedy="check the network and repeat (a proxy goes into JAVA_TOOL_OPTIONS)",
+            )
+        os.rename(Path(scratch, "jars"), folder)
+
+
+def _ivy(scratch: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        *(str(find_java()), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main"),
+        *("-ivy", "ivy.xml", "-cache", "cache", "-confs", "default"),
+        *("-retrieve", "jars/[artifact]-[revision](-[classifier]).[ext]"),
+    ]
+    return subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False)
+
+
+def _complaints(output: str) -> str:
+    telling = [line.strip() for line in output.splitlines() if _TELLING.search(line)]
+    return "\n".join(telling[:12] or output.splitlines()[-12:])
+
+
+if __name__ == "__main__":
+    try:
+        print(find_java())
+    except SetupError as error:
+        sys.exit(str(error))

@@ -1,0 +1,562 @@
+"""A real Apache Kafka on this machine: one or three KRaft nodes on loopback, for demo, tests and a first try.
+
+Promises: `start` returns when every broker answers and sees all the others, or raises with the broker's own
+last words. A cluster started again on the same folder has the same ports and data. `stop` ends only processes
+that this folder's records name. The nodes are daemons: a cluster that is kept outlives us and is found again
+by `attach`; one that is thrown away ends with us, however we end.
+
+    with LocalKafka(Path(".sluice/kafka"), brokers=3) as kafka:
+        KafkaConsumer(bootstrap_servers=kafka.bootstrap)
+
+What is in the folder: `cluster.json` (what it is), `node-<id>/` with `server.properties`, `server.log`,
+`data/` and `process.json` (who runs it).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local import java
+from sluice.resources.local.process import Process, spawn
+
+VERSION = "4.3.1"
+ARTIFACTS = (
+    java.Artifact("org.apache.kafka", "kafka_2.13", VERSION),
+    # The tools bring all of Kafka Connect for one command that we do not use.
+    java.Artifact("org.apache.kafka", "kafka-tools", VERSION, without=("org.apache.kafka:connect-runtime",)),
+    # Kafka names no SLF4J binding; without one a broker that fails to start says nothing.
+    java.Artifact("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+)
+START_SECONDS = 180.0
+STOP_SECONDS = 20.0
+_HOST = "127.0.0.1"
+_POLL = 0.1  # seconds between two questions to a broker that does not answer yet
+# Below the range from which systems take the ports of outgoing connections: a client that tries again and
+# again to reach a stopped broker could otherwise be given the broker's own port.
+_PORTS = range(20_000, 30_000)
+
+# The full compiler costs who ends soon more than it brings: twice the CPU of a start.
+_SOON_OVER = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_BROKER = ("-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Dsluice.log.level=INFO")
+_COMMAND = ("-Xmx256m", "-Dsluice.log.level=WARN", *_SOON_OVER)
+_LOG4J = """<Configuration status="WARN" shutdownHook="disable">
+  <Appenders>
+    <Console name="err" target="SYSTEM_ERR"><PatternLayout pattern="[%d] %p %m (%c)%n"/></Console>
+  </Appenders>
+  <Loggers><Root level="${sys:sluice.log.level}"><AppenderRef ref="err"/></Root></Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """One broker: its address and, while it runs, its pid."""
+
+    id: int
+    address: str
+    pid: int | None
+    log: Path
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What `status` saw: `answering` is true when every broker answered and saw all the others."""
+
+    root: Path
+    version: str
+    cluster_id: str
+    bootstrap: str
+    answering: bool
+    brokers: tuple[BrokerStatus, ...]
+
+    @property
+    def running(self) -> bool:
+        return all(broker.running for broker in self.brokers)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What `cluster.json` keeps: ports are (broker, controller) by node, settings go on top of our own."""
+
+    version: str
+    cluster_id: str
+    keep: bool
+    ports: tuple[tuple[int, int], ...]
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class LocalKafka:
+    """One local cluster in one folder; `keep=False` throws the data away when it is stopped.
+
+    `root` is the cluster's folder, made when missing; `brokers` is 1 or 3 and cannot change later;
+    `settings` are Kafka server properties on top of ours, remembered with the cluster.
+    """
+
+    def __init__(
+        self, root: Path, brokers: int = 1, keep: bool = True, settings: Mapping[str, str] | None = None
+    ) -> None:
+        if brokers not in (1, 3):
+            raise SetupError(f"a local cluster of {brokers} brokers", remedy="ask for 1 or 3")
+        self._root = root.absolute()
+        self._brokers = brokers
+        self._keep = keep
+        self._settings = dict(settings or {})
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def attach(cls, root: Path) -> LocalKafka:
+        """The cluster that lives in `root`, running or not; raises SetupError when there is none."""
+        if (found := _read_cluster(root)) is None:
+            raise SetupError(f"no local Kafka in {root}", remedy="start one: sluice kafka start")
+        return cls(root, len(found.ports), found.keep)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """The brokers' addresses, as clients take them: `127.0.0.1:port,…`."""
+        return ",".join(node.address for node in self._nodes())
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        return tuple(node.id for node in self._nodes())
+
+    def start(self) -> Self:
+        """Start what does not run and wait until all brokers answer; does nothing to a cluster that runs.
+
+        Raises SetupError with a broker's last lines when one ends or does not answer in time; nothing that
+        this call started is left running then.
+        """
+        java.jars(f"kafka-{VERSION}", ARTIFACTS)
+        self._root.mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            fresh = self._settle_what_it_is()
+            launched: list[_Node] = []
+            try:
+                self._launch(launched)
+                _await_answers(self._nodes())
+            except BaseException:
+                self._undo(launched, fresh)
+                raise
+        return self
+
+    @property
+    def running(self) -> bool:
+        """Whether every broker's process lives; opens no socket."""
+        return all(node.running for node in self._nodes())
+
+    def stop(self) -> None:
+        """End this folder's brokers, and only those; a cluster that is not kept is removed with its data."""
+        if (self._root / "cluster.json").exists():
+            with self._locked():
+                # By what the folders say, not by cluster.json: that one may be damaged.
+                _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if self._keep else 0)
+                if not self._keep:
+                    self._throw_away()
+        self._dismiss_guard()
+
+    def status(self) -> ClusterStatus:
+        """Who runs and whether the cluster answers now; asks each running broker once."""
+        cluster, nodes = self._cluster(), self._nodes()
+        return ClusterStatus(
+            root=self._root,
+            version=cluster.version,
+            cluster_id=cluster.cluster_id,
+            bootstrap=self.bootstrap,
+            answering=all(node.running and node.sees(len(nodes)) for node in nodes),
+            brokers=tuple(BrokerStatus(node.id, node.address, node.pid, node.log) for node in nodes),
+        )
+
+    def kill_broker(self, broker: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send one broker a signal; for one that ends it, wait until it has ended."""
+        if (process := self._node(broker).process) is None:
+            return
+        process.send(number)
+        if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT) and not process.wait(STOP_SECONDS):
+            raise SetupError(f"broker {broker} did not end on {number.name}", remedy="send it SIGKILL")
+
+    def start_broker(self, *brokers: int) -> None:
+        """Start brokers and wait until they answer and see every broker that runs.
+
+        Those of a majority that is away answer only once all of them are started.
+        """
+        nodes = [self._node(broker) for broker in brokers]
+        with self._locked():
+            for node in nodes:
+                if not node.running:
+                    node.launch(self._cluster().keep)
+            _await_answers(nodes, sum(each.running for each in self._nodes()))
+
+    def tool(
+        self, main_class: str, *args: str, stdin: str = "", timeout: float | None = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of Kafka's own Java tools, e.g. `org.apache.kafka.tools.GetOffsetShell`, to its end.
+
+        Bytes that are no UTF-8 come back as surrogate escapes. A failed tool raises nothing: look at
+        `returncode`.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        return subprocess.run(
+            _java_command(self._root, _COMMAND, main_class, *args),
+            input=stdin,
+            timeout=timeout,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            check=False,
+        )
+
+    def _cluster(self) -> _Cluster:
+        if (found := _read_cluster(self._root)) is None:
+            raise SetupError(f"no local Kafka in {self._root}", remedy="start it first")
+        return found
+
+    def _nodes(self) -> list[_Node]:
+        return [_Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
+
+    def _node(self, broker: int) -> _Node:
+        for node in self._nodes():
+            if node.id == broker:
+                return node
+        raise SetupError(f"no broker {broker} in {self._root}", remedy=f"there are {self.broker_ids}")
+
+    def _settle_what_it_is(self) -> bool:
+        """Write `cluster.json`; true when there was none."""
+        found = _read_cluster(self._root)
+        if found and len(found.ports) != self._brokers:
+            raise SetupError(
+                f"the local Kafka in {self._root} has {len(found.ports)} brokers, not {self._brokers}",
+                remedy="start it with that number, or stop it and remove the folder",
+            )
+        cluster = _Cluster(
+            version=VERSION,
+            cluster_id=found.cluster_id if found else _new_cluster_id(),
+            keep=self._keep,
+            ports=found.ports if found else _free_ports(self._brokers),
+            settings=(found.settings if found else {}) | self._settings,
+        )
+        _write_json(self._root / "cluster.json", asdict(cluster))
+        return found is None
+
+    def _launch(self, launched: list[_Node]) -> None:
+        """Start the nodes that do not run, adding each to `launched` before it is."""
+        if not self._keep and self._guard is None:
+            self._guard = _new_guard(self._root)
+        cluster, nodes = self._cluster(), self._nodes()
+        idle = [node for node in nodes if not node.running]
+        for node in idle:
+            node.configure(cluster, nodes)
+        _format(idle, cluster.cluster_id)
+        for node in idle:
+            launched.append(node)
+            node.launch(cluster.keep)
+
+    def _undo(self, launched: list[_Node], fresh: bool) -> None:
+        _end([node.folder for node in launched], 0)
+        if not self._keep or fresh:
+            # Nothing was written to a fresh cluster; the next start may choose other ports for it.
+            self._throw_away()
+        self._dismiss_guard()
+
+    def _throw_away(self) -> None:
+        """Remove what we put into the folder, and the folder when nothing else is in it."""
+        for node in self._root.glob("node-[0-9]*"):
+            shutil.rmtree(node)
+        for name in ("cluster.json", "log4j2.xml", "lock"):
+            (self._root / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._root.rmdir()
+
+    def _dismiss_guard(self) -> None:
+        if self._guard:
+            self._guard.communicate()
+            self._guard = None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Only one process at a time starts or stops the nodes of a folder."""
+        with (self._root / "lock").open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+
+@dataclass(frozen=True)
+class _Node:
+    """One broker, who is a controller as well, and its folder."""
+
+    root: Path
+    id: int
+    port: int
+    controller_port: int
+
+    @property
+    def folder(self) -> Path:
+        return self.root / f"node-{self.id}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def address(self) -> str:
+        return f"{_HOST}:{self.port}"
+
+    @property
+    def process(self) -> Process | None:
+        return _process_in(self.folder)
+
+    @property
+    def pid(self) -> int | None:
+        return process.pid if (process := self.process) else None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None
+
+    def configure(self, cluster: _Cluster, nodes: list[_Node]) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        properties = _properties(self, nodes) | cluster.settings
+        lines = (f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
+        (self.folder / "server.properties").write_text("".join(lines), encoding="ascii")
+
+    def launch(self, keep: bool) -> None:
+        for port in (self.port, self.controller_port):
+            if not _is_free(port):
+                raise SetupError(
+                    f"port {port} of local broker {self.id} is taken by another process",
+                    remedy=f"stop what listens on {_HOST}:{port} and start again",
+                )
+        if self.log.exists():
+            self.log.replace(self.folder / "server.previous.log")
+        options = _BROKER if keep else (*_BROKER, *_SOON_OVER)
+        command = _java_command(self.root, options, "kafka.Kafka", "server.properties")
+        _write_json(self.folder / "process.json", asdict(spawn(command, self.folder, self.log)))
+
+    def sees(self, brokers: int) -> bool:
+        """Whether this broker answers now and knows of so many that serve."""
+        # Late, since definitions and the CLI only ask for addresses: the client takes 0.3 s to import.
+        from kafka import KafkaAdminClient
+        from kafka.errors import KafkaError
+
+        from sluice.resources.kafka.receiving import client_of
+
+        try:
+            with socket.create_connection((_HOST, self.port), timeout=1):
+                pass
+            patience = {"request_timeout_ms": 3000, "bootstrap_timeout_ms": 3000}
+            client = client_of(KafkaAdminClient, bootstrap_servers=self.address, **patience)
+            with contextlib.closing(client):
+                known = client.describe_cluster()["brokers"]
+                return sum(not each.get("is_fenced", False) for each in known) == brokers
+        except (OSError, KafkaError):
+            return False
+
+    def failure(self, what: str) -> SetupError:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        worst = [line for line in lines if " ERROR " in line or " FATAL " in line or line.startswith("Caused by")]
+        shown = [*worst[:5], *(line for line in lines[-15:] if line not in worst[:5])]
+        return SetupError(
+            "\n".join([f"local broker {self.id} {what}; it said:", *(line[:400] for line in shown)]),
+            remedy=f"mend what it names; when its data is damaged, remove {self.root} and start again",
+        )
+
+
+def _properties(node: _Node, nodes: list[_Node]) -> dict[str, str]:
+    """The server properties of one node; paths are relative to its folder, whose name may be anything."""
+    replicas = str(len(nodes))
+    in_sync = "2" if len(nodes) > 1 else "1"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node.id),
+        "controller.quorum.voters": ",".join(f"{n.id}@{_HOST}:{n.controller_port}" for n in nodes),
+        "listeners": f"PLAINTEXT://{node.address},CONTROLLER://{_HOST}:{node.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{node.address}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": "data",
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        **_internal_topics(replicas, in_sync),
+        # Sample events are stamped in the past: retention would delete them within minutes.
+        "log.retention.ms": "-1",
+        # Compaction takes 128 MB of heap by default and looks every 15 s.
+        "log.cleaner.dedupe.buffer.size": "16777216",
+        "log.cleaner.backoff.ms": "1000",
+        # A broker that was killed can register again after this time only (9 s by default).
+        "broker.session.timeout.ms": "4000",
+        "broker.heartbeat.interval.ms": "500",
+        # Nobody waits for a group to fill up, nor longer than asked for a dead member or transaction.
+        "group.initial.rebalance.delay.ms": "0",
+        "group.min.session.timeout.ms": "500",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    }
+
+
+def _internal_topics(replicas: str, in_sync: str) -> dict[str, str]:
+    return {
+        "offsets.topic.num.partitions": "5",
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": "5",
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": "5",
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+    }
+
+
+def _format(nodes: list[_Node], cluster_id: str) -> None:
+    """Give each new node its storage; a node that has it keeps it."""
+    new = [node for node in nodes if not (node.folder / "data" / "meta.properties").exists()]
+    arguments = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
+    running = []
+    for node in new:
+        with node.log.open("wb") as sink:
+            command = _java_command(node.root, _COMMAND, *arguments)
+            running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
+    codes = [each.wait() for each in running]
+    for node, code in zip(new, codes, strict=True):
+        if code:
+            raise node.failure("could not format its storage")
+
+
+def _await_answers(nodes: list[_Node], brokers: int | None = None) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    for node in nodes:
+        while not node.sees(brokers or len(nodes)):
+            if ended := next((each for each in nodes if not each.running), None):
+                raise ended.failure("ended while it was starting")
+            if time.monotonic() > deadline:
+                raise node.failure(f"did not answer within {START_SECONDS:.0f} s")
+            time.sleep(_POLL)
+
+
+def _process_in(folder: Path) -> Process | None:
+    """The process that runs the node of this folder now."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((folder / "process.json").read_text())
+        process = Process(int(kept["pid"]), str(kept["born"]))
+        return process if process.pid > 0 and process.alive else None
+    return None
+
+
+def _end(folders: Iterable[Path], grace: float) -> None:
+    """End the nodes of these folders, all at the same time."""
+    running = [process for folder in folders if (process := _process_in(folder))]
+    for process in running:
+        process.send(signal.SIGTERM if grace else signal.SIGKILL)
+    for process in running:
+        process.end(grace)
+
+
+def _java_command(root: Path, options: Sequence[str], *main: str) -> list[str]:
+    config = root / "log4j2.xml"
+    _write(config, _LOG4J)
+    return [
+        *(str(java.find_java()), *options, "-Djava.awt.headless=true"),
+        f"-Dlog4j2.configurationFile={config.as_uri()}",
+        *("-cp", f"{java.jars(f'kafka-{VERSION}', ARTIFACTS)}/*", *main),
+    ]
+
+
+def _free_ports(brokers: int) -> tuple[tuple[int, int], ...]:
+    candidates = iter(random.sample(_PORTS, len(_PORTS)))
+    free = (port for port in candidates if _is_free(port))
+    return tuple((next(free), next(free)) for _ in range(brokers))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _new_cluster_id() -> str:
+    """A random id as Kafka writes them; one that starts with a dash would read as an option of its tools."""
+    while (made := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return made
+
+
+def _escaped(text: str) -> str:
+    """One key or value of a Java properties file, which is Latin-1 and ends at a line's end."""
+    plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return "".join(c if c.isascii() else "".join(f"\\u{unit:04x}" for unit in _utf16(c)) for c in plain)
+
+
+def _utf16(character: str) -> Iterator[int]:
+    encoded = character.encode("utf-16-be")
+    yield from (int.from_bytes(encoded[i : i + 2], "big") for i in range(0, len(encoded), 2))
+
+
+def _read_cluster(root: Path) -> _Cluster | None:
+    path = root / "cluster.json"
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text())
+        ports = tuple((int(broker), int(controller)) for broker, controller in kept["ports"])
+        settings = {str(key): str(value) for key, value in kept["settings"].items()}
+        return _Cluster(str(kept["version"]), str(kept["cluster_id"]), bool(kept["keep"]), ports, settings)
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SetupError(f"{path} cannot be read: {error!r}", remedy=f"remove {root} and start again") from error
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    _write(path, json.dumps(value, indent=1))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole; only we may read it, since settings can hold the passwords of a listener."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.touch(mode=0o600)
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _new_guard(root: Path) -> subprocess.Popen[bytes]:
+    """A process that waits for our end, told by the closing of its input, and stops what is left of ours."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "sluice.resources.local.kafka", str(root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.stdin.read()
+    with contextlib.suppress(SetupError):
+        LocalKafka.attach(Path(sys.argv[1])).stop()

@@ -1,0 +1,1 @@
+"""The lake on S3."""

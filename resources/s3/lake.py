@@ -1,0 +1,206 @@
+"""The lake in a bucket on S3, or on anything that speaks its language: an object a file, and every object whole.
+
+The ledger stands on conditional writes (`If-None-Match: *`): of several writers exactly one gets True. A write that was
+answered "taken" may be our own whose answer was lost, which its write id tells. Before a process writes its first entry
+the store is asked whether it keeps these promises (`s3_probe`). Parts are staged by multipart uploads of bounded memory
+and made visible by copies within the store. What was begun and never ended is a multipart upload: `unfinished`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, BinaryIO, cast
+
+from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
+from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
+from sluice.resources.s3 import probe
+from sluice.resources.s3.client import Bucket, NotThere, Taken, date
+from sluice.resources.s3.streams import UPLOADS, WRITE_ID, Reader, Upload, new_write, written_by
+
+COPIED_AT_ONCE = 5 << 30
+"""A larger object is copied by ranges: S3's limit."""
+COPY_RANGE = 512 << 20
+_KEY_BYTES = 1024
+
+
+class S3Lake:
+    """`ports.Lake` below `s3://bucket/prefix`. Safe across processes and threads; picklable; opens nothing itself."""
+
+    def __init__(self, address: str, settings: S3Settings) -> None:
+        name, self._prefix = bucket_and_prefix(address)
+        self.uri, self.settings = address, settings
+        self.bucket = Bucket(name, settings)
+
+    def locate(self, path: str) -> str:
+        return f"s3://{self.bucket.name}/{self._key(path)}"
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Create the object; False when one stands there. Of several writers exactly one gets True.
+
+        Raises Unknown when nobody said so, SetupError when the store cannot promise it.
+        """
+        key, write = self._key(path), new_write()
+        probe.check(self.bucket, self._prefix)
+        try:
+            return create(self.bucket, key, data, write)
+        except LakeUnavailable as error:
+            raise Unknown(
+                f"nobody said whether {path} was created in the lake: {error.message}",
+                remedy="run again: the ledger is read back first",
+            ) from error
+
+    def put(self, path: str, data: bytes) -> None:
+        self.bucket.send("put_object", self._key(path), bytes(data), **self.bucket.written_with)
+
+    def get(self, path: str) -> bytes | None:
+        key = self._key(path)
+        with suppress(NotThere):
+            return self.bucket.fetch(key).data
+        return None
+
+    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+        """Objects below `prefix`, in the order of their keys; what other tools put there as folders, or under names
+        that are no paths, is passed over."""
+        above = prefix.strip("/")
+        folder = f"{self._key(above)}/" if above else self._prefix
+        given = {"StartAfter": self._prefix + after} if after else {}
+        for page in self.bucket.pages("list_objects_v2", Prefix=folder, **given):
+            for one in page.get("Contents", ()):
+                if _is_path(path := one["Key"].removeprefix(self._prefix)):
+                    yield path
+
+    def size(self, path: str) -> int | None:
+        return self._size(self._key(path))
+
+    def _size(self, key: str) -> int | None:
+        with suppress(NotThere):
+            return int(self.bucket.call("head_object", key)["ContentLength"])
+        return None
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """An object that appears when the block ends. Raises Unknown when nobody said whether it did."""
+        upload = Upload(self.bucket, self._key(path))
+        try:
+            yield cast(BinaryIO, upload)
+            upload.finish()
+        except Unknown:
+            raise  # and nothing is cleaned up
+        except BaseException:
+            upload.abort()
+            raise
+
+    def open(self, path: str) -> BinaryIO:
+        """The object, read by ranges; one that is replaced meanwhile raises LakeUnavailable."""
+        key = self._key(path)
+        with suppress(NotThere):
+            return cast(BinaryIO, Reader(self.bucket, key))
+        raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
+
+    def show(self, source: str, target: str) -> None:
+        """Copy the object within the store.
+
+        Raises FileNotFoundError without source, ProofFailed when something else stands at the target.
+        """
+        origin, key = self._key(source), self._key(target)
+        there, here = self._size(key), self._size(origin)
+        if here is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source)
+        if there is not None and there != here:
+            raise ProofFailed(
+                f"{target} is visible already, with another size than the staged file",
+                remedy="somebody wrote into the lake's data folder: move that file away and run again",
+            )
+        if there is None:
+            try:
+                self._copy(origin, key, here)
+            except NotThere:
+                raise FileNotFoundError(errno.ENOENT, "no such file in the lake", source) from None
+
+    def _copy(self, origin: str, key: str, size: int) -> None:
+        given: dict[str, Any] = {"CopySource": {"Bucket": self.bucket.name, "Key": origin}}
+        if size > COPIED_AT_ONCE:
+            self._copy_by_ranges(key, size, given)
+            return
+        tagged = {"TaggingDirective": "REPLACE"} if self.settings.tags else {}
+        self.bucket.call("copy_object", key, **given, **tagged, **self.bucket.written_with)
+
+    def _copy_by_ranges(self, key: str, size: int, given: dict[str, Any]) -> None:
+        upload = self.bucket.call("create_multipart_upload", key, **self.bucket.written_with)["UploadId"]
+        given |= {"UploadId": upload}
+
+        def one(number: int) -> dict[str, Any]:
+            start = (number - 1) * COPY_RANGE
+            span = {"CopySourceRange": f"bytes={start}-{min(start + COPY_RANGE, size) - 1}", "PartNumber": number}
+            answer = self.bucket.call("upload_part_copy", key, **given, **span)
+            return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
+
+        try:
+            with ThreadPoolExecutor(UPLOADS, "sluice-s3-copy") as pool:
+                parts = {"Parts": list(pool.map(one, range(1, -(-size // COPY_RANGE) + 1)))}
+            self.bucket.call("complete_multipart_upload", key, UploadId=upload, MultipartUpload=parts)
+        except BaseException:
+            with suppress(SluiceError, NotThere):
+                self.bucket.call("abort_multipart_upload", key, UploadId=upload)
+            raise
+
+    def remove(self, path: str) -> None:
+        with suppress(NotThere):
+            self.bucket.call("delete_object", self._key(path))
+
+    def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Multipart uploads below the folder, each with the time (ms, by the store's clock) since its newest part."""
+        for page in self.bucket.pages("list_multipart_uploads", Prefix=f"{self._key(prefix.strip('/'))}/"):
+            now = date(page)
+            for one in page.get("Uploads", ()):
+                if not _is_path(one["Key"].removeprefix(self._prefix)):
+                    continue
+                with suppress(NotThere):  # it has ended meanwhile
+                    newest = max(self._parts_of(one["Key"], one["UploadId"]), default=one["Initiated"])
+                    age = (now - max(newest, one["Initiated"])).total_seconds()
+                    yield f"{one['Key'].removeprefix(self._prefix)}#{one['UploadId']}", max(0, int(age * 1000))
+
+    def _parts_of(self, key: str, upload: str) -> Iterator[datetime]:
+        for page in self.bucket.pages("list_parts", Key=key, UploadId=upload):
+            yield from (part["LastModified"] for part in page.get("Parts", ()))
+
+    def discard(self, name: str) -> None:
+        path, _, upload = name.rpartition("#")
+        if not path or not upload:
+            raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
+        with suppress(NotThere):
+            self.bucket.call("abort_multipart_upload", self._key(path), UploadId=upload)
+
+    def _key(self, path: str) -> str:
+        with suppress(UnicodeEncodeError):
+            key = self._prefix + path
+            if len(key.encode()) > _KEY_BYTES:
+                raise Terminal(f"{path[:300]}… is too long a name for S3", remedy="give the lake a shorter prefix")
+            if _is_path(path):
+                return key
+        raise Terminal(
+            f"{ascii(path)[:300]} is no path inside the lake {self.uri}",
+            remedy="look for `..`, an empty name, or a slash at the beginning or the end",
+        )
+
+
+def _is_path(name: str) -> bool:
+    """Whether it names something inside the lake, also to those who read it as a folder's path."""
+    return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
+
+
+def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
+    """Whether the object was created by this write; its answer may have been lost on the way, and come as "taken".
+
+    Raises LakeUnavailable when nobody said so.
+    """
+    try:
+        said = {"Metadata": {WRITE_ID: write}, **bucket.written_with}
+        bucket.send("put_object", key, bytes(data), IfNoneMatch="*", **said)
+    except Taken:
+        return written_by(bucket, key) == write
+    return True

@@ -1,0 +1,30 @@
+"""The process from which Spark forks its Python workers (`spark.python.daemon.module`), with what tasks need loaded.
+
+Loading Arrow and the compiled loops takes seconds. Done here once, every worker has them at birth, also the one that
+replaces a worker which died or raised, and all share the memory. Nothing here opens a socket or starts a thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+from pyspark.daemon import manager
+
+LOADED = (
+    "sluice.resources.spark.executor",
+    "sluice.pipelines.landing.task",
+    "sluice.pipelines.records.typed.format",
+    "sluice.resources.kafka.fetch",
+)
+
+if __name__ == "__main__":
+    for module in LOADED:
+        try:
+            if module == LOADED[1]:  # the first that has compiled loops
+                importlib.import_module("sluice.pipelines.records.ready").ready()
+            importlib.import_module(module)
+        except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
+            break
+    gc.freeze()  # collections in the workers would copy every shared page
+    manager()

@@ -1,0 +1,414 @@
+"""The Spark engine: one Spark a process, a task for each number of a range, receipts back.
+
+    context.parallelize(range(n), n).mapPartitions(executor.run, …)
+    session.range(0, n, 1, n).mapInArrow(executor.run_in_arrow, …)          on Spark Connect, which has no context
+
+Works on a local master (the default: all cores, each task tried three times), on any other, and on Spark Connect
+(`sc://…`). Spark's SQL, which takes longer to start than all else of it, starts only for who reads by it. Promises: a
+task whose process dies is tried again and adopts what it had finished; a run that ends early takes its Spark job with
+it; a job that fails says why in one line; when Spark's JVM was killed, the job fails and the next one starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
+
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.ports import Job
+from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary.errors import Failed, SetupError
+from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.resources.local import java
+from sluice.resources.spark import executor
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+TRIES = 3
+"""How often a local master runs a task; other masters go by `spark.task.maxFailures`."""
+
+_LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
+_LOOPBACK = "127.0.0.1"
+_WATCH_SECONDS = 0.25
+_CANCEL_SECONDS = 5.0
+"""How long an interrupt waits for its job's end; the end of the process would end it, too."""
+_ENDING_SECONDS = 2.0
+"""Its connections break first, then a killed JVM is gone."""
+# What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
+# the system to clear new ones. With Arrow's own allocator, Parquet of raw records takes longer to encode.
+WORKERS_ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
+_OURS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.daemon.module": "sluice.resources.spark.daemon",
+    **{f"spark.executorEnv.{name}": value for name, value in WORKERS_ENVIRONMENT.items()},
+}
+# Its ports are on this machine alone, and obey nobody who does not know a secret made for this session. Records never
+# pass through this JVM: the full compiler would double what its start and its few short jobs cost.
+_OPTIONS = "spark.driver.extraJavaOptions"
+_HERE = {
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.authenticate": "true",
+    _OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+_SOCKET = 100
+"""Bytes of a longest path of a socket, and what PySpark names one in its folder."""
+_SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
+_lock = threading.Lock()
+T = TypeVar("T")
+
+
+class SparkEngine:
+    """`ports.Engine` over Spark. Its workers start with the first `run`."""
+
+    def __init__(self, settings: SparkSettings) -> None:
+        self._settings = settings
+        self._cancelled = threading.Event()
+
+    def start(self) -> None:
+        """Start Spark if this process has none; elsewhere than here, let executors compile their loops. Raises
+        SetupError."""
+        self._waited(self._begun)
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        """One outcome for each slice of the tasks (places in the plan), in no particular order.
+
+        Raises SetupError when Spark does not start, Failed when its job did not, or was cancelled. When some tasks'
+        processes died on every try, the slices that they had finished are still returned, the others as failures.
+        """
+        if not tasks:
+            return []
+        work = executor.Work.of(job, tasks, tries(self._settings))
+        return self._waited(lambda: self._landed(work))
+
+    def _waited(self, call: Callable[[], T]) -> T:
+        done = _elsewhere(call)
+        try:
+            wait([done])
+        except BaseException:
+            self.cancel()
+            wait([done], _CANCEL_SECONDS)
+            raise
+        return done.result()
+
+    def _begun(self) -> None:
+        spark = self._spark()
+        if not is_local(self._settings) and not is_connect(self._settings):
+            _compiled_there(spark, spark.applicationId)
+
+    def _spark(self) -> Any:
+        return session(self._settings) if is_connect(self._settings) else context(self._settings)
+
+    def _landed(self, work: executor.Work) -> list[Outcome]:
+        jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(self._spark())
+        done = threading.Event()
+        threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
+        try:
+            return self._carried_out(jobs, work)
+        finally:
+            done.set()
+            jobs.close()
+
+    def cancel(self) -> None:
+        """End the Spark job of this engine: `run` raises Failed. Any thread may call it, at any time."""
+        self._cancelled.set()
+
+    def _watch(self, jobs: _Jobs, done: threading.Event) -> None:
+        while not done.wait(_WATCH_SECONDS):
+            if self._cancelled.is_set() and _jvm_ended() is None:
+                with suppress(Exception):  # the job may have ended meanwhile
+                    jobs.cancel()  # again and again: it may not have been submitted yet
+
+    def _carried_out(self, jobs: _Jobs, work: executor.Work) -> list[Outcome]:
+        try:
+            return jobs.outcomes(work)
+        except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
+            if self._cancelled.is_set():
+                raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
+            if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
+                raise _killed(code) from None
+            return self._salvaged(jobs, work, error)
+
+    def _salvaged(self, jobs: _Jobs, work: executor.Work, error: Exception) -> list[Outcome]:
+        try:
+            return jobs.outcomes(replace(work, salvage=cause(error)))
+        except Exception:  # noqa: BLE001 - the first error is the one that tells
+            raise Failed(
+                f"the Spark job failed: {cause(error)}",
+                remedy=_room(str(error))
+                or "the same Python environment must be on driver and executors; run again when it is mended",
+            ) from None
+
+
+@cache
+def _compiled_there(spark: SparkContext, application: str) -> None:
+    """Tasks as many as there are cores, so that each executor has one: what lands is not what compiles. Once for an
+    application; an executor that comes later does it before its first task."""
+    tasks = spark.defaultParallelism
+    with suppress(Exception):  # why nothing runs there, the batch tells
+        spark.parallelize(range(tasks), tasks).foreachPartition(executor.prepare)
+
+
+def _elsewhere(call: Callable[[], T]) -> Future[T]:
+    """Call it in a thread of its own, so that an interrupt ends a wait of Python's, always at once. Amid a call to the
+    JVM it would break the connection, and then PySpark's clean-up raises something else in its place, or waits."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="sluice-job", daemon=True).start()
+    return future
+
+
+class _Jobs(Protocol):
+    """The jobs of one batch, and nobody else's: what is cancelled is these."""
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]: ...
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ContextJobs:
+    """Jobs of a context, as a group."""
+
+    def __init__(self, spark: SparkContext) -> None:
+        self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]:
+        self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
+        count = len(work.tasks)
+        numbers = self._spark.parallelize(range(count), count)
+        return [executor.outcome_of(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
+
+    def cancel(self) -> None:
+        self._spark.cancelJobGroup(self._group)
+
+    def close(self) -> None: ...
+
+
+class _ConnectJobs:
+    """Jobs of Spark Connect, in a session of their own."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark.newSession()
+
+    def outcomes(self, work: executor.Work) -> list[Outcome]:
+        count = len(work.tasks)
+        numbers = self._spark.range(0, count, 1, count)
+        rows = numbers.mapInArrow(partial(executor.run_in_arrow, work), executor.SCHEMA).collect()
+        return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+
+    def cancel(self) -> None:
+        self._spark.interruptAll()
+
+    def close(self) -> None:
+        self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
+
+
+def context(settings: SparkSettings) -> SparkContext:
+    """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
+    with _lock:
+        return _running() or _started(settings, partial(_context, settings))
+
+
+def session(settings: SparkSettings) -> SparkSession:
+    """The process's Spark session, for its SQL, started as the settings say when there is none. Raises SetupError."""
+    from pyspark.sql import SparkSession
+
+    if not is_connect(settings):
+        context(settings)
+    with _lock:
+        return SparkSession.getActiveSession() or _started(settings, lambda _: _session(settings))
+
+
+def _running() -> SparkContext | None:
+    """The context that runs. What is left of one that ended, by whomever, is forgotten."""
+    from pyspark import SparkContext
+
+    found = SparkContext._active_spark_context
+    if _jvm_ended() is not None or found is None or found._jsc.sc().isStopped():
+        _forget_jvm()
+    return SparkContext._active_spark_context
+
+
+def _jvm_ended(seconds: float = 0) -> int | None:
+    """The exit code of this process's JVM if it has ended, or does so within the seconds."""
+    process = _jvm_process()
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(seconds) if process else None
+    return None
+
+
+def _jvm_process() -> subprocess.Popen[bytes] | None:
+    """The JVM that was started last; None where there was none, as with Spark Connect."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext._gateway, "proc", None)
+
+
+def _forget_jvm() -> None:
+    """What PySpark keeps of a JVM, whose own `stop` may fail by now. One without a context ends: PySpark would go on
+    with it, as it was launched, and leave a new one idle."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if (process := _jvm_process()) and process.stdin:
+        process.stdin.close()
+        _jvm_ended(_ENDING_SECONDS)
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _killed(code: int) -> Failed:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return Failed(
+        f"Spark's JVM {how} under the job",
+        remedy="run again: finished slices are adopted. If the system's log says that memory ran out, give the machine "
+        "more or the feed a `spark.master` with fewer cores",
+    )
+
+
+def _started(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
+    """What it starts, told where a JVM prints to: to a file, not to the terminal. Raises SetupError."""
+    with tempfile.TemporaryFile() as said:
+        try:
+            return start(said)
+        except SetupError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as many kinds as there are ways to start Spark
+            raise _not_started(settings, error, said) from None
+
+
+def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    _environment(settings)
+    conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
+    # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
+    masked = settings.model_dump()["conf"]
+    public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
+    popen = {"stdout": said, "stderr": said}
+    gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
+    return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+
+
+def _session(settings: SparkSettings) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder
+    if is_connect(settings):
+        builder = builder.remote(settings.master)
+    for key, value in settings.conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()  # type: ignore[no-any-return]
+
+
+def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - 10_000))
+    lines = said.read().decode("utf-8", "replace").splitlines()
+    telling = [line.strip() for line in lines if re.search(r"xception|[Ee]rror|[Ii]nvalid|refused", line)][:3]
+    where = settings.master or "this machine"
+    fits = "`spark.master` and `spark.conf` of the feed, and the Java in JAVA_HOME, must fit this PySpark"
+    if is_connect(settings):
+        fits = "Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
+    return SetupError(
+        "\n    ".join([f"Spark did not start on {where}: {cause(error)}", *(line[:300] for line in telling)]),
+        remedy=_room(*lines) or fits,
+    )
+
+
+def _room(*said: str) -> str:
+    """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
+    full = any("No space left on device" in line for line in said)
+    return (
+        "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again" if full else ""
+    )
+
+
+def _environment(settings: SparkSettings) -> None:
+    """What Spark's launcher reads from the environment. Raises SetupError without Java."""
+    os.environ["JAVA_HOME"] = str(java.java_home())
+    if is_local(settings):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+
+
+def _conf(settings: SparkSettings) -> dict[str, str]:
+    return _OURS | (_here() if is_local(settings) else {}) | settings.conf
+
+
+def _here() -> dict[str, str]:
+    """Of a Spark on this machine: what it leaves lies in this process's own folder, so that it goes with it, or, when
+    it is killed, with the next one."""
+    folder = str(scratch.root())
+    options = f'{_HERE[_OPTIONS]} -Djava.io.tmpdir="{folder}"' if '"' not in folder else _HERE[_OPTIONS]
+    return {**_HERE, _OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
+
+
+def _sockets(folder: str) -> dict[str, str]:
+    """JVM and Python talk through sockets in a folder that nobody else may enter.
+
+    Over TCP each task's start waits 40 ms for what Nagle's algorithm and delayed acknowledgements wait for.
+    """
+    if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
+
+
+def master(settings: SparkSettings) -> str:
+    """Where Spark runs: what the feed says, or all cores of this machine with each task tried three times."""
+    return settings.master or f"local[{os.cpu_count() or 1},{TRIES}]"
+
+
+def is_connect(settings: SparkSettings) -> bool:
+    return bool(settings.master and settings.master.startswith("sc://"))
+
+
+def is_local(settings: SparkSettings) -> bool:
+    return _LOCAL.fullmatch(master(settings)) is not None
+
+
+def tries(settings: SparkSettings) -> int:
+    """How often Spark runs a task before it gives up."""
+    found = _LOCAL.fullmatch(master(settings))
+    if found:
+        return int(found[1] or 1)
+    return int(settings.conf.get("spark.task.maxFailures", "4"))
+
+
+def cause(error: Exception) -> str:
+    """The line that tells, out of a Java stack trace around a Python one: at most 500 characters."""
+    text = str(error)
+    _, traceback, python = text.rpartition("Traceback (most recent call last):")
+    if traceback and (found := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
+        return found[0][:500]
+    lost = re.search(r"most recent failure: Lost task .*?\): (.+)", text)
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    told = [lost[1]] if lost else [line for line in lines if not line.startswith("An error occurred while")]
+    return (told[0] if told else type(error).__name__)[:500]

@@ -1,0 +1,164 @@
+"""The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
+
+The driver ships one `Work` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
+edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything here pickles
+by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every repr; what
+boto3 finds by itself is found again on each executor, and does not travel.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.ports import Job, Lake
+from sluice.pipelines.records import ready
+from sluice.pipelines.records.shape import Shape
+from sluice.pipelines.schema.arrays import text_array
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.pipelines.vocabulary.plans import Task, to_json
+from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
+from sluice.resources.lakes import memory_of, open_lake
+
+if TYPE_CHECKING:
+    from sluice.pipelines.landing.task import Tools
+
+Row = tuple[str, str]
+"""An outcome on its way to the driver: its kind and its JSON."""
+SCHEMA = "kind string, body string"
+_ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
+_KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
+
+
+class Opens(Protocol):
+    """What a worker makes of the wiring: settings, and ports that are closed when the block ends."""
+
+    @property
+    def landing(self) -> LandingSettings: ...
+
+    @property
+    def limits(self) -> FetchLimits: ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes that one task may take."""
+        ...
+
+    def open(self, isolation: Isolation, shape: Shape) -> AbstractContextManager[Tools]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """A feed's edges as executors build them: Kafka, and a lake that every executor reaches."""
+
+    kafka: KafkaSettings
+    lake: Lake
+    landing: LandingSettings
+    limits: FetchLimits
+    rack: str
+    memory: int
+
+    @classmethod
+    def of(cls, feed: Feed) -> Wiring:
+        limits, rack = feed.fetch.limits(), feed.fetch.rack or ""
+        memory = feed.limits.task_memory - memory_of(feed)
+        return cls(feed.kafka, open_lake(feed), feed.landing, limits, rack, memory)
+
+    @contextmanager
+    def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
+        """Opens no connection by itself."""
+        from sluice.pipelines.landing.task import Tools
+        from sluice.resources.kafka.fetch import KafkaFetcher
+
+        with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
+            yield Tools(fetcher, self.lake, shape.format())
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is shipped: the batch's task list and what they have in common. `tries` is how often a task may run."""
+
+    feed: str
+    batch: int
+    plan_hash: str
+    isolation: Isolation
+    attempt: str
+    wiring: Opens
+    shape: Shape
+    tasks: tuple[Task, ...]
+    tries: int
+    salvage: str = ""
+    """Why the tasks failed: read nothing, only say which slices were finished before that."""
+
+    @classmethod
+    def of(cls, job: Job, tasks: Iterable[int], tries: int) -> Work:
+        plan = job.plan
+        chosen = tuple(plan.tasks[i] for i in tasks)
+        return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, job.shape, chosen, tries)
+
+
+def run(work: Work, numbers: Iterable[int]) -> Iterator[Row]:
+    """What Spark calls in a Python worker: places in `work.tasks` in, a row for each outcome out."""
+    for number in numbers:
+        for outcome in _outcomes(work, work.tasks[number]):
+            yield type(outcome).__name__, to_json(outcome)
+
+
+def run_in_arrow(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same where Spark hands over and takes Arrow's batches (`mapInArrow`)."""
+    for batch in numbers:
+        rows = list(run(work, batch.column(0).to_pylist()))
+        columns = [text_array([row[i] for row in rows]) for i in range(len(_ARROW))]
+        yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+
+
+def prepare(numbers: Iterable[int]) -> None:
+    """What Spark calls before a first batch: compile what a task needs, where this was never done."""
+    ready.ready()
+
+
+def _outcomes(work: Work, task: Task) -> list[Outcome]:
+    # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
+    # driver's, the first worker has them compiled, and the others wait for it.
+    ready.ready()
+    from sluice.pipelines.landing.task import Assignment, run_task, salvage
+
+    wiring, attempt = work.wiring, f"{work.attempt}-{secrets.token_hex(4)}"
+    assignment = Assignment(
+        work.feed,
+        work.batch,
+        work.plan_hash,
+        work.isolation,
+        attempt,
+        wiring.landing,
+        wiring.limits,
+        wiring.memory,
+        work.shape.name,
+    )
+    with wiring.open(work.isolation, work.shape) as tools:
+        if work.salvage:
+            return salvage(task, assignment, tools, work.salvage)
+        return run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
+
+
+def _tried_before() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return int(context.attemptNumber()) if context else 0
+
+
+def outcome_of(kind: str, body: str) -> Outcome:
+    """The outcome that a row holds. Raises ValueError for a row that `run` did not write."""
+    if kind not in _KINDS:
+        raise ValueError(f"no kind of outcome: {kind}")
+    return _KINDS[kind].validate_json(body)

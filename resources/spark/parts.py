@@ -1,0 +1,87 @@
+"""Parts read in Spark's tasks, by Arrow: what is read together, and how. Bounded memory, whatever the parts' sizes.
+
+For whatever Spark's own Parquet reader cannot read, and for `spark.read.format("sluice")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ports import Lake
+from sluice.resources.spark.types import arrow_schema, conformed
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from sluice.pipelines.publishing.files import File
+
+TASK_BYTES = 64 << 20
+"""Of Parquet in one Spark task: small files are read together, large ones by row group."""
+BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one task reads: paths in the lake, each with the row groups to read of it (all, when None)."""
+
+    parts: tuple[tuple[str, tuple[int, ...] | None], ...]
+
+
+def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
+    """The files in order, in shares of about `TASK_BYTES`."""
+    out: list[Share] = []
+    group: list[tuple[str, tuple[int, ...] | None]] = []
+    held = 0
+    for f in files:
+        large = f.bytes > TASK_BYTES
+        if group and (large or held + f.bytes > TASK_BYTES):
+            out.append(Share(tuple(group)))
+            group, held = [], 0
+        if large:
+            out += [Share(((f.path, groups),)) for groups in _row_groups(lake, f.path)]
+        else:
+            group, held = [*group, (f.path, None)], held + f.bytes
+    return [*out, Share(tuple(group))] if group else out
+
+
+def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
+    """The row groups of a large file, in runs of about a task's size."""
+    with parquet.opened(lake, path) as file:
+        metadata = file.metadata
+    run: tuple[int, ...] = ()
+    held = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+        if run and held + size > TASK_BYTES:
+            yield run
+            run, held = (), 0
+        run, held = (*run, number), held + size
+    yield run
+
+
+def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """The share's rows, in Spark's types."""
+    target = arrow_schema(schema)
+    for path, groups in share.parts:
+        for batch in parquet.batches(lake, path, BATCH_ROWS, groups=groups):
+            yield conformed(batch, target)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShares:
+    """What Spark calls in a Python worker (`mapInArrow`): places in `shares` in, their rows out."""
+
+    lake: Lake
+    shares: tuple[Share, ...]
+    schema: StructType
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from rows(self.lake, self.shares[number], self.schema)

@@ -1,0 +1,230 @@
+"""`spark.read.format("sluice")`: landed windows, or pinned ranges of Kafka, as a DataFrame.
+
+    spark.dataSource.register(SluiceSource)
+    spark.read.format("sluice").option("feed", "orders").option("window", "2026-11-20T14").load()
+    spark.read.format("sluice").option("feed", "orders").option("offsets", "orders:0:100-200, orders:1:0-50").load()
+
+Windows are read from their Parquet parts, by the ledger: one that is not complete raises WindowIncomplete. Ranges are
+read from their leaders by Sluice's own fetcher, exactly `[start, end)`, aborted and control records left out as the
+feed's isolation says, with the columns of Spark's Kafka source; a range that Kafka does not hold, or that is not stable
+yet, is refused. Both are planned where the driver is and carried out on the executors, a task at a time in bounded
+memory. Nothing is written, no group is joined, no offset committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from sluice.pipelines.vocabulary.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.vocabulary.kafka import Isolation
+    from sluice.pipelines.vocabulary.plans import Plan, Request, Slice, Task
+    from sluice.resources.reading import Windows
+    from sluice.resources.spark.executor import Wiring
+    from sluice.resources.spark.parts import Share
+
+OPTIONS = ("feed", "project", "window", "from", "to", "kind", "offsets")
+SLICE_BYTES = 64 << 20
+"""Of a range that one task reads, as far as the cluster tells."""
+CHUNK_BYTES = 4 << 20
+"""Of decoded records of one partition that a task holds at a time."""
+
+
+class SluiceSource(DataSource):
+    """Options: `feed`; `window`, or `from` and `to`, or `offsets`; `kind` (`landed`, `quarantined`) of windows;
+    `project`, the folder that holds `feeds/` (the one Spark was started in, or `$SLUICE_PROJECT`).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "sluice"
+
+    def schema(self) -> StructType:
+        from sluice.resources import reading
+        from sluice.resources.spark import types
+
+        asked = _Asked.of(self.options)
+        if asked.offsets:
+            return types.spark_schema(_raw_schema())
+        return types.spark_schema(reading.schema_of(asked.feed, reading.kind_of(asked.kind)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        asked = _Asked.of(self.options)
+        return _KafkaReader(asked, schema) if asked.offsets else _LandedReader(asked.windows(), schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options, understood."""
+
+    feed: Feed
+    window: str | None
+    start: str | None
+    end: str | None
+    offsets: str | None
+    kind: str
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> _Asked:
+        """Raises UsageError for options that are unknown, missing or contradict each other."""
+        given = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(given.keys() - set(OPTIONS)):
+            raise UsageError(f"the source has no option {', '.join(unknown)}", remedy=f"it has {', '.join(OPTIONS)}")
+        if "feed" not in given:
+            raise UsageError("no feed", remedy='name one: .option("feed", "orders")')
+        ways = [name for name in ("window", "from", "offsets") if name in given]
+        if len(ways) != 1 or ("to" in given and "from" not in given):
+            raise UsageError(
+                f"what to read is not clear from {', '.join(sorted(given))}",
+                remedy="give one of: `window`; `from` and `to`; `offsets`",
+            )
+        feed = _feed(given["feed"], given.get("project"), live="offsets" in given)
+        kind = given.get("kind", "landed")
+        return cls(feed, given.get("window"), given.get("from"), given.get("to"), given.get("offsets"), kind)
+
+    def windows(self) -> Windows:
+        from sluice.resources import reading
+
+        if self.start and not self.end:
+            raise UsageError("`from` without `to`", remedy="say which window is the first to be left out")
+        return reading.of_feed(self.feed, self.window or self.start or "", to=self.end, kind=self.kind)
+
+
+def _feed(name: str, project: str | None, *, live: bool) -> Feed:
+    from pathlib import Path
+
+    from sluice.resources.project import Project
+
+    found = Project.find(Path(project) if project else None)
+    return found.feed(name) if live else found.readable_feed(name)
+
+
+def _raw_schema() -> pa.Schema:
+    from sluice.pipelines.records.format import RawFormat
+
+    return RawFormat.schema
+
+
+# -- landed windows
+
+
+@dataclass(frozen=True)
+class _Landed(InputPartition):
+    share: Share
+
+
+class _LandedReader(DataSourceReader):
+    """Rows of the windows' files, in Spark's types."""
+
+    def __init__(self, windows: Windows, schema: StructType) -> None:
+        from sluice.resources.lakes import open_lake
+
+        self._lake, self._files, self._schema = open_lake(windows.feed), windows.files, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from sluice.resources.spark.parts import shares
+
+        return [_Landed(share) for share in shares(self._lake, self._files)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from sluice.resources.spark.parts import rows
+
+        return rows(self._lake, partition.share, self._schema) if isinstance(partition, _Landed) else iter(())
+
+
+# -- pinned ranges of Kafka
+
+
+@dataclass(frozen=True)
+class _Slices(InputPartition):
+    """What one task reads from one leader."""
+
+    task: Task
+
+
+class _KafkaReader(DataSourceReader):
+    """Records of exactly the ranges that were asked for, as they are in Kafka."""
+
+    def __init__(self, asked: _Asked, schema: StructType) -> None:
+        from sluice.resources.spark.executor import Wiring
+
+        self._feed, self._asked = asked.feed, asked.offsets or ""
+        self._wiring, self._isolation, self._schema = Wiring.of(asked.feed), asked.feed.isolation, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_Slices(task) for task in _planned(self._feed, self._asked).tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from sluice.resources.spark.types import arrow_schema, conformed
+
+        target = arrow_schema(self._schema)
+        if isinstance(partition, _Slices):
+            for rows in _records(partition.task, self._wiring, self._isolation):
+                yield conformed(rows, target)
+
+
+def _planned(feed: Feed, offsets: str) -> Plan:
+    """The ranges, cut and packed by leader as a batch's are. Raises UsageError, OffsetsLost, KafkaUnavailable."""
+    from sluice.pipelines.ledger import State
+    from sluice.pipelines.planning import plan as planning
+    from sluice.pipelines.planning.origins import key_of, out_of_range
+    from sluice.resources.kafka.cluster import KafkaCluster
+
+    request, nothing = _request(offsets), State()
+    with closing(KafkaCluster(feed.kafka)) as cluster:
+        found = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
+        owed, _ = planning.owed(request, nothing, {key_of(nothing, p): p for p in found}, feed.window)
+        for o in owed:
+            if o.lost and (gone := out_of_range(o.lost[0].start, o.key, o.partition)):
+                raise gone
+        sizing = planning.Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
+        plan = planning.build(
+            feed.name, cluster.cluster_id(), request, feed.isolation, owed, sizing, nothing, feed.window
+        )
+    if plan is None:
+        raise UsageError("no offsets are asked for", remedy="write TOPIC:PARTITION:START-END, several with commas")
+    return plan
+
+
+def _request(offsets: str) -> Request:
+    from sluice.pipelines.vocabulary.plans import Request, RequestKind
+    from sluice.pipelines.vocabulary.spellings import asked_range
+
+    return Request(RequestKind.OFFSETS, tuple(asked_range(text.strip()) for text in offsets.split(",")))
+
+
+def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
+    """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
+    from sluice.pipelines.ports import FetchFailed
+    from sluice.pipelines.records.decode import BatchDecoder
+    from sluice.pipelines.records.shape import RAW
+    from sluice.pipelines.vocabulary.kafka import Isolation
+
+    committed, slices = isolation is Isolation.READ_COMMITTED, task.slices
+
+    def rows(s: Slice, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (piece.landed for chunk in chunks for piece in tools.format.convert(s, chunk))
+
+    decoders: dict[int, BatchDecoder] = {}
+    with wiring.open(isolation, RAW) as tools:
+        for got in tools.fetcher.stream(slices, wiring.limits):
+            if isinstance(got, FetchFailed):
+                raise got.error
+            s = slices[got.index]
+            if got.index not in decoders:
+                place = (s.topic, s.partition, s.start, s.end)
+                decoders[got.index] = BatchDecoder(*place, read_committed=committed, chunk_bytes=CHUNK_BYTES)
+            yield from rows(s, decoders[got.index].feed(got.records, got.aborted))
+            if got.last:
+                yield from rows(s, decoders.pop(got.index).finish())

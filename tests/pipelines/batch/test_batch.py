@@ -1,0 +1,592 @@
+"""The stages together, over logs in memory: whatever is produced and fails, in whatever order it is asked for, windows
+tile and the account closes (invariants 1 to 6).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.account.audit import audit, live_receipts
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed, Skip
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import LandingSettings, OnLoss, parse_start
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
+from sluice.pipelines.planning import windows
+from sluice.pipelines.planning.origins import Refusal
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.publishing import manifest
+from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.vocabulary.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
+from sluice.pipelines.vocabulary.units import show_window
+from sluice.pipelines.watching.watch import view, watch
+from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
+from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
+
+HOUR = 3_600_000
+START = 400_000 * HOUR
+PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+
+
+@dataclass
+class Topic(FakeCluster):
+    """Two partitions of batches; what a transaction has open lies above the stable end."""
+
+    batches: dict[TopicPartition, list[Batch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
+    open_at: dict[TopicPartition, int] = field(default_factory=dict)
+    log_start: int = 0
+    topic_id: str = "id-1"
+    broken: set[tuple[TopicPartition, int]] = field(default_factory=set)
+    """Batches, by their base offset, that do not match their CRC."""
+    takes_markers: bool = False
+    """Look-ups by time take markers for records, as Kafka's own does: no cluster of ours may."""
+
+    def log(self, tp: TopicPartition) -> Log:
+        return log(*self.batches[tp])
+
+    def fetcher(self) -> LogFetcher:
+        return LogFetcher({tp: self._as_read(tp) for tp in PARTITIONS})
+
+    def _as_read(self, tp: TopicPartition) -> Log:
+        source = self.log(tp)
+        flipped = (
+            replace(b, data=b.data[:-1] + bytes([b.data[-1] ^ 1])) if (tp, b.base) in self.broken else b
+            for b in source.batches
+        )
+        return replace(source, batches=tuple(flipped))
+
+    def write(self, tp: TopicPartition, stamps: Sequence[int], transactional: bool) -> None:
+        if transactional:
+            self.open_at.setdefault(tp, self.log(tp).end)
+        records = tuple(Record(b"k", b"v%d" % i, time) for i, time in enumerate(stamps))
+        self.batches[tp].append(Batch(records, producer=7 if transactional else -1, transactional=transactional))
+
+    def end_transaction(self, tp: TopicPartition, marker: int, now: int) -> None:
+        """With a marker that carries the broker's clock."""
+        if self.open_at.pop(tp, None) is not None:
+            self.batches[tp].append(Batch((Record(time=now),), producer=7, marker=marker))
+
+    def topics(self) -> Mapping[str, str]:
+        return {"orders": self.topic_id}
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        return tuple(self._state(tp) for tp in PARTITIONS)
+
+    def _state(self, tp: TopicPartition) -> PartitionState:
+        end = self.log(tp).end
+        stable = self.open_at.get(tp, end)
+        return partition(
+            tp.topic,
+            tp.partition,
+            topic_id=self.topic_id,
+            log_start=min(self.log_start, end),
+            stable_end=stable,
+            high_watermark=end,
+        )
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        return {tp: self._first(tp, time) for tp, time in times.items()}
+
+    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        data = [b for b in self.log(tp).batches if self.takes_markers or b.batch.marker is None]
+        stamped = ((o, r.time) for b in data for o, r in zip(b.offsets, b.batch.records, strict=True))
+        return next((OffsetAtTime(o, t) for o, t in stamped if t >= time), None)
+
+
+@dataclass
+class Tasks:
+    """Runs tasks by the code that executors run, over the logs; drops the outcomes of some slices."""
+
+    topic: Topic
+    lake: MemoryLake
+    landing: LandingSettings
+    drops: frozenset[int] = frozenset()
+
+    def start(self) -> None: ...
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        tools = Tools(self.topic.fetcher(), self.lake, RawFormat())  # type: ignore[arg-type]
+        plan, limits = job.plan, FetchLimits()
+        work = Assignment(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, self.landing, limits, 512 << 20)
+        done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
+        return [SliceFailure(o.slice, "Failed", "made to") if i in self.drops else o for i, o in enumerate(done)]
+
+    def cancel(self) -> None: ...
+
+
+class World:
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
+        self.liveness, self.group = FakeLiveness(), FakeGroup()
+
+    def land(self, request: Request, drops: frozenset[int] = frozenset(), skip: Skip | None = None) -> Landed:
+        self.runs += 1
+        edges = self.edges(drops)
+        try:
+            return land(self.feed, edges, request, owner(f"token-{self.runs}"), lambda progress: None, skip)
+        finally:
+            self.liveness.dead.add(f"token-{self.runs}")
+
+    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+        tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
+        return Edges(self.topic, self.group, self.lake, tasks, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.lake, "orders", lambda: self.now, "test", self.topic.id)  # type: ignore[arg-type]
+
+    def windows(self, owed: bool = False) -> list[int]:
+        state = self.ledger.read()
+        found = windows.listed(state, self.feed.window)
+        return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
+
+    def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
+        tables = [pq.read_table(self.lake.open(p), columns=["partition", "offset"]).to_pydict() for p in paths]
+        return [spot for t in tables for spot in zip(t["partition"], t["offset"], strict=True)]
+
+
+stamps = st.lists(
+    st.one_of(st.integers(-2 * HOUR, 0), st.sampled_from([0, 10 * 365 * 24 * HOUR, -START, -START - 1])), max_size=6
+)
+steps = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from(PARTITIONS), stamps.filter(bool), st.booleans()),
+    st.tuples(st.just("end"), st.sampled_from(PARTITIONS), st.sampled_from([ABORT, COMMIT])),
+    st.tuples(st.just("pass"), st.sampled_from([60_000, HOUR, 5 * HOUR])),
+    st.tuples(st.just("catch up"), st.frozensets(st.integers(0, 4), max_size=2)),
+    st.tuples(st.just("window"), st.integers(0, 9), st.frozensets(st.integers(0, 4), max_size=1)),
+    st.tuples(
+        st.just("offsets"),
+        st.sampled_from(PARTITIONS),
+        st.integers(0, 10),
+        st.integers(1, 10),
+        st.booleans(),
+        st.frozensets(st.integers(0, 4), max_size=1),
+    ),
+)
+
+
+def act(world: World, step: tuple[Any, ...]) -> None:
+    match step:
+        case "write", tp, ages, transactional:
+            world.topic.write(tp, [max(world.now + age, -1) for age in ages], transactional)
+        case "end", tp, marker:
+            world.topic.end_transaction(tp, marker, world.now)
+        case "pass", time:
+            world.now += time
+        case "catch up", drops:
+            world.land(Request(RequestKind.CATCH_UP), drops)
+        case "window", back, drops:
+            if known := world.windows():
+                world.land(Request(RequestKind.WINDOW, window=known[-1 - back % len(known)]), drops)
+        case "offsets", tp, start, span, anew, drops:
+            (state,) = (s for s in world.topic.partitions(["orders"], Isolation.READ_COMMITTED) if s.tp == tp)
+            if start + span <= state.stable_end:
+                asked = (AskedRange(tp.topic, tp.partition, start, start + span),)
+                world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=anew), drops)
+
+
+@pytest.fixture(scope="module", params=["window", "record_time"])
+def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    path: Path = tmp_path_factory.mktemp("feeds") / "orders.yaml"
+    path.write_text(
+        f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: earliest\nlanding: {{layout: {request.param}}}\n"
+    )
+    return load_feed(path, {})
+
+
+@settings(max_examples=25, deadline=None)
+@example(
+    script=[
+        ("write", PARTITIONS[0], [-1, 0], False),
+        ("offsets", PARTITIONS[0], 0, 1, False, frozenset()),
+        ("catch up", frozenset([0])),
+    ],
+    order=random.Random(0),
+)
+@example(
+    script=[
+        ("write", PARTITIONS[0], [-1, -1, -1], False),
+        ("offsets", PARTITIONS[0], 0, 2, False, frozenset()),
+        ("offsets", PARTITIONS[0], 1, 2, True, frozenset({0})),
+    ],
+    order=random.Random(0),
+)
+@given(script=st.lists(steps, min_size=3, max_size=14), order=st.randoms())
+def test_windows_tile_whatever_happens(feed: Feed, script: list[tuple[Any, ...]], order: Any) -> None:
+    world = World(feed)
+    for step in script:
+        act(world, step)
+    for tp in PARTITIONS:
+        world.topic.end_transaction(tp, COMMIT, world.now)
+    world.now += 2 * HOUR
+    world.land(Request(RequestKind.OFFSETS, ranges=()))  # pins what has passed, lands nothing
+    owed = world.windows(owed=True)
+    order.shuffle(owed)
+    for window in owed:
+        world.land(Request(RequestKind.WINDOW, window=window)).check()
+    assert world.windows(owed=True) == []
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def check(world: World) -> None:
+    ledger, state = world.ledger, world.ledger.read()
+    assert audit(ledger, world.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    landed = world.rows(world.lake.list("data/orders"))
+    visible = [(tp.partition, r["offset"]) for tp in PARTITIONS for r in _visible(world, tp)]
+    assert sorted(landed) == sorted(visible), "each record that can be seen, once"
+    for key in state.origins:
+        _check_tiling(world, key)
+    for window in world.windows():
+        files = manifest.files(ledger, window, world.feed.window)
+        assert files.complete
+        spans = {k.partition: windows.range_of(state, k, window, world.feed.window) for k in state.origins}
+        inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
+        assert sorted(world.rows(p.path for p in files.parts)) == sorted(inside)
+
+
+def _visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:
+    source = world.topic.log(tp)
+    return source.visible(0, source.end)
+
+
+def _check_tiling(world: World, key: Key) -> None:
+    state, at = world.ledger.read(), world.ledger.read().origins[key].offset
+    for window in world.windows():
+        found = windows.range_of(state, key, window, world.feed.window)
+        assert found is not None
+        assert (found.start, found.end >= at) == (at, True)
+        at = found.end
+
+
+def test_a_slice_is_cut_where_windows_meet(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + HOUR, START + HOUR + 5, START + 2 * HOUR], False)
+    world.now = START + 3 * HOUR
+    (batch,) = world.land(Request(RequestKind.CATCH_UP)).batches
+    cut = sorted((s.start, s.end, s.window) for s in batch.plan.slices)
+    assert cut == [(0, 1, START), (1, 3, START + HOUR), (3, 4, START + 2 * HOUR)]
+    by_time = feed.landing.layout == "record_time"
+    assert {bool(s.folder) for s in batch.plan.slices} == {not by_time}
+
+
+def asked(start: int, end: int, anew: bool = False) -> Request:
+    return Request(RequestKind.OFFSETS, (AskedRange("orders", 0, start, end),), replace=anew)
+
+
+def visible(world: World) -> list[tuple[int, int]]:
+    return sorted(world.rows(world.lake.list("data/orders")))
+
+
+def test_what_is_landed_anew_is_replaced_by_whole_slices_and_once(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START + i for i in range(10)], False)
+    world.land(asked(0, 4)).check()
+    world.land(asked(4, 8)).check()
+    before = set(world.lake.list("data/orders"))
+    landed = world.land(asked(2, 5, anew=True))
+    assert [(s.start, s.end) for b in landed.batches for s in b.plan.slices] == [(0, 8)]
+    assert not before & set(world.lake.list("data/orders"))
+    assert visible(world) == [(0, o) for o in range(8)]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_what_has_no_rows_is_landed_anew_once_too(feed: Feed) -> None:
+    """Its slices have no parts that a plan could name; both would have counted."""
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START], True)
+    world.topic.end_transaction(PARTITIONS[0], ABORT, world.now)
+    world.land(asked(0, 2)).check()
+    world.land(asked(0, 2, anew=True)).check()
+    assert len(list(live_receipts(world.ledger, world.ledger.read()))) == 1
+    check(world)
+
+
+def test_a_replacement_that_fails_in_part_changes_nothing_and_the_same_request_ends_it(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + HOUR], False)
+    world.now = START + 2 * HOUR
+    world.land(asked(0, 2)).check()
+    before = {p: world.lake.files[p] for p in world.lake.list("data/orders")}
+    with pytest.raises(BatchIncomplete, match="nothing was published"):
+        world.land(asked(0, 2, anew=True), drops=frozenset({1})).check()
+    assert {p: world.lake.files[p] for p in world.lake.list("data/orders")} == before
+    landed = world.land(asked(0, 2, anew=True))
+    landed.check()
+    (batch,) = landed.batches
+    assert batch.adopted == 2
+    assert not before.keys() & set(world.lake.list("data/orders"))
+    check(world)
+
+
+def test_nothing_is_landed_anew_that_kafka_holds_no_more(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1, START + 2], False)
+    world.land(asked(0, 3)).check()
+    world.topic.log_start = 1
+    landed = world.land(asked(1, 3, anew=True))
+    assert landed.batches == ()
+    with pytest.raises(OffsetsLost, match="cannot be landed anew"):
+        landed.check()
+    assert visible(world) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_catching_up_cannot_replace(feed: Feed) -> None:
+    world = World(feed)
+    with pytest.raises(UsageError, match="landed anew"):
+        world.land(Request(RequestKind.CATCH_UP, replace=True))
+
+
+def begun_at_the_end(feed: Feed) -> World:
+    """Six hours of records, and a feed that began after them."""
+    world = World(feed.model_copy(update={"start": parse_start("latest")}))
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START + h * HOUR + i for h in range(6) for i in range(2)], False)
+    world.now = START + 6 * HOUR
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    assert visible(world) == []
+    return world
+
+
+def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    frontiers = world.ledger.read().frontiers()
+    first = world.ledger.read().first_window
+    for hour in (4, 2, 3):
+        landed = world.land(Request(RequestKind.WINDOW, window=START + hour * HOUR))
+        landed.check()
+        assert landed.windows == (START + hour * HOUR,)
+    assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
+    state = world.ledger.read()
+    assert (state.frontiers(), state.first_window) == (frontiers, first)
+    assert windows.owed(state, world.feed.window, world.now + 2 * HOUR) != [], "what lies before is owed to nobody"
+    assert all(w >= (first or 0) for w in windows.owed(state, world.feed.window, world.now + 2 * HOUR))
+    assert windows.complete(state, START + 4 * HOUR, world.feed.window)
+    assert not windows.complete(state, START + 5 * HOUR, world.feed.window)
+
+
+def test_several_windows_below_the_origin_are_one_batch(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    landed = world.land(Request(RequestKind.WINDOW, window=START + HOUR, until=START + 5 * HOUR))
+    landed.check()
+    (batch,) = landed.batches
+    assert {s.window for s in batch.plan.slices} == {START + h * HOUR for h in (1, 2, 3, 4)}
+    assert landed.windows == tuple(START + h * HOUR for h in (1, 2, 3, 4))
+
+
+def test_a_window_older_than_all_that_kafka_holds_is_refused_and_nothing_written(feed: Feed) -> None:
+    world = begun_at_the_end(feed)
+    before = dict(world.lake.files)
+    with pytest.raises(UsageError, match="holds no record of window") as error:
+        world.land(Request(RequestKind.WINDOW, window=START - 3 * HOUR))
+    assert show_window(START) in error.value.remedy
+    assert world.lake.files == before
+
+
+def test_what_is_skipped_is_read_only_when_it_is_named(feed: Feed) -> None:
+    world = World(feed)
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START + i * HOUR for i in range(4)], False)
+    world.now = START + 5 * HOUR
+    skip = Skip(START + 2 * HOUR, "too old")
+    landed = world.land(Request(RequestKind.CATCH_UP, only=(PARTITIONS[0],)), skip=skip)
+    assert [(s.key.tp, s.range) for s in landed.skipped] == [(PARTITIONS[0], Range(0, 2))]
+    assert visible(world) == [(0, 2), (0, 3)]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.land(Request(RequestKind.WINDOW, window=START)).check()
+    assert (0, 0) not in visible(world)
+    world.land(asked(0, 1)).check()
+    assert (0, 0) in visible(world)
+    state = world.ledger.read()
+    assert [ranges for ranges in state.skipped.values() if ranges] == [(Range(1, 2),)]
+    assert audit(world.ledger, world.lake, "orders").problems == ()  # type: ignore[arg-type]
+
+
+def test_skipping_to_the_end_leaves_nothing_owed(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    landed = world.land(Request(RequestKind.CATCH_UP), skip=Skip(None, "not wanted"))
+    assert landed.batches == ()
+    assert landed.frontiers[next(k for k in landed.frontiers if k.partition == 0)] == 2
+
+
+def test_what_limits_leave_is_told(feed: Feed) -> None:
+    limited = feed.model_copy(update={"limits": feed.limits.model_copy(update={"records": 3})})
+    world = World(limited)
+    world.topic.write(PARTITIONS[0], [START + i for i in range(8)], False)
+    assert [world.land(asked(0, 8)).left for _ in range(3)] == [5, 2, 0]
+    with pytest.raises(UsageError, match="replaced only as a whole"):
+        world.land(asked(0, 8, anew=True))
+
+
+@pytest.mark.parametrize("kind", [RequestKind.COMPACT, RequestKind.REPLAY])
+def test_a_dead_batch_that_wrote_parts_anew_is_given_up(kind: RequestKind, feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    (batch,) = world.land(asked(0, 2)).batches
+    merge = replace(batch.plan, request=Request(kind))
+    dead = world.ledger.append(lambda s: PlanEntry(plan=merge, hash=merge.hash, owner=owner("token-1")))
+    assert dead is not None
+    world.land(asked(0, 2, anew=True)).check()
+    assert world.ledger.read().batches[dead.number].status is BatchStatus.ABANDONED
+    assert visible(world) == [(0, 0), (0, 1)]
+
+
+def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START], False)
+    for _ in range(2):
+        landed = world.land(Request(RequestKind.CATCH_UP), drops=frozenset({0}))
+        assert len(landed.batches) == 1
+        with pytest.raises(BatchIncomplete, match="nothing was published"):
+            landed.check()
+    world.land(Request(RequestKind.CATCH_UP)).check()
+
+
+@dataclass
+class Changing(Tasks):
+    """While it runs, Kafka changes so that no slice can be read."""
+
+    error: str = ""
+    change: Callable[[Topic], None] = lambda topic: None
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        self.change(self.topic)
+        return [SliceFailure(s, self.error, "gone", fatal=True) for s in job.plan.slices]
+
+
+def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
+    engine = Changing(world.topic, world.lake, world.feed.landing, error=error, change=change)
+    edges = replace(world.edges(), engine=engine)
+    try:
+        return land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
+    finally:
+        world.liveness.dead.add("overtaken")
+
+
+def test_what_retention_took_before_anything_was_read_holds_no_plan_for_ever(feed: Feed) -> None:
+    """It was taken over and failed again, run after run, although the feed accepts losses."""
+    policies = feed.policies.model_copy(update={"on_loss": OnLoss.ACCEPT})
+    world = World(feed.model_copy(update={"policies": policies}))
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    landed = _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    assert [k.range for k in landed.losses] == [Range(0, 2)]
+    landed.check()  # nothing is owed any more
+    assert world.ledger.read().live() == ()
+    assert world.land(Request(RequestKind.CATCH_UP)).batches == ()
+
+
+def test_a_loss_that_nobody_accepts_yet_stays_reserved(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    _overtaken(world, OffsetsLost.__name__, lambda topic: setattr(topic, "log_start", 2))
+    assert len(world.ledger.read().live()) == 1
+
+
+def test_what_was_truncated_before_anything_was_read_is_planned_anew(feed: Feed) -> None:
+    """Nothing of it had landed, so there was nothing to accept either."""
+    world = World(feed)
+    for _ in range(2):
+        world.topic.write(PARTITIONS[0], [START], False)
+    _overtaken(world, LogTruncated.__name__, lambda topic: topic.batches[PARTITIONS[0]].pop())
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def landed_meanwhile(world: World) -> None:
+    """More records, and another run that lands them."""
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+
+
+def test_what_another_run_landed_between_two_looks_is_no_truncation(feed: Feed) -> None:
+    """Kafka was asked before, the ledger after."""
+    world = World(feed)
+    landed_meanwhile(world)
+    real = world.topic.partitions
+
+    def overtaken(topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        found = real(topics, isolation)
+        world.topic.partitions = real  # type: ignore[method-assign]
+        landed_meanwhile(world)
+        return found
+
+    world.topic.partitions = overtaken  # type: ignore[method-assign]
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_what_another_run_landed_between_survey_and_plan_is_owed_no_more(feed: Feed) -> None:
+    world = World(feed)
+    landed_meanwhile(world)
+
+    def overtaken(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        landed_meanwhile(world)
+
+    world.topic.write(PARTITIONS[0], [START + 1], False)
+    world.lake.before_put = overtaken
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    check(world)
+
+
+def test_what_a_run_landed_between_two_looks_is_no_finding(feed: Feed) -> None:
+    """The sensor asks Kafka once for all feeds, then reads one ledger after the other."""
+    world = World(feed)
+    landed_meanwhile(world)
+    seen = view(world.topic, [feed])
+    landed_meanwhile(world)
+    found = watch(feed, world.ledger, world.topic, seen, world.now).findings
+    assert [f for f in found if f.severe] == []
+
+
+@pytest.mark.parametrize("on_loss", list(OnLoss))
+def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: OnLoss, feed: Feed) -> None:
+    """The survey is older than the entry: the plan held its ranges for ever, and nobody could read them."""
+    policies = feed.policies.model_copy(update={"on_loss": on_loss})
+    world = World(feed.model_copy(update={"policies": policies}))
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    world.topic.write(PARTITIONS[0], [START, START + 1], False)
+    world.topic.log_start = 3 if on_loss is OnLoss.ACCEPT else 0
+    state = world.ledger.read()
+    left = [state.current[tp] for tp in PARTITIONS]
+
+    def accepted(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        items = tuple(
+            Entering(leaves=k, enters=OriginItem(key=k._replace(incarnation="id-2"), offset=0, committed=None, why="t"))
+            for k in left
+        )
+        world.ledger.append(lambda s: AcceptEntry(event="recreated", items=items, reason="test"))
+
+    world.lake.before_put = accepted
+    with pytest.raises(Refused, match="another life"):
+        world.land(Request(RequestKind.CATCH_UP)).check()
+    after = [e for n, e in world.ledger.entries() if n > state.number]
+    assert [e.kind for e in after] == [], "the accept is the last entry"
+
+
+def test_refused_partitions_are_named_and_others_only_where_there_are_any() -> None:
+    refusals = tuple(Refusal(TopicPartition("t", p), Refused(f"t:{p} went back", remedy="accept it")) for p in (0, 1))
+    with pytest.raises(Refused, match=r"(?s)2 partitions were refused, of others nothing is owed.*t:0.*t:1"):
+        Landed((), refusals, ()).check()

@@ -1,0 +1,346 @@
+"""The commit's steps over a fake coordinator; the same on a real one stands in tests/integration."""
+
+import pytest
+
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, Moved, commit, ways_out
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import (
+    CommitEntry,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginEntry,
+    OriginItem,
+)
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ports import Member
+from sluice.pipelines.vocabulary.errors import (
+    CommitFenced,
+    EntriesLost,
+    GroupHeld,
+    GroupMoved,
+    KafkaUnavailable,
+    Unknown,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range
+from tests.fakes import FakeCluster, FakeGroup, MemoryLake, partition
+
+KEY = Key("orders", 0, "id-1")
+TP = TopicPartition("orders", 0)
+
+
+class World:
+    """A ledger whose frontier can be moved, and a group."""
+
+    def __init__(self, origin: int = 0, committed: int | None = None) -> None:
+        self.ledger = Ledger(MemoryLake(), "orders", lambda: 1, "run", "cluster-1")
+        self.group = FakeGroup()
+        self.cluster = FakeCluster({TP: partition(*TP, high_watermark=70)})
+        if committed is not None:
+            self.group.offsets[TP] = CommittedOffset(committed)
+        item = OriginItem(key=KEY, offset=origin, committed=committed, why="test")
+        self.ledger.append(lambda s: OriginEntry(items=(item,)))
+
+    def account(self, start: int, end: int) -> None:
+        entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, end)),), reason="test")
+        self.ledger.append(lambda s: entry)
+
+    def commit(self, mode: str = "transactional", moved: str = "refuse") -> CommitResult:
+        settings = CommitSettings(CommitMode(mode), "tid", OnGroupMoved(moved))
+        return commit(self.ledger, self.group, settings, cluster=self.cluster)
+
+    @property
+    def held(self) -> int | None:
+        offset = self.group.offsets.get(TP)
+        return offset.offset if offset else None
+
+
+@pytest.mark.parametrize("mode", ["transactional", "plain"])
+def test_commits_the_frontier_with_a_mark_and_records_it(mode: str) -> None:
+    world = World()
+    world.account(0, 50)
+    result = world.commit(mode)
+    assert (result.status, world.held) == (CommitStatus.COMMITTED, 50)
+    mark = Mark.parse(world.group.offsets[TP].metadata)
+    assert mark is not None
+    assert mark.ledger == world.ledger.read().ledger_id
+    assert mark.number == result.mark
+    assert world.ledger.read().commits == {KEY: 50}
+
+
+def test_nothing_new_does_not_touch_the_group() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    joins = world.group.joins
+    assert world.commit().status is CommitStatus.UNCHANGED
+    assert world.group.joins == joins
+
+
+def test_a_run_that_sleeps_while_another_commits_on_says_so() -> None:
+    """Its own commit may have taken effect before: nobody can tell any more, and nothing rests on it."""
+    world = World()
+    world.account(0, 50)
+
+    def another() -> None:
+        world.group.on_end = lambda: None
+        world.account(50, 60)
+        world.commit()
+
+    world.group.on_end = another
+    with pytest.raises(CommitFenced, match="another run has committed 60 since this one set out to commit 50"):
+        world.commit()
+    assert world.held == 60
+    assert world.ledger.read().commits == {KEY: 60}
+    assert world.commit().status is CommitStatus.UNCHANGED
+
+
+def test_mode_none_leaves_kafka_alone() -> None:
+    world = World()
+    world.account(0, 50)
+    assert world.commit("none").status is CommitStatus.DISABLED
+    assert world.held is None
+
+
+@pytest.mark.parametrize("to", [20, 70])
+def test_goes_on_from_where_somebody_moved_it_knowingly_and_only_once(to: int) -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=to),), reason="test"))
+    world.group.offsets[TP] = CommittedOffset(to)
+    assert (world.commit().status, world.held) == (CommitStatus.COMMITTED, 50)
+    world.group.offsets[TP] = CommittedOffset(to)
+    with pytest.raises(GroupMoved):
+        world.commit()
+
+
+def test_what_somebody_else_committed_is_told_once_landing_has_reached_it() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.group.offsets[TP] = CommittedOffset(60)
+    world.account(50, 60)
+    done = world.commit()
+    assert done.status is CommitStatus.UNCHANGED
+    assert done.put_by_others == (Moved(KEY, 50, 60),)
+    world.account(60, 70)
+    assert (world.commit().put_by_others, world.held) == ((), 70)
+
+
+def test_what_an_own_commit_left_was_put_by_nobody_else() -> None:
+    """One whose answer was lost, one from before the ledger, one that somebody moved through us."""
+    world = World(origin=20, committed=20)
+    assert world.commit().put_by_others == ()
+    world.account(20, 50)
+    world.group.lose = "after"
+    assert world.commit().put_by_others == ()
+    world.account(50, 60)
+    world.ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=60),), reason="test"))
+    world.group.offsets[TP] = CommittedOffset(60)
+    assert world.commit().put_by_others == ()
+
+
+K1, K2 = Key("orders", 1, "id-1"), Key("orders", 2, "id-1")
+
+
+@pytest.mark.parametrize(
+    ("moved", "works", "not_offered"),
+    [
+        ({KEY: (50, 60)}, ["moved --adopt --reason"], ["--replace", "--only"]),
+        ({KEY: (50, 40)}, ["--offsets orders:0:40-50 --replace"], ["--adopt"]),
+        ({KEY: (50, 80)}, ["moved --reason"], ["--adopt", "--replace"]),
+        (
+            {KEY: (50, 40), K1: (50, 60), K2: (50, 80)},
+            ["moved --adopt --only orders:1 --reason", "--offsets orders:0:40-50 --replace"],
+            [],
+        ),
+    ],
+)
+def test_only_what_works_is_offered_for_moved_offsets(
+    moved: dict[Key, tuple[int, int]], works: list[str], not_offered: list[str]
+) -> None:
+    """Back, ahead, beyond the log's end at 70, and all of it at once."""
+    said = ways_out("orders", moved, dict.fromkeys([k.tp for k in moved], 70))
+    assert said.startswith("commit the frontier all the same: sluice accept orders moved --reason …")
+    for command in works:
+        assert command in said
+    for option in not_offered:
+        assert option not in said
+
+
+def test_never_passes_a_hole() -> None:
+    world = World()
+    world.account(0, 10)
+    world.account(20, 30)
+    world.commit()
+    assert world.held == 10
+
+
+def test_a_foreign_member_is_refused_and_nothing_is_fenced() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.others.append(Member("m", "app", "host"))
+    with pytest.raises(GroupHeld):
+        world.commit()
+    assert world.group.epoch == 0
+
+
+@pytest.mark.parametrize("moved_to", [3, 70])
+def test_offsets_moved_by_somebody_are_refused_with_both_values(moved_to: int) -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.account(50, 60)
+    world.group.offsets[TP] = CommittedOffset(moved_to)
+    with pytest.raises(GroupMoved, match=rf"{moved_to}, the ledger expects 50"):
+        world.commit()
+    assert world.held == moved_to
+
+
+def test_overwrite_commits_the_frontier_all_the_same() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(70)
+    world.commit(moved="overwrite")
+    assert world.held == 50
+
+
+def test_adopt_records_what_was_passed_over_as_skipped() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(70)
+    world.commit(moved="adopt")
+    state = world.ledger.read()
+    assert state.skipped == {KEY: (Range(50, 70),)}
+    assert (state.frontier(KEY), world.held) == (70, 70)
+
+
+def test_what_is_beyond_the_end_of_the_log_was_passed_over_by_nobody() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.offsets[TP] = CommittedOffset(71)
+    with pytest.raises(GroupMoved, match="Kafka holds 71, the log ends at 70"):
+        world.commit(moved="adopt")
+    assert (world.ledger.read().skipped, world.held) == ({}, 71)
+
+
+def test_expired_offsets_are_committed_again() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    world.group.offsets.clear()
+    world.commit()
+    assert world.held == 50
+
+
+@pytest.mark.parametrize("mode", ["transactional", "plain"])
+def test_a_lost_answer_that_took_effect_is_found_by_reading_back(mode: str) -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = "after"
+    assert world.commit(mode).status is CommitStatus.COMMITTED
+    assert world.ledger.read().commits == {KEY: 50}
+
+
+def test_a_lost_answer_without_effect_is_not_taken_for_done() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = "before"
+    with pytest.raises(CommitFenced):
+        world.commit()
+    assert world.ledger.read().commits == {}
+    world.commit()
+    assert world.held == 50
+
+
+@pytest.mark.parametrize(("lose", "error"), [("after", Unknown), ("before", Unknown), (None, KafkaUnavailable)])
+def test_where_nobody_can_be_asked_after_a_lost_answer_the_outcome_is_unknown(
+    lose: str | None, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.lose = lose
+    answers = iter([world.group.committed([TP])] * 2)
+
+    def committed(_: object) -> object:
+        if (found := next(answers, None)) is None:
+            raise KafkaUnavailable("broker 1 does not answer")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.group, "committed", committed)
+        with pytest.raises(error, match="broker 1 does not answer"):
+            world.commit()
+    world.commit()
+    assert (world.held, world.ledger.read().commits) == (50, {KEY: 50})
+
+
+def test_a_commit_whose_record_was_lost_is_recognised_by_its_mark() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    ours = world.group.offsets[TP]
+    fresh = World()
+    fresh.ledger = world.ledger
+    # Kafka holds our commit of 50, then the frontier moved on, and no commit entry says so for 60
+    world.account(50, 60)
+    world.group.offsets[TP] = CommittedOffset(55, metadata=ours.metadata)
+    world.commit()
+    assert world.held == 60
+
+
+def test_an_intruder_between_join_and_commit_fences_us() -> None:
+    world = World()
+    world.account(0, 50)
+    world.group.on_commit = world.group.intrude
+    with pytest.raises(CommitFenced):
+        world.commit()
+    assert world.held is None
+
+
+def test_a_newer_committer_of_ours_fences_the_older() -> None:
+    world = World()
+    world.account(0, 50)
+
+    def rival() -> None:
+        world.group.epoch += 1
+
+    world.group.on_commit = rival
+    with pytest.raises(CommitFenced):
+        world.commit()
+
+
+def test_a_mark_above_the_ledger_proves_lost_entries() -> None:
+    world = World()
+    world.account(0, 50)
+    ledger_id = world.ledger.read().ledger_id
+    world.group.offsets[TP] = CommittedOffset(10, metadata=Mark(ledger_id, 999, KEY.incarnation).dump())
+    with pytest.raises(EntriesLost, match="has the mark of entry 999"):
+        world.commit()
+
+
+def test_hostile_metadata_is_no_mark() -> None:
+    for text in (
+        "",
+        "{}",
+        "[]",
+        "null",
+        '{"sluice":1}',
+        "[" * 100_000,
+        '{"sluice":"a","n":1e999,"i":""}',
+        '{"sluice":"a","n":"x","i":""}',
+    ):
+        assert Mark.parse(text) is None
+
+
+def test_commit_entries_count_by_their_maximum() -> None:
+    world = World()
+    world.account(0, 50)
+    world.commit()
+    late = CommitEntry(mode="transactional", mark=1, offsets=({"key": KEY, "offset": 20},))  # type: ignore[arg-type]
+    world.ledger.append(lambda s: late)
+    assert world.ledger.read().commits == {KEY: 50}

@@ -1,0 +1,572 @@
+"""Feeds through their files: what is accepted and what it means, what is refused and how; no secret shows."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from pydantic import BaseModel
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KAFKA_OWNED, KafkaSettings
+from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.feed.sections import (
+    CommitMode,
+    Compression,
+    OnGroupMoved,
+    OnLoss,
+    OnUndecodable,
+    PublishPolicy,
+    Start,
+    StartKind,
+)
+from sluice.pipelines.feed.topics import TopicFilter
+from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+
+SECRET = "hunter2-s3cr3t"
+LEAST: Mapping[str, Any] = {"kafka": {"bootstrap": "127.0.0.1:9092"}, "topics": "orders", "start": "earliest"}
+SASL: Mapping[str, Any] = {
+    "bootstrap": "kafka.example:9093",
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "u",
+    "sasl_plain_password": SECRET,
+}
+
+MSK = {"sasl_mechanism": "AWS_MSK_IAM"}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A function that writes a feed file (`text`, or the least feed with changes) and returns its path."""
+    folder = tmp_path / "feeds"
+    folder.mkdir()
+
+    def put(text: str | bytes | None = None, name: str = "orders.yaml", **changes: Any) -> Path:
+        path = folder / name
+        raw = yaml.safe_dump({**LEAST, **changes}) if text is None else text
+        path.write_bytes(raw if isinstance(raw, bytes) else raw.encode())
+        return path
+
+    return put
+
+
+def refused(path: Path, environ: Mapping[str, str] | None = None) -> str:
+    with pytest.raises(FeedError) as caught:
+        load_feed(path, environ or {})
+    error = caught.value
+    assert error.__cause__ is None
+    assert error.__context__ is None, "what hangs on the error is shown by Dagster, and quotes the file"
+    assert str(path) in str(error)
+    return str(error)
+
+
+def test_the_feed_that_comes_with_the_project() -> None:
+    folder = Path(__file__).parents[3] / "feeds"
+    feed = load_feeds(folder, {})["orders"]
+    assert (feed.kafka.bootstrap, feed.topics.names, feed.group) == (
+        "127.0.0.1:9092",
+        ("orders",),
+        "sluice-orders",
+    )
+    assert feed.lake == str(folder.parent / ".sluice/lake")
+    assert load_feed(folder / "orders.yaml", {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "a:1"
+
+
+def test_defaults(write: Write, tmp_path: Path) -> None:
+    feed = load_feed(write(), {})
+    assert feed.name == "orders"
+    assert feed.group == "sluice-orders"
+    assert feed.transactional_id == "sluice-sluice-orders-orders"
+    assert feed.isolation is Isolation.READ_COMMITTED
+    assert feed.commit is CommitMode.TRANSACTIONAL
+    assert feed.publish is PublishPolicy.BY_PARTITION
+    assert feed.lake == str(tmp_path / ".sluice/lake")
+    assert (feed.landing.compression, feed.landing.compression_level) == (Compression.ZSTD, 1)
+    assert (feed.limits.records, feed.limits.bytes, feed.limits.slice_bytes) == (None, None, 128 << 20)
+    assert (feed.policies.on_loss, feed.policies.on_group_moved) == (OnLoss.FAIL, OnGroupMoved.REFUSE)
+    assert feed.policies.on_undecodable is OnUndecodable.QUARANTINE
+    assert (feed.policies.quarantine_limit.share, feed.policies.quarantine_limit.at_least) == (0.01, 100)
+    assert feed.fetch.limits() == FetchLimits()
+    assert feed.kafka.client_settings() == {}
+
+
+def test_everything_said(write: Write, tmp_path: Path) -> None:
+    text = f"""
+    feed: eu_orders
+    kafka: {{bootstrap: "a:1, [::1]:2", security_protocol: SSL, ssl_cafile: ca.pem,
+             ssl_check_hostname: "${{CHECK}}", session_timeout_ms: 6000, transaction_timeout_ms: 9000}}
+    topics: {{include: ["orders\\\\..*"], exclude: [".*\\\\.test"]}}
+    group: team.orders
+    start: fail
+    isolation: read_uncommitted
+    format: raw
+    lake: {tmp_path}/elsewhere
+    commit: plain
+    transactional_id: mine
+    publish: all_or_nothing
+    landing: {{compression: gzip, compression_level: 9, row_group_rows: 1000, target_file_bytes: 64MiB}}
+    limits: {{records: 10, bytes: 1 GiB, slice_bytes: 2MB,
+             task_bytes: 4096, max_tasks: 3, task_memory: 300MiB}}
+    policies: {{on_loss: accept, on_recreated: refuse, on_truncated: refuse, on_group_moved: adopt,
+               on_undecodable: drop, quarantine_limit: {{share: 0, at_least: 1}}}}
+    fetch: {{request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_slices: 2, rack: r1}}
+    spark: {{master: "local[2,3]", conf: {{spark.ui.enabled: false, spark.x: 3}}}}
+    """
+    feed = load_feed(write(text), {"CHECK": "false"})
+    assert (feed.name, feed.group, feed.transactional_id) == ("eu_orders", "team.orders", "mine")
+    assert (feed.commit, feed.publish) == (CommitMode.PLAIN, PublishPolicy.ALL_OR_NOTHING)
+    assert feed.topics.include == (r"orders\..*",)
+    assert feed.start == Start(StartKind.FAIL)
+    assert feed.lake == f"{tmp_path}/elsewhere"
+    assert feed.kafka.bootstrap == "a:1,[::1]:2"
+    given = {"security_protocol": "SSL", "ssl_cafile": f"{tmp_path}/ca.pem", "ssl_check_hostname": False}
+    assert feed.kafka.client_settings() == given
+    assert feed.kafka.session_timeout_ms == 6000
+    assert feed.kafka.producer_settings() == given | {"transaction_timeout_ms": 9000}
+    assert (feed.landing.compression, feed.landing.compression_level) == (Compression.GZIP, 9)
+    assert (feed.limits.records, feed.limits.bytes, feed.limits.slice_bytes) == (10, 1 << 30, 2_000_000)
+    assert feed.fetch.limits() == FetchLimits(2, 1 << 20, 1 << 10, 2 << 20)
+    assert feed.fetch.rack == "r1"
+    assert feed.spark.conf == {"spark.ui.enabled": "false", "spark.x": "3"}
+    assert pickle.loads(pickle.dumps(feed)) == feed
+
+
+@pytest.mark.parametrize(
+    ("said", "meant", "at_noon"),
+    [
+        ("earliest", Start(StartKind.EARLIEST), None),
+        ("latest", Start(StartKind.LATEST), None),
+        ("7d", Start(StartKind.LOOK_BACK, 7 * 86_400_000), 1_795_521_600_000 - 7 * 86_400_000),
+        ("12h", Start(StartKind.LOOK_BACK, 43_200_000), 1_795_478_400_000),
+        ("30m", Start(StartKind.LOOK_BACK, 1_800_000), 1_795_519_800_000),
+        ("2026-11-20T00:00:00Z", Start(StartKind.TIME, 1_795_132_800_000), 1_795_132_800_000),
+        ("2026-11-20T01:00:00.5+01:00", Start(StartKind.TIME, 1_795_132_800_500), 1_795_132_800_500),
+        ("99999d", Start(StartKind.LOOK_BACK, 99_999 * 86_400_000), 0),
+    ],
+)
+def test_starts(write: Write, said: str, meant: Start, at_noon: int | None) -> None:
+    start = load_feed(write(f"kafka: {{bootstrap: 'a:1'}}\ntopics: a\nstart: {said}\n"), {}).start
+    assert start == meant
+    assert load_feed(write(start=str(start)), {}).start == meant, "a start reads back what it prints"
+    if at_noon is not None:
+        assert start.resolve(1_795_521_600_000) == at_noon
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "yesterday",
+        "2026-11-20",
+        "2026-11-20T00:00:00",
+        "1969-12-31T00:00:00Z",
+        "-1d",
+        "7",
+        7,
+        "d",
+        True,
+        [],
+        "9" * 30 + "d",
+    ],
+)
+def test_what_is_no_start_is_refused_with_the_choices(write: Write, said: object) -> None:
+    assert "start: is no place to start\n  → choose earliest, latest, a time" in refused(write(start=said))
+
+
+@pytest.mark.parametrize(
+    "text", ["topics: a\nkafka: {bootstrap: 'a:1'}", "topics: a\nkafka: {bootstrap: 'a:1'}\nstart:"]
+)
+def test_start_has_no_default(write: Write, text: str) -> None:
+    assert "start: is missing\n  → choose earliest, latest" in refused(write(text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"strat": "latest"}, "strat: is unknown\n  → did you mean `start`?"),
+        ({"feed": "Orders"}, "feed: "),
+        ({"feed": "a" * 65}, "feed: "),
+        ({"feed": "a\n"}, "feed: "),
+        ({"kafka": {}}, "kafka.bootstrap: is missing\n  → write host:port"),
+        ({"kafka": "a:1"}, "kafka: "),
+        ({"kafka": {"bootstrap": "a"}}, "kafka.bootstrap: is not an address"),
+        ({"kafka": {"bootstrap": "a:99999"}}, "kafka.bootstrap: is not an address"),
+        ({"kafka": {"bootstrap": "a:1", "sasl.mechanism": "PLAIN"}}, "did you mean `sasl_mechanism`?"),
+        ({"kafka": {"bootstrap": "a:1", "group_id": "x"}}, "kafka.group_id: is not for a feed to set"),
+        ({"kafka": {"bootstrap": "a:1", "security_protocol": "SASL_SSL"}}, "needs sasl_mechanism"),
+        ({"kafka": {"bootstrap": "a:1", "ssl_cafile": "x"}}, "which nothing reads"),
+        ({"kafka": {"bootstrap": "a:1", "sasl_mechanism": "PLAIN"}}, "which nothing reads"),
+        ({"kafka": {**SASL, "sasl_mechanism": "OAUTHBEARER"}}, "needs sasl_oauth_token_provider"),
+        ({"kafka": {**SASL, "sasl_mechanism": "AWS_MSK_IAM", "security_protocol": "SSL"}}, "which nothing"),
+        ({"kafka": {"bootstrap": "a:1", **MSK, "security_protocol": "SASL_PLAINTEXT"}}, "SASL_SSL for AWS"),
+        ({"kafka": {**SASL, "sasl_plain_password": ""}}, "kafka.sasl_plain_password: "),
+        ({"topics": ["orders", "a/b"]}, "topics.1: is not a topic name"),
+        ({"topics": {"include": ["("]}}, "topics.include.0: is not a pattern"),
+        ({"topics": {"includes": ["a"]}}, "topics.includes: is unknown\n  → did you mean `include`?"),
+        ({"topics": []}, "topics: needs a topic name"),
+        ({"isolation": "serializable"}, "isolation: "),
+        ({"format": "avro"}, "format: should be 'raw' or 'json'"),
+        ({"format": "json"}, "`format: json` without a schema"),
+        ({"schema": {"a": "string"}}, "a schema without `format: json`"),
+        ({"format": "json", "schema": {}}, "schema: is no mapping of names to types"),
+        ({"format": "json", "schema": "string"}, "schema: is no mapping of names to types"),
+        ({"format": "json", "schema": {"a": "decimal(39,2)"}}, "schema.a: cannot be read at position 8: a decimal has"),
+        ({"format": "json", "schema": {"a": {"b": "list<int"}}}, "schema.a.b: cannot be read at the end: expected `>`"),
+        ({"format": "json", "schema": {"a": "string", "A": "string"}}, ": differs from another field by case"),
+        ({"format": "json", "schema": {"a": "struct<b: int, B: int>"}}, "schema.a: cannot be read at position"),
+        ({"format": "json", "schema": {"kafka_offset": "int64"}}, "schema.kafka_offset: `_extra` and names that begin"),
+        ({"format": "json", "schema": {"_extra": "json"}}, "schema._extra: `_extra` and names that begin"),
+        ({"format": "json", "schema": {"a.b": "json"}}, "schema.a.b: has a name that cannot be a column's"),
+        ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is no type"),
+        ({"commit": "maybe"}, "commit: should be 'transactional', 'plain' or 'none'"),
+        ({"lake": "s3://"}, "lake: is no s3://bucket/prefix\n  → name a folder, or s3://bucket/prefix"),
+        ({"lake": "s3://bucket/a/../b"}, "lake: is no s3://bucket/prefix"),
+        ({"lake": "s3://bucket//b"}, "lake: is no s3://bucket/prefix"),
+        ({"s3": {"endpoint": "minio:9000"}}, "s3.endpoint: is no address such as https://"),
+        ({"s3": {"access_key_id": SECRET}}, "s3: has only one of access_key_id and secret_access_key"),
+        ({"s3": {"session_token": SECRET}}, "s3: has a session_token without the keys"),
+        ({"s3": {"profile": "p", "access_key_id": SECRET, "secret_access_key": SECRET}}, "s3: has a profile and keys"),
+        ({"s3": {"sse": "AES256", "kms_key": "k"}}, "s3: has a kms_key without `sse: aws:kms`"),
+        ({"s3": {"tags": dict.fromkeys("abcdefghijk", "x")}}, "s3.tags: has more than 10 tags"),
+        ({"s3": {"part_bytes": "1MiB"}}, "s3.part_bytes: should be greater than or equal to 5242880"),
+        ({"s3": {"acces_key_id": "x"}}, "s3.acces_key_id: is unknown\n  → did you mean `access_key_id`?"),
+        ({"lake": "gs://bucket"}, "lake: is neither a folder nor s3://"),
+        ({"lake": "~nobody-of-this-name/x"}, "lake: starts with ~"),
+        ({"group": "a\nb"}, "group: has characters that cannot be printed"),
+        ({"landing": {"compression": "brotli"}}, "landing.compression: should be"),
+        ({"landing": {"compression": "snappy", "compression_level": 1}}, "landing: has a compression_level"),
+        ({"landing": {"compression": "gzip", "compression_level": 10}}, "landing: has a compression_level"),
+        ({"limits": {"slice_bytes": "128 potatoes"}}, "limits.slice_bytes: is not a size"),
+        ({"limits": {"slice_bytes": 0}}, "limits.slice_bytes: "),
+        ({"limits": {"slice_bytes": -1}}, "limits.slice_bytes: "),
+        ({"limits": {"records": True}}, "limits.records: is not a number"),
+        ({"limits": {"records": 1.5}}, "limits.records: "),
+        ({"policies": {"on_recreated": "accept"}}, "accepted by an operator's command"),
+        ({"policies": {"quarantine_limit": {"share": 1.5}}}, "policies.quarantine_limit.share: "),
+        ({"policies": {"quarantine_limit": {"sher": 1}}}, "policies.quarantine_limit.sher: is unknown"),
+        ({"fetch": {"active_slices": 0}}, "fetch.active_slices: "),
+        ({"spark": {"conf": {"a": [1]}}}, "spark.conf.a: "),
+        ({"window": "7h"}, "window.length: is no part of an hour"),
+        ({"window": "30s"}, "window.length: is no part of an hour"),
+        ({"window": "90s"}, "window.length: is no part of an hour"),
+        ({"window": "45m"}, "window.length: is no part of an hour"),
+        ({"window": "90m"}, "window.length: is no part of an hour"),
+        ({"window": {"settle": "soon"}}, "window.settle: "),
+        ({"window": {"lenght": "1h"}}, "window.lenght: is unknown\n  → did you mean `length`?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_file_key_and_remedy(write: Write, changes: dict[str, Any], complaint: str) -> None:
+    assert complaint in refused(write(**changes))
+
+
+def test_all_problems_of_a_file_are_told_at_once(write: Write) -> None:
+    told = refused(write(strat=1, start="soon", limits={"records": -1}))
+    assert "3 problems" in told
+    assert all(key in told for key in ("strat:", "start:", "limits.records:"))
+
+
+def test_a_bad_name_is_told_once_and_not_again_for_what_derives_from_it(write: Write) -> None:
+    told = refused(write(feed="No Name"))
+    assert "group" not in told
+    assert "transactional_id" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "is not a mapping"),
+        ("- a\n- b", "is not a mapping"),
+        ("just words", "is not a mapping"),
+        ("a: b: c", "is not readable YAML (line 1, column 5)"),
+        ("start: 'unclosed", "is not readable YAML"),
+        ("a: 1\na: 2", "has the same key twice (line 2, column 1)"),
+        ("kafka: {a: 1, a: 2}", "has the same key twice"),
+        ("1: x", "has a key that is not a string"),
+        ("[a]: x", "has a key that is not a string"),
+        ("a: &x 1\nb: *x", "has an anchor or alias"),
+        ("a: *hunter2-s3cr3t", "has an anchor or alias"),
+        ("a: !hunter2-s3cr3t x", "is not readable YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "is not readable YAML"),
+        ("a: !!set [x]", "has a tag (!) (line 1, column 4)"),
+        ("a: !!bool x", "has a tag (!)"),
+        ("a: !!int ''", "has a tag (!)"),
+        ('a: !!int "' + "9" * 5000 + '"', "is not readable YAML"),
+        ("a: 1\n---\nb: 2", "is not readable YAML"),
+        ("[" * 5000, "is nested deeper than"),
+        ("a: " + "{b: " * 30 + "1" + "}" * 30, "is nested deeper than"),
+        ("a: '" + "x" * (300 << 10) + "'", "is larger than 256 KiB"),
+        (b"a: \xff\xfe", "not UTF-8"),
+        ("a: \x07", "is not readable YAML"),
+    ],
+)  # fmt: skip
+def test_hostile_yaml_is_refused_in_one_line(write: Write, text: str | bytes, complaint: str) -> None:
+    told = refused(write(text))
+    assert complaint in told
+    assert SECRET not in told
+
+
+def test_scalars_are_what_they_look_like(write: Write) -> None:
+    """YAML 1.1 would read these as a date, a sexagesimal number, an octal and a boolean."""
+    text = "kafka: {bootstrap: 'a:1'}\ntopics: [1:30, 010, no, 2026-11-20]\nstart: 2026-11-20T00:00:00Z"
+    told = refused(write(text))
+    assert "topics.0: is not a topic name" in told  # 1:30 is a string, and no topic name
+    feed = load_feed(write(text.replace("1:30, ", "")), {})
+    assert feed.topics.names == ("010", "no", "2026-11-20")
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder"])
+def test_a_file_that_is_none(write: Write, kind: str) -> None:
+    path = write().with_name("ordres.yaml")
+    if kind == "folder":
+        path.mkdir()
+        assert "cannot be read" in refused(path)
+    else:
+        assert "does not exist\n  → feeds there: orders.yaml" in refused(path)
+
+
+def test_variables(write: Write) -> None:
+    path = write(
+        kafka={**SASL, "bootstrap": "${HOST}:${PORT:-9092}", "sasl_plain_password": "a$b$${c}${PW}"},
+        group="${EMPTY:-fallback}",
+        limits={"records": "${N}"},
+    )
+    feed = load_feed(path, {"HOST": "h", "PW": "${HOST}", "EMPTY": "", "N": "12"})
+    assert feed.kafka.bootstrap == "h:9092"
+    password = feed.kafka.client_settings()["sasl_plain_password"]
+    assert password == "a$b${c}${HOST}", "what is filled in is not filled in again"
+    assert (feed.group, feed.limits.records) == ("fallback", 12)
+
+
+def test_missing_variables_are_named_all_at_once_with_file_and_key(write: Write) -> None:
+    told = refused(write(group="${GROUP}", topics=["${TOPIC}"], kafka={"bootstrap": "${oops"}))
+    assert "group: needs the environment variable GROUP, which is not set" in told
+    assert "topics.0: needs the environment variable TOPIC" in told
+    assert "kafka.bootstrap: has a `${` that starts no variable" in told
+
+
+def test_keys_are_not_filled_in(write: Write) -> None:
+    assert "${HOME}: is unknown" in refused(write(**{"${HOME}": "x"}), {"HOME": SECRET})
+
+
+def test_secrets_show_nowhere(write: Write) -> None:
+    kafka = {**SASL, "ssl_password": SECRET, "proxy_url": f"socks5://u:{SECRET}@p:1"}
+    conf = {"fs.s3a.secret.key": SECRET, "spark.password": SECRET, "my.Token": SECRET, "spark.shown": "plain"}
+    s3 = dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), SECRET)
+    feed = load_feed(write(kafka=kafka, spark={"conf": conf}, s3=s3), {})
+    shown = [
+        repr(feed),
+        str(feed),
+        feed.model_dump_json(),
+        str(feed.model_dump()),
+        repr(feed.spark),
+        str(feed.kafka),
+    ]
+    assert not [text for text in shown if SECRET in text]
+    assert all("plain" in text for text in shown[:3])
+    assert feed.spark.conf == conf
+    assert feed.kafka.client_settings()["ssl_password"] == SECRET
+    assert feed.kafka.client_settings()["proxy_url"].endswith("@p:1")
+
+
+def paths_of(value: object, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [p for k, v in value.items() for p in paths_of(v, (*above, k))]
+    return [above]
+
+
+FULL: dict[str, Any] = {
+    **LEAST,
+    "feed": "orders",
+    "kafka": {**SASL, **dict.fromkeys(set(KafkaSettings.model_fields) - set(SASL))},
+    "topics": {"include": ["a"], "exclude": ["b"]},
+    **dict.fromkeys(["group", "isolation", "format", "lake", "commit", "publish", "transactional_id"]),
+    "schema": {"a": None, "b": {"c": None}},
+    "landing": dict.fromkeys(["compression", "compression_level", "row_group_rows", "target_file_bytes"]),
+    "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
+    "policies": {"on_loss": None, "on_recreated": None, "quarantine_limit": {"share": None}},
+    "fetch": dict.fromkeys(["request_bytes", "rack"]),
+    "s3": dict.fromkeys(["endpoint", "region", "profile", "access_key_id", "secret_access_key", "tags", "part_bytes"]),
+    "spark": {"master": None, "conf": {"a": None}},
+}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    path=st.sampled_from(paths_of(FULL)),
+    bad=st.sampled_from(
+        [SECRET, [SECRET], {"a": SECRET}, f"{SECRET}\n", f"7 {SECRET}", f"s3://{SECRET}", f"({SECRET}"]
+    ),
+)
+def test_whatever_is_wrong_no_value_is_quoted(write: Write, path: tuple[Any, ...], bad: object) -> None:
+    said: dict[str, Any] = {**FULL}
+    here = said
+    for part in path[:-1]:
+        here[part] = here = {**here[part]}
+    here[path[-1]] = bad
+    told = ""
+    try:
+        load_feed(write(text=yaml.safe_dump(said)), {})
+    except FeedError as error:
+        told = f"{error} {error.fields()}"
+    assert SECRET not in told
+
+
+CONSUMER, PRODUCER, ADMIN = (set(c.DEFAULT_CONFIG) for c in (KafkaConsumer, KafkaProducer, KafkaAdminClient))
+
+
+def test_every_setting_of_kafka_python_is_either_taken_or_refused_with_a_reason() -> None:
+    taken = set(KafkaSettings.model_fields) - {"bootstrap"}
+    assert taken & set(KAFKA_OWNED) == set()
+    assert taken | set(KAFKA_OWNED) == CONSUMER | PRODUCER | ADMIN
+
+
+def test_each_client_takes_what_it_is_given() -> None:
+    special = {
+        "bootstrap": "a:1",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "GSSAPI",
+        "ssl_check_hostname": True,
+        "client_dns_lookup": "use_all_dns_ips",
+    }
+    names = set(KafkaSettings.model_fields) - {"sasl_oauth_token_provider"}
+    whole = KafkaSettings.model_validate(dict.fromkeys(names, "1000") | special)
+    assert set(whole.client_settings()) <= CONSUMER & PRODUCER & ADMIN
+    assert set(whole.producer_settings()) <= PRODUCER
+    assert set(whole.producer_settings()) | {"bootstrap", "session_timeout_ms"} == names
+
+
+def test_secrets_are_those_that_the_client_has() -> None:
+    secret = {n for n, f in KafkaSettings.model_fields.items() if "SecretStr" in str(f.annotation)}
+    assert {n for n in KafkaSettings.model_fields if "password" in n} <= secret
+
+
+class Tokens:
+    """Stands for a user's token provider."""
+
+
+class BadTokens:
+    def __init__(self) -> None:
+        raise RuntimeError(SECRET)
+
+
+def test_a_token_provider_is_made_where_the_client_is(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "site_tokens", __import__("sys").modules[__name__])
+    oauth = {"bootstrap": "a:1", "security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+    feed = load_feed(write(kafka={**oauth, "sasl_oauth_token_provider": "site_tokens:Tokens"}), {})
+    assert isinstance(feed.kafka.client_settings()["sasl_oauth_token_provider"], Tokens)
+    for name in ("site_tokens:Nothing", "no_such_module:X", "site_tokens:BadTokens"):
+        bad = load_feed(write(kafka={**oauth, "sasl_oauth_token_provider": name}), {})
+        with pytest.raises(FeedError, match="cannot be made") as caught:
+            bad.kafka.client_settings()
+        assert SECRET not in str(caught.value)
+        assert caught.value.__context__ is None
+
+
+def test_a_folder_of_feeds(write: Write, tmp_path: Path) -> None:
+    write(name="orders.yaml")
+    write(name="payments.yaml", topics="payments")
+    write("not a feed", name="notes.txt")
+    feeds = load_feeds(tmp_path / "feeds", {})
+    assert list(feeds) == ["orders", "payments"]
+    assert all(isinstance(f, Feed) for f in feeds.values())
+
+
+def test_a_folder_tells_the_problems_of_all_its_files(write: Write, tmp_path: Path) -> None:
+    write(name="good.yaml")
+    write(name="bad.yaml", start="soon")
+    write("{", name="broken.yaml")
+    write(name="worse.yaml", kafka={"bootstrap": "${NOPE}"})
+    write(name="other.yml")
+    with pytest.raises(FeedError, match="4 problems") as caught:
+        load_feeds(tmp_path / "feeds", {})
+    told = str(caught.value)
+    assert [
+        n for n in ("bad.yaml: start", "broken.yaml: is not", "NOPE", "other.yml: does not end") if n not in told
+    ] == []
+    assert "good" not in told
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "complaint"),
+    [
+        ({"feed": "a"}, {"feed": "a", "group": "other"}, "feed: is `a` in one.yaml too"),
+        ({"group": "g"}, {"group": "g"}, "group: is shared with feed `one`"),
+        ({"transactional_id": "t"}, {"transactional_id": "t"}, "transactional_id: is shared with feed `one`"),
+    ],
+)
+def test_feeds_share_no_name_group_or_transactional_id(
+    write: Write, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], complaint: str
+) -> None:
+    write(name="one.yaml", **first)
+    write(name="two.yaml", **second)
+    with pytest.raises(FeedError) as caught:
+        load_feeds(tmp_path / "feeds", {})
+    assert complaint in str(caught.value)
+
+
+def test_the_same_group_on_two_clusters_is_fine(write: Write, tmp_path: Path) -> None:
+    write(name="one.yaml", group="g")
+    write(name="two.yaml", group="g", kafka={"bootstrap": "elsewhere:1"})
+    assert len(load_feeds(tmp_path / "feeds", {})) == 2
+
+
+def test_a_feed_that_names_no_kafka_reads_from_the_environment_s_or_the_local_one(write: Write) -> None:
+    path = write(kafka=None)
+    assert "kafka.bootstrap: is missing" in refused(path)
+    assert "sluice kafka start" in refused(path)
+    local = {"SLUICE_LOCAL_KAFKA": "127.0.0.1:2"}
+    assert load_feed(path, local).kafka.bootstrap == "127.0.0.1:2"
+    assert load_feed(path, local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "a:1"
+    tuned = load_feed(write(kafka={"client_id": "me"}), local).kafka
+    assert (tuned.bootstrap, tuned.client_id) == ("127.0.0.1:2", "me")
+    assert load_feed(write(kafka={"bootstrap": "b:3"}), local | {"KAFKA_BOOTSTRAP": "a:1"}).kafka.bootstrap == "b:3"
+
+
+def test_no_folder_of_feeds(tmp_path: Path) -> None:
+    with pytest.raises(FeedError, match="no folder"):
+        load_feeds(tmp_path / "feeds", {})
+    (tmp_path / "feeds").mkdir()
+    assert load_feeds(tmp_path / "feeds", {}) == {}
+
+
+DOCS = (Path(__file__).parents[3] / "docs" / "feeds.md").read_text()
+
+
+def keys_of(model: type[BaseModel]) -> set[str]:
+    found = {f.alias or n for n, f in model.model_fields.items()}
+    for field in model.model_fields.values():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not TopicFilter:
+            found |= keys_of(kind)
+    return found
+
+
+def test_a_lake_on_s3_is_named_as_it_is(write: Write) -> None:
+    for written, meant in (("s3://bucket", "s3://bucket"), ("s3://bucket/a/b/", "s3://bucket/a/b")):
+        assert load_feed(write(lake=written), {}).lake == meant
+    feed = load_feed(write(s3={"tags": {"cost": 7}, "endpoint": "http://127.0.0.1:9000/"}), {})
+    assert (feed.s3.tags, feed.s3.endpoint) == ({"cost": "7"}, "http://127.0.0.1:9000")
+
+
+def test_the_docs_name_every_key() -> None:
+    assert [key for key in sorted(keys_of(Feed)) if not re.search(rf"\b{key}\b", DOCS)] == []
+
+
+def test_the_examples_of_the_docs_are_feeds_and_the_full_one_shows_the_defaults(write: Write) -> None:
+    least, full, *others = (
+        load_feed(write(text), {"KAFKA_PASSWORD": "x", "KAFKA_BOOTSTRAP": "kafka.example:9092"})
+        for text in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
+    )
+    assert full == least
+    assert len(others) == 5

@@ -1,0 +1,165 @@
+"""The topic filter over what Kafka shows, and topic names that become parts of file names and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sluice.pipelines.feed.topics import TopicFilter, match
+from sluice.pipelines.vocabulary.errors import UnknownTopic
+from sluice.pipelines.vocabulary.topic_names import MAX_ENCODED, decode_topic, encode_topic, is_topic_name
+
+SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+NAMES = st.text(SIGNS, min_size=1, max_size=249).filter(is_topic_name)
+NEAR_NAMES = st.text("aA._-~1", min_size=1, max_size=6).filter(is_topic_name)
+LONG_NAMES = st.text("aA-", min_size=150, max_size=249)
+
+
+def wanted(spelling: Any) -> TopicFilter:
+    return TopicFilter.model_validate(spelling)
+
+
+def visible(*names: str) -> Mapping[str, str]:
+    return {n: f"id-of-{n}" for n in names}
+
+
+@pytest.mark.parametrize(
+    ("spelling", "expected"),
+    [
+        ("orders", ("orders",)),
+        (["payments", "orders", "orders"], ("orders", "payments")),
+        ({"include": [r"orders(\..*)?"]}, ("orders", "orders.eu", "orders.eu.test")),
+        ({"include": [r"orders\..*", "pay.*"], "exclude": [r".*\.test"]}, ("orders.eu", "payments")),
+        ({"exclude": ["orders.*"]}, ("payments",)),
+    ],
+)
+def test_static_list_white_list_and_black_list(spelling: Any, expected: tuple[str, ...]) -> None:
+    assert match(wanted(spelling), visible("payments", "orders.eu.test", "orders", "orders.eu")) == expected
+
+
+def test_patterns_match_whole_names_only() -> None:
+    with pytest.raises(UnknownTopic):
+        match(wanted({"include": ["order"]}), visible("orders", "preorder"))
+
+
+def test_an_alternative_binds_to_the_whole_name_too() -> None:
+    assert match(wanted({"include": ["a|b"]}), visible("a", "b", "ab", "xb", "ax")) == ("a", "b")
+
+
+def test_an_unknown_name_is_an_error_with_near_names() -> None:
+    with pytest.raises(UnknownTopic, match="did you mean `orders`") as caught:
+        match(wanted(["ordres", "payments"]), visible("orders", "payments"))
+    assert caught.value.topic == "ordres"
+
+
+def test_an_include_pattern_that_matches_nothing_is_an_error_though_another_matches() -> None:
+    with pytest.raises(UnknownTopic, match="refunds"):
+        match(wanted({"include": ["orders", "refunds"]}), visible("orders"))
+
+
+@pytest.mark.parametrize("spelling", [{"include": [".*"], "exclude": [".*"]}, {"exclude": ["orders"]}])
+def test_a_filter_that_leaves_nothing_is_an_error(spelling: Any) -> None:
+    with pytest.raises(UnknownTopic, match="no topic is left"):
+        match(wanted(spelling), visible("orders"))
+
+
+def test_nothing_visible_at_all_is_an_error() -> None:
+    with pytest.raises(UnknownTopic):
+        match(wanted({"include": [".*"]}), {})
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "", ".", "..", "a/b", "a b", "ä", "x" * 250, "a\n", [], {}, {"include": []}, None, 7,
+        {"include": ["("]}, {"include": [""]}, {"include": ["a)|(b"]}, {"include": ["(?=a)"]},
+        {"include": [r"(a)\1"]}, {"include": ["a\\"]}, {"include": [r"\Qa"]}, {"include": ["x" * 501]},
+        {"include": ["\ud800"]}, {"exclude": ["*"]}, {"include": ["((a{1000}){1000}){1000}"]},
+        {"names": ["a"], "include": ["b"]}, {"include": "a", "why": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_filter_is_refused_without_quoting_it(spelling: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        wanted(spelling)
+    assert "input_value" not in str(caught.value)
+
+
+def test_a_hostile_pattern_on_a_hostile_name_takes_linear_time() -> None:
+    # By backtracking this would take longer than the universe has: it ends, or the suite never does.
+    evil = "a" * 248 + "-"
+    with pytest.raises(UnknownTopic):
+        match(wanted({"include": ["(a+)+b", "(a|a)*c"]}), visible(evil))
+
+
+def test_names_that_kafka_could_not_have_given_match_nothing() -> None:
+    assert match(wanted({"include": [".*"]}), visible("orders", "../etc", "a\nb")) == ("orders",)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoded"),
+    [
+        ("orders", "orders"),
+        ("a.b", "a.b"),
+        ("a_b", "a_b"),
+        ("a-b", "a~~b"),
+        ("Orders-EU.v2", "~orders~~~e~u.v2"),
+        ("_private", "~_private"),
+        (".hidden", "~.hidden"),
+    ],
+)
+def test_encoding_by_example(name: str, encoded: str) -> None:
+    assert encode_topic(name) == encoded
+    assert decode_topic(encoded) == name
+
+
+@given(NAMES)
+def test_encoding_is_reversed_and_safe_in_a_file_name(name: str) -> None:
+    encoded = encode_topic(name)
+    assert re.fullmatch(r"[a-z0-9~][a-z0-9._~]*", encoded)
+    assert len(encoded) <= MAX_ENCODED
+    if "~1" not in re.sub("~[^1]", "", encoded):
+        assert decode_topic(encoded) == name
+
+
+@given(st.one_of(NAMES, NEAR_NAMES, LONG_NAMES), st.one_of(NAMES, NEAR_NAMES, LONG_NAMES))
+def test_different_topics_never_meet_also_where_case_is_ignored(one: str, other: str) -> None:
+    assert (encode_topic(one).casefold() == encode_topic(other).casefold()) == (one == other)
+
+
+@given(NAMES, st.tuples(*[st.integers(0, 2**31 - 1)] + [st.integers(0, 2**63 - 1)] * 3))
+def test_a_part_name_is_read_back_without_doubt_and_fits_a_file_system(
+    name: str, numbers: tuple[int, int, int, int]
+) -> None:
+    partition, start, end, batch = numbers
+    file = f"{encode_topic(name)}-{partition}-{start}-{end}-b{batch}.parquet"
+    assert len(file.encode()) <= 255
+    assert file.split("-") == [encode_topic(name), *map(str, numbers[:3]), f"b{batch}.parquet"]
+
+
+@given(LONG_NAMES)
+def test_a_name_too_long_to_encode_is_cut_keeps_its_beginning_and_is_not_decoded(name: str) -> None:
+    encoded = encode_topic(name)
+    if "~1" in encoded:
+        with pytest.raises(ValueError, match="cut"):
+            decode_topic(encoded)
+
+
+@given(st.text(max_size=20))
+def test_decoding_anything_gives_the_one_topic_or_a_value_error(text: str) -> None:
+    try:
+        name = decode_topic(text)
+    except ValueError:
+        return
+    assert encode_topic(name) == text
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 250])
+def test_encoding_refuses_what_is_no_topic_name(name: str) -> None:
+    with pytest.raises(ValueError, match="topic name"):
+        encode_topic(name)

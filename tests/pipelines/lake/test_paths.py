@@ -1,0 +1,95 @@
+"""Names of the lake: deterministic, apart for whatever differs, and read back to what they were made of."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.records import landed_columns
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.topic_names import encode_topic
+
+HOUR = 3_600_000
+topics = st.text("abAB01._-", min_size=1, max_size=30).filter(lambda t: t not in (".", ".."))
+offsets = st.integers(0, 1 << 62)
+slices = st.builds(Slice, topics, st.integers(0, 1 << 31), st.just("id"), offsets, offsets)
+
+
+def test_every_path_of_a_batch() -> None:
+    s = Slice("Orders.v1", 3, "id", 100, 250)
+    assert paths.log_path("sales", 7) == "_sluice/sales/log/00000000000000000007.json"
+    assert paths.checkpoint_path("sales", 7) == "_sluice/sales/checkpoints/00000000000000000007.json"
+    assert paths.owner_path("sales", "t0k") == "_sluice/sales/owners/t0k.json"
+    assert paths.staging_folder("sales", 12) == "_sluice/sales/staging/12"
+    assert paths.receipt_path("sales", 12, "a-1", s) == (
+        "_sluice/sales/staging/12/a-1/~orders.v1-3-100-250.receipt.json"
+    )
+    name = paths.part_name(s, 12)
+    assert name == "~orders.v1-3-100-250-b12.parquet"
+    assert paths.part_name(s, 12, 2) == "~orders.v1-3-100-250-b12-2.parquet"
+    assert paths.part_path("sales", PartKind.LANDED, "", name) == f"data/sales/{name}"
+    assert paths.part_path("sales", PartKind.QUARANTINED, "", name) == f"quarantine/sales/{name}"
+    staged = paths.staged_path("sales", 12, "a-1", PartKind.LANDED, "date=2026-11-20/hour=14", name)
+    assert staged == f"_sluice/sales/staging/12/a-1/data/date=2026-11-20/hour=14/{name}"
+
+
+def test_windows_are_days_and_hours_in_utc() -> None:
+    start = 1_795_183_200_000  # 2026-11-20T14:00:00Z
+    assert paths.window_folder(start, HOUR) == "date=2026-11-20/hour=14"
+    assert paths.window_folder(None, 24 * HOUR) == "date=__HIVE_DEFAULT_PARTITION__"
+    assert paths.window_path("sales", start, HOUR) == "_sluice/sales/windows/2026-11-20T1400-1h.json"
+    assert paths.window_path("sales", start + HOUR // 4, HOUR // 4) == "_sluice/sales/windows/2026-11-20T1415-15m.json"
+    assert paths.window_folder(start + HOUR // 4, HOUR // 4) == "date=2026-11-20/hour=14/minute=15"
+    assert paths.window_folder(0, 24 * HOUR) == "date=1970-01-01"
+
+
+@given(slices, st.integers(0, 1 << 40), st.integers(0, 1000))
+def test_a_part_name_says_what_it_was_made_of(s: Slice, batch: int, sequence: int) -> None:
+    name = paths.part_name(s, batch, sequence)
+    expected = paths.PartName(encode_topic(s.topic), s.partition, s.start, s.end, batch, sequence)
+    assert paths.parse_part(f"data/sales/date=2026-11-20/hour=14/{name}") == expected
+
+
+@given(st.tuples(slices, st.integers(0, 99)), st.tuples(slices, st.integers(0, 99)))
+def test_different_slices_have_different_names(one: tuple[Slice, int], other: tuple[Slice, int]) -> None:
+    names = [paths.part_name(s, batch).lower() for s, batch in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+
+
+@given(slices, st.integers(0, 1 << 40))
+def test_staged_files_are_told_apart(s: Slice, batch: int) -> None:
+    receipt = paths.receipt_path("sales", batch, "a-1", s)
+    part = paths.staged_path("sales", batch, "a-1", PartKind.LANDED, "", paths.part_name(s, batch))
+    assert paths.receipt_slice(receipt) == paths.slice_name(s)
+    assert paths.receipt_slice(part) is None
+    assert paths.staged_batch(receipt) == paths.staged_batch(part) == batch
+
+
+@given(st.integers(0, 10**20 - 1))
+def test_numbers_of_entries_sort_as_names(number: int) -> None:
+    assert paths.log_number(paths.log_path("sales", number)) == number
+    assert paths.checkpoint_number(paths.checkpoint_path("sales", number)) == number
+
+
+@pytest.mark.parametrize("path", ["data/sales/x.parquet", "a-1-2-3.parquet", "a-1-2-3-b4.parquet.tmp", "", "a-b"])
+def test_foreign_names_are_nothing_of_ours(path: str) -> None:
+    assert paths.parse_part(path) is None
+    assert paths.staged_batch(path) is None
+    assert paths.receipt_slice(path) is None
+    assert paths.log_number(path) is None
+
+
+def test_the_offset_column_of_raw_and_typed_feeds() -> None:
+    assert landed_columns.offset_column(pa.schema([("offset", pa.int64())])) == "offset"
+    assert (
+        landed_columns.offset_column(pa.schema([("offset", pa.string()), ("kafka_offset", pa.int64())]))
+        == "kafka_offset"
+    )
+
+
+def test_roots_hold_every_visible_part() -> None:
+    assert paths.visible_roots("sales") == ("data/sales", "quarantine/sales")

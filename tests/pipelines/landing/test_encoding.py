@@ -1,0 +1,73 @@
+"""Each column is written in the way that suits its first rows, and reads back the same whatever comes after them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.encoding import SAMPLE_ROWS, options
+
+SETTINGS = LandingSettings()
+ROWS = range(2 * SAMPLE_ROWS)
+
+
+def written(values: list[Any], kind: pa.DataType) -> set[str]:
+    """The encodings of a column's values in a file that begins with these."""
+    table = pa.table({"c": pa.array(values, kind)})
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, table.schema, **options(table, SETTINGS)) as writer:
+        writer.write_table(table)
+    found = pq.ParquetFile(sink.getvalue())
+    assert found.read()["c"].to_pylist() == values
+    return set(found.metadata.row_group(0).column(0).encodings) - {"RLE"}  # which levels have
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+@pytest.mark.parametrize(
+    ("of", "encodings"),
+    [
+        pytest.param(lambda i: f"c-{i * 7919 % 2000}", {"PLAIN", "RLE_DICTIONARY"}, id="repeated"),
+        pytest.param(lambda i: f"order-{i:09}", {"DELTA_BYTE_ARRAY"}, id="numbered"),
+        pytest.param(lambda i: f"{hash((i, 1)):x}", {"PLAIN"}, id="at random"),
+        pytest.param(lambda i: f"{i:09}" + "x" * 400, {"PLAIN"}, id="long"),
+    ],
+)
+def test_texts_by_what_they_are(kind: pa.DataType, of: Any, encodings: set[str]) -> None:
+    values = [of(i) if pa.types.is_string(kind) else of(i).encode() for i in ROWS]
+    assert written(values, kind) == encodings
+
+
+def test_numbers_that_change_are_deltas_and_others_plain() -> None:
+    assert written(list(ROWS), pa.int64()) == {"DELTA_BINARY_PACKED"}
+    assert written([7 for _ in ROWS], pa.int32()) == {"PLAIN"}
+    assert written([None for _ in ROWS], pa.int32()) == {"PLAIN"}
+
+
+def test_few_rows_are_plain() -> None:
+    assert written(["a", "a"], pa.string()) == {"PLAIN"}
+    assert written([None], pa.string()) == {"PLAIN"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    first=st.lists(st.one_of(st.none(), st.text(max_size=12)), min_size=1, max_size=3),
+    after=st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=200),
+)
+def test_what_comes_later_reads_back_whatever_was_written(
+    tmp_path_factory: pytest.TempPathFactory, first: list[str | None], after: list[str | None]
+) -> None:
+    file = Path(tmp_path_factory.mktemp("parts")) / "part.parquet"
+    begin = [(first * SAMPLE_ROWS)[i] for i in range(SAMPLE_ROWS)]
+    groups = [pa.table({"c": pa.array(values, pa.string())}) for values in (begin, after) if values]
+    with pq.ParquetWriter(file, groups[0].schema, **options(groups[0], SETTINGS)) as writer:
+        for group in groups:
+            writer.write_table(group)
+    assert [c for (c,) in duckdb.sql(f"SELECT c FROM '{file}'").fetchall()] == begin + after

@@ -1,0 +1,165 @@
+"""The proof has teeth: a receipt that does not fit plan, range or files never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.records.format import RawFormat
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure
+from sluice.resources.lake_local import LocalLake
+from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import Batch, Record, log
+
+LOG = log(*[Batch(tuple(Record(b"k", b"v%d" % i) for _ in range(30))) for i in range(5)])
+ZERO, ONE = (Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1) for p in (0, 1))
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (ZERO, ONE)),))
+BATCH = 12
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    return LocalLake(tmp_path)
+
+
+def landed(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int = BATCH) -> list[Receipt]:
+    """Both slices, each in three files."""
+    landing = LandingSettings(row_group_rows=50, target_file_bytes=1)
+    limits = FetchLimits()
+    work = Assignment("sales", batch, plan.hash, plan.isolation, attempt, landing, limits, 512 << 20)
+    logs = {TopicPartition("orders", 0): LOG, TopicPartition("orders", 1): LOG}
+    outcomes = run_task(plan.tasks[0], work, Tools(LogFetcher(logs), lake, RawFormat()))
+    return [o for o in outcomes if isinstance(o, Receipt)]
+
+
+def test_what_landed_is_proven(lake: LocalLake) -> None:
+    receipts = landed(lake)
+    assert [len(r.parts) for r in receipts] == [3, 3]
+    assert prove(PLAN, BATCH, reversed(receipts), lake) == (receipts, [])
+
+
+def _part(r: Receipt, **changes: Any) -> Receipt:
+    return replace(r, parts=(replace(r.parts[0], **changes), *r.parts[1:]))
+
+
+def _swapped(r: Receipt) -> Receipt:
+    """The first two parts under each other's names."""
+    a, b, c = r.parts
+
+    def named(part: Part, as_of: Part) -> Part:
+        return replace(part, name=as_of.name, staged=as_of.staged, path=as_of.path)
+
+    return replace(r, parts=(named(a, b), named(b, a), c))
+
+
+TAMPERED: dict[str, Callable[[Receipt], Receipt]] = {
+    "stopped early": lambda r: replace(r, position=r.slice.end - 1),
+    "a record missing": lambda r: replace(r, counts=replace(r.counts, landed=r.counts.landed - 1)),
+    "a record too many": lambda r: replace(r, counts=replace(r.counts, control=1)),
+    "a negative class": lambda r: replace(r, counts=replace(r.counts, control=1, compacted=-1)),
+    "other classes than rows": lambda r: replace(r, counts=Counts(landed=140, compacted=10)),
+    "rows as quarantined": lambda r: replace(r, counts=Counts(quarantined=150)),
+    "a part left out": lambda r: replace(r, parts=r.parts[1:], counts=Counts(landed=100, compacted=50)),
+    "a part twice": lambda r: replace(r, parts=(r.parts[0], *r.parts)),
+    "other bytes": lambda r: _part(r, bytes=r.parts[0].bytes + 1),
+    "other rows": lambda r: replace(_part(r, rows=49), counts=Counts(landed=149, compacted=1)),
+    "another kind": lambda r: replace(_part(r, kind=PartKind.QUARANTINED), counts=Counts(100, 50)),
+    "another path": lambda r: _part(r, path="data/sales/elsewhere.parquet"),
+    "outside the lake": lambda r: _part(r, staged="../" + r.parts[0].staged),
+    "another attempt": lambda r: replace(r, attempt="a-2"),
+    "names swapped": _swapped,
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED.keys())
+def test_a_receipt_that_does_not_fit_fails(lake: LocalLake, tamper: Callable[[Receipt], Receipt]) -> None:
+    good, other = landed(lake)
+    receipts, failures = prove(PLAN, BATCH, [tamper(good), other], lake)
+    assert receipts == [other]
+    assert [(f.slice, f.error, f.fatal) for f in failures] == [(ZERO, "ProofFailed", True)]
+
+
+def _on_disk(change: Callable[[Path], object]) -> Callable[[LocalLake, Receipt], object]:
+    return lambda lake, r: change(Path(lake.locate(r.parts[0].staged)))
+
+
+def _foreign(lake: LocalLake, r: Receipt) -> Receipt:
+    """A file of the same rows and place that an older plan wrote."""
+    older = replace(PLAN, cluster="other")
+    for path in list(lake.list("_sluice/sales/staging")):
+        lake.remove(path)
+    return landed(lake, plan=older)[0]
+
+
+def _other_range(lake: LocalLake, r: Receipt) -> Receipt:
+    """The other partition's bytes under this slice's names."""
+    mine, theirs = r.parts, landed(lake, "a-9")[1].parts
+    for a, b in zip(mine, theirs, strict=True):
+        lake.put(a.staged, lake.get(b.staged) or b"")
+    parts = tuple(replace(a, bytes=b.bytes, sha256=b.sha256) for a, b in zip(mine, theirs, strict=True))
+    return replace(r, parts=parts)
+
+
+def _same_file_twice(lake: LocalLake, r: Receipt) -> Receipt:
+    """The first file's bytes under the second's name: rows and size agree, offsets do not."""
+    first, second, third = r.parts
+    lake.put(second.staged, lake.get(first.staged) or b"")
+    again = replace(second, bytes=first.bytes, rows=first.rows, sha256=first.sha256)
+    return replace(r, parts=(first, again, third))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _on_disk(Path.unlink),
+        _on_disk(lambda p: p.write_bytes(p.read_bytes()[:-1])),
+        _on_disk(lambda p: p.write_bytes(b"\0" * p.stat().st_size)),
+        _foreign,
+        _other_range,
+        _same_file_twice,
+    ],
+)
+def test_files_that_are_not_what_the_receipt_says_fail(lake: LocalLake, damage: Any) -> None:
+    good, _ = landed(lake)
+    found = damage(lake, good)
+    receipts, failures = prove(PLAN, BATCH, [found if isinstance(found, Receipt) else good], lake)
+    assert receipts == []
+    assert [f.error for f in failures] == ["ProofFailed", "ProofFailed"]
+
+
+def test_another_batch_proves_nothing(lake: LocalLake) -> None:
+    assert prove(PLAN, 13, landed(lake), lake)[0] == []
+
+
+def test_one_of_several_receipts_is_chosen_the_same_way_each_time(lake: LocalLake) -> None:
+    first = landed(lake, "a-2")
+    for path in [p for p in lake.list("_sluice/sales/staging") if p.endswith(".json")]:
+        lake.remove(path)
+    second = landed(lake, "a-1")
+    both: list[Outcome] = [*first, *second]
+    assert prove(PLAN, BATCH, both, lake) == prove(PLAN, BATCH, reversed(both), lake) == (second, [])
+    Path(lake.locate(second[0].parts[0].staged)).unlink()
+    assert prove(PLAN, BATCH, both, lake) == ([first[0], second[1]], [])
+
+
+def test_failures_pass_through_and_silence_is_one(lake: LocalLake) -> None:
+    failure = SliceFailure(ZERO, "KafkaUnavailable", "no leader", "run again")
+    receipts, failures = prove(PLAN, BATCH, [failure], lake)
+    assert receipts == []
+    assert failures[0] == failure
+    assert (failures[1].slice, failures[1].error) == (ONE, "ProofFailed")
+
+
+def test_a_receipt_beats_a_failure_of_the_same_slice(lake: LocalLake) -> None:
+    receipts = landed(lake)
+    failure = SliceFailure(ZERO, "KafkaUnavailable", "no leader")
+    assert prove(PLAN, BATCH, [failure, *receipts], lake) == (receipts, [])

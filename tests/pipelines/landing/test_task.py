@@ -1,0 +1,356 @@
+"""What a task does, over logs in memory and a lake on disk: the log's records land, every offset has a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.task import Assignment, Tools, memory_shares, run_task, salvage
+from sluice.pipelines.records.format import Format, Formatted, RawFormat
+from sluice.pipelines.records.landed_columns import REFUSED
+from sluice.pipelines.vocabulary.errors import (
+    IncarnationChanged,
+    KafkaUnavailable,
+    LakeFull,
+    LakeUnavailable,
+    OffsetsLost,
+    SluiceError,
+)
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.plans import Slice, Task
+from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
+from sluice.pipelines.watching.timings import ACTIVITIES
+from sluice.resources.lake_local import LocalLake
+from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import ABORT, COMMIT, LZ4, ZSTD, Batch, Log, Record, log
+
+ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+SOME = tuple(Record(b"k%d" % i, b"value %d " % i * (i % 9), 1_700_000_000_000 + i) for i in range(400))
+ODD = (
+    Record(None, b"no key"),
+    Record(b"gone", None),
+    Record(b"", b""),
+    Record(b"h", b"v", headers=(("a", b"1"), ("a", None), ("größe", b"\xff"))),
+)
+PLAIN = log(Batch(SOME, LZ4), Batch(ODD), Batch(SOME[:50], ZSTD), *[Batch(SOME[i : i + 7]) for i in range(0, 70, 7)])
+MIXED = log(
+    Batch(SOME[:10], producer=1, transactional=True),
+    Batch(SOME[10:15], producer=2, transactional=True),
+    Batch(producer=2, marker=ABORT),
+    Batch(ODD, gap=5, tail=3),
+    Batch(producer=1, marker=COMMIT),
+    Batch((), tail=19),
+)
+WORK = Assignment("sales", 12, "hash", Isolation.READ_COMMITTED, "a-1", LandingSettings(), FetchLimits(), 512 << 20)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    return LocalLake(tmp_path)
+
+
+def whole(tp: TopicPartition, source: Log) -> Slice:
+    return Slice(tp.topic, tp.partition, "topic-id", 0, source.end, estimated_bytes=1000)
+
+
+def run(
+    lake: Any, logs: Mapping[TopicPartition, Log], work: Assignment = WORK, format: Format | None = None, **fetcher: Any
+) -> tuple[list[Outcome], LogFetcher]:
+    """All of each log as one task."""
+    source = LogFetcher(logs, **fetcher)
+    task = Task(0, 1, tuple(whole(tp, log) for tp, log in logs.items()))
+    return run_task(task, work, Tools(source, lake, format or RawFormat())), source
+
+
+def receipts(outcomes: list[Outcome]) -> list[Receipt]:
+    assert all(isinstance(o, Receipt) for o in outcomes), outcomes
+    return [o for o in outcomes if isinstance(o, Receipt)]
+
+
+def rows(lake: LocalLake, receipt: Receipt) -> list[dict[str, Any]]:
+    """What pyarrow reads from the receipt's landed parts, as the log describes rows."""
+    tables = [pq.read_table(lake.locate(p.staged)) for p in receipt.parts if p.kind is PartKind.LANDED]
+    found = pa.concat_tables(tables)
+    assert found["topic"].unique().to_pylist() == [receipt.slice.topic]
+    assert found["partition"].unique().to_pylist() == [receipt.slice.partition]
+    found = found.set_column(5, "timestamp", found["timestamp"].cast(pa.int64()))
+    return found.drop_columns(["topic", "partition"]).to_pylist()
+
+
+def staged(lake: LocalLake) -> list[str]:
+    return list(lake.list("_sluice/sales/staging"))
+
+
+@pytest.mark.parametrize("answer_bytes", [1, 300, 1 << 20])
+def test_lands_what_the_log_shows(lake: LocalLake, answer_bytes: int) -> None:
+    outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=answer_bytes)
+    for receipt, source in zip(receipts(outcomes), (PLAIN, MIXED), strict=True):
+        assert rows(lake, receipt) == source.visible(0, source.end)
+        assert receipt.position == source.end
+        assert receipt.counts.total == receipt.slice.span == source.end
+
+
+def test_duckdb_agrees(lake: LocalLake) -> None:
+    outcomes, _ = run(lake, {ZERO: PLAIN})
+    (part,) = receipts(outcomes)[0].parts
+    query = 'select "offset", key, value, epoch_ms(timestamp), headers from read_parquet(?) order by "offset"'
+    found = duckdb.connect().execute(query, [lake.locate(part.staged)]).fetchall()
+    expected = [(r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in PLAIN.visible(0, PLAIN.end)]
+    assert found == expected
+
+
+def test_every_offset_has_its_class(lake: LocalLake) -> None:
+    (committed,) = receipts(run(lake, {ZERO: MIXED})[0])
+    assert committed.counts == Counts(landed=14, control=2, aborted=5, compacted=5 + 3 + 19)
+    work = replace(WORK, isolation=Isolation.READ_UNCOMMITTED, batch=13)
+    (uncommitted,) = receipts(run(lake, {ZERO: MIXED}, work)[0])
+    assert uncommitted.counts == Counts(landed=19, control=2, compacted=5 + 3 + 19)
+
+
+def test_a_part_of_a_log(lake: LocalLake) -> None:
+    s = Slice("orders", 0, "topic-id", 13, 395)
+    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(LogFetcher({ZERO: PLAIN}), lake, RawFormat())))
+    assert rows(lake, receipt) == PLAIN.visible(13, 395)
+    assert receipt.position >= 395
+
+
+def test_nothing_visible_makes_no_part_but_a_receipt(lake: LocalLake) -> None:
+    (receipt,) = receipts(run(lake, {ZERO: log(Batch((), tail=19), Batch(producer=1, marker=COMMIT))})[0])
+    assert receipt.parts == ()
+    assert receipt.counts == Counts(control=1, compacted=19)
+    assert staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.slice)]
+
+
+def test_answers_of_any_size_give_the_same_bytes(lake: LocalLake) -> None:
+    landing = LandingSettings(row_group_rows=100, target_file_bytes=2000)
+    hashes = set()
+    for batch, answer_bytes in enumerate([1, 777, 1 << 20]):
+        work = replace(WORK, landing=landing, attempt=f"a-{batch}")
+        (receipt,) = receipts(run(lake, {ZERO: PLAIN}, work, answer_bytes=answer_bytes)[0])
+        assert len(receipt.parts) > 1
+        hashes.add(tuple((p.name, p.rows, p.sha256) for p in receipt.parts))
+        for path in staged(lake):
+            lake.remove(path)
+    assert len(hashes) == 1
+
+
+def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> None:
+    first, _ = run(lake, {ZERO: PLAIN})
+    again, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, replace(WORK, attempt="a-2"))
+    assert [[s.tp for s in read] for read in source.read] == [[ONE]]
+    assert [r.adopted for r in receipts(again)] == [True, False]
+    assert again[0] == first[0]
+    tools = Tools(LogFetcher({}), lake, RawFormat())
+    assert salvage(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
+
+
+def _flip(lake: LocalLake, r: Receipt) -> None:
+    place = Path(lake.locate(r.parts[0].staged))
+    data = bytearray(place.read_bytes())
+    data[len(data) // 2] ^= 1
+    place.write_bytes(data)
+
+
+def _rewrite(lake: LocalLake, r: Receipt, **changes: Any) -> None:
+    path = paths.receipt_path("sales", 12, r.attempt, r.slice)
+    said = json.loads(lake.get(path) or b"") | changes
+    lake.put(path, json.dumps(said).encode())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _flip,
+        lambda lake, r: Path(lake.locate(r.parts[0].staged)).unlink(),
+        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.slice), b'{"slice":'),
+        lambda lake, r: lake.put(paths.receipt_path("sales", 12, "a-1", r.slice), b"[" * 100_000),
+        lambda lake, r: _rewrite(lake, r, counts={"landed": 1}),
+        lambda lake, r: _rewrite(lake, r, position=3),
+        lambda lake, r: _rewrite(lake, r, slice=json.loads(json.dumps(r.slice, default=_plain)) | {"leader_epoch": 9}),
+    ],
+)
+def test_a_receipt_that_does_not_hold_is_not_adopted(lake: LocalLake, damage: Any) -> None:
+    (first,) = receipts(run(lake, {ZERO: PLAIN})[0])
+    damage(lake, first)
+    again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2"))
+    assert len(source.read[0]) == 1
+    assert [r.adopted for r in receipts(again)] == [False]
+    assert rows(lake, receipts(again)[0]) == PLAIN.visible(0, PLAIN.end)
+
+
+def test_what_another_format_made_is_read_again(lake: LocalLake) -> None:
+    run(lake, {ZERO: PLAIN})
+    again, source = run(lake, {ZERO: PLAIN}, replace(WORK, attempt="a-2", shape="picky"))
+    assert len(source.read[0]) == 1
+    assert [r.adopted for r in receipts(again)] == [False]
+
+
+def _plain(value: Any) -> Any:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def test_a_receipt_of_another_batch_is_not_ours(lake: LocalLake) -> None:
+    run(lake, {ZERO: PLAIN}, replace(WORK, batch=11))
+    _, source = run(lake, {ZERO: PLAIN})
+    assert len(source.read[0]) == 1
+
+
+def test_a_wrong_checksum_is_read_once_more(lake: LocalLake) -> None:
+    outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 1}, answer_bytes=300)
+    assert [[s.tp for s in read] for read in source.read] == [[ZERO, ONE], [ZERO]]
+    assert rows(lake, receipts(outcomes)[0]) == PLAIN.visible(0, PLAIN.end)
+    assert len(staged(lake)) == 4
+
+
+def test_a_checksum_that_stays_wrong_fails_that_slice_only(lake: LocalLake) -> None:
+    outcomes, source = run(lake, {ZERO: PLAIN, ONE: MIXED}, damaged={ZERO: 9}, answer_bytes=300)
+    failed, landed = outcomes
+    assert isinstance(failed, SliceFailure)
+    assert (failed.error, failed.fatal, failed.slice.tp) == ("CorruptBatch", True, ZERO)
+    assert isinstance(landed, Receipt)
+    assert len(source.read) == 2
+    assert len(staged(lake)) == 2
+
+
+@pytest.mark.parametrize("error", [OffsetsLost("gone", remedy="accept it"), IncarnationChanged("recreated")])
+def test_a_refusal_fails_its_slice_at_once(lake: LocalLake, error: SluiceError) -> None:
+    source = LogFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: error}, answer_bytes=300)
+    task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
+    failed, landed = run_task(task, WORK, Tools(source, lake, RawFormat()), last_try=False)
+    assert isinstance(failed, SliceFailure)
+    assert (failed.error, failed.message, failed.remedy, failed.fatal) == (
+        type(error).__name__, error.message, error.remedy, True,
+    )  # fmt: skip
+    assert isinstance(landed, Receipt)
+    assert not any(paths.slice_name(failed.slice) in path for path in staged(lake))
+
+
+def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
+    source = LogFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: KafkaUnavailable("no leader")}, answer_bytes=300)
+    task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
+    tools = Tools(source, lake, RawFormat())
+    with pytest.raises(KafkaUnavailable):
+        run_task(task, WORK, tools, last_try=False)
+    failed, landed = run_task(task, replace(WORK, attempt="a-2"), tools, last_try=True)
+    assert isinstance(failed, SliceFailure)
+    assert (failed.error, failed.fatal) == ("KafkaUnavailable", False)
+    assert receipts([landed])[0].adopted, "the slice that got through on the first try is read only once"
+
+
+def test_a_stream_that_ends_early_finishes_nothing_half(lake: LocalLake) -> None:
+    outcomes, _ = run(lake, {ZERO: PLAIN, ONE: MIXED}, answer_bytes=300, cut_short=2)
+    assert [type(o) for o in outcomes] == [SliceFailure, SliceFailure]
+    assert staged(lake) == []
+
+
+class Broken(LocalLake):
+    """Fails when a receipt or a part is written."""
+
+    error: Exception = LakeFull("no space")
+    where = ".parquet"
+
+    def create(self, path: str) -> Any:
+        if path.endswith(self.where):
+            raise self.error
+        return super().create(path)
+
+    def put(self, path: str, data: bytes) -> None:
+        if path.endswith(self.where):
+            raise self.error
+        super().put(path, data)
+
+
+@pytest.mark.parametrize("where", [".parquet", ".receipt.json"])
+@pytest.mark.parametrize(
+    ("error", "fatal"), [(LakeFull("no space"), True), (LakeUnavailable("later"), False), (OSError(5, "odd"), False)]
+)
+def test_a_lake_that_fails_fails_the_slice(tmp_path: Path, where: str, error: Exception, fatal: bool) -> None:
+    lake = Broken(tmp_path)
+    lake.error, lake.where = error, where
+    (failed,), _ = run(lake, {ZERO: PLAIN})
+    assert isinstance(failed, SliceFailure)
+    assert (failed.error, failed.fatal) == (type(error).__name__, fatal)
+    assert staged(lake) == []
+
+
+class Picky(RawFormat):
+    """Quarantines every third record, drops every fifth of the others, lands the rest."""
+
+    lose = 0
+    validating = 1
+
+    def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
+        rows = next(super().convert(s, chunk)).landed
+        offsets = rows.column(4).to_pylist()
+        bad = [o % 3 == 0 for o in offsets]
+        dropped = [not b and o % 5 == 0 for b, o in zip(bad, offsets, strict=True)]
+        kept = [not b and not d for b, d in zip(bad, dropped, strict=True)]
+        refused = _refused(rows.filter(pa.array(bad))) if any(bad) else None
+        yield Formatted(rows.filter(pa.array(kept)), refused, sum(dropped) - self.lose, validate_ns=self.validating)
+
+
+def _refused(raw: pa.RecordBatch) -> pa.RecordBatch:
+    said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
+    more = [pa.array([v] * raw.num_rows).cast(REFUSED.field(n).type) for n, v in said.items()]
+    return pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED)
+
+
+def test_a_format_sorts_records_out(lake: LocalLake) -> None:
+    (receipt,) = receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
+    offsets = range(PLAIN.end)
+    bad = [o for o in offsets if o % 3 == 0]
+    dropped = [o for o in offsets if o % 3 and o % 5 == 0]
+    assert receipt.counts == Counts(PLAIN.end - len(bad) - len(dropped), len(bad), len(dropped))
+    landed, quarantined = receipt.parts
+    assert landed.path.startswith("data/sales/")
+    assert quarantined.path.startswith("quarantine/sales/")
+    assert pq.read_table(lake.locate(quarantined.staged))["offset"].to_pylist() == bad
+
+
+def test_the_time_of_each_activity_is_told_and_the_contracts_is_not_the_typing(lake: LocalLake) -> None:
+    (receipt,) = receipts(run(lake, {ZERO: PLAIN}, format=Picky())[0])
+    assert list(receipt.timings) == list(ACTIVITIES)
+    assert receipt.timings["validate"] == Picky.validating
+    assert min(receipt.timings.values()) >= 0
+
+
+def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
+    format = Picky()
+    format.lose = 1
+    (failed,), _ = run(lake, {ZERO: PLAIN}, format=format)
+    assert isinstance(failed, SliceFailure)
+    assert failed.error == "ProofFailed"
+    assert staged(lake) == []
+
+
+def test_windows_have_folders(lake: LocalLake) -> None:
+    s = replace(whole(ZERO, PLAIN), window=1_795_183_200_000, folder="date=2026-11-20/hour=14")
+    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(LogFetcher({ZERO: PLAIN}), lake, RawFormat())))
+    assert receipt.parts[0].path == f"data/sales/date=2026-11-20/hour=14/{receipt.parts[0].name}"
+
+
+sizes = st.lists(st.integers(0, 1 << 32), min_size=1, max_size=40)
+
+
+@given(sizes, st.integers(64 << 20, 4 << 30), st.integers(1, 64))
+def test_memory_is_bounded_whatever_the_slices(sizes: list[int], memory: int, active: int) -> None:
+    slices = [Slice("orders", i, "id", 0, 10, estimated_bytes=size) for i, size in enumerate(sizes)]
+    work = replace(WORK, memory=memory, limits=FetchLimits(active_slices=active))
+    chunks, limits = memory_shares(slices, work)
+    assert 1 <= limits.active_slices <= active
+    held = sum(sorted(chunks.values())[-limits.active_slices :])
+    assert limits.active_slices == 1 or held * 5 <= memory
+    for s in slices:
+        assert memory_shares([s], work)[0] == {s: chunks[s]}, "a share depends on its slice alone"

@@ -1,0 +1,313 @@
+"""The Parquet sink: what is read back is what was written, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.writer import MAX_FOLDERS, PartWriter, Target
+from sluice.pipelines.records.format import HEADERS, RawFormat
+from sluice.pipelines.vocabulary.errors import LakeFull, ProofFailed
+from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.receipts import Part
+from sluice.resources.lake_local import LocalLake
+
+SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)
+TARGET = Target("sales", 12, "hash", "a-1", SLICE)
+STAGING = "_sluice/sales/staging"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    return LocalLake(tmp_path)
+
+
+def decoded(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
+    """A decoder's chunk with these offsets; other columns as given, or something plain."""
+    n = len(offsets)
+    arrays = {
+        "key": pa.array(columns.get("key", [b"k"] * n), pa.binary()),
+        "value": pa.array(columns.get("value", [b"v%d" % o for o in offsets]), pa.binary()),
+        "offset": pa.array(offsets, pa.int64()),
+        "timestamp": pa.array(columns.get("timestamp", offsets), pa.timestamp("ms", "UTC")),
+        "timestampType": pa.array(columns.get("timestampType", [0] * n), pa.int32()),
+        "headers": pa.array(columns.get("headers", [None] * n), HEADERS),
+    }
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def raw(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
+    return next(RawFormat().convert(SLICE, decoded(offsets, **columns))).landed
+
+
+def writer(lake: Any, row_group_bytes: int = 1 << 20, target: Target = TARGET, **settings: Any) -> PartWriter:
+    return PartWriter(lake, target, RawFormat.schema, LandingSettings(**settings), row_group_bytes)
+
+
+def land(lake: LocalLake, *batches: pa.RecordBatch, **settings: Any) -> tuple[Part, ...]:
+    w = writer(lake, **settings)
+    write_all(w, batches)
+    return w.close()
+
+
+def write_all(w: PartWriter, batches: Sequence[pa.RecordBatch]) -> None:
+    for batch in batches:
+        w.write(batch)
+
+
+def staged(lake: LocalLake) -> list[str]:
+    return list(lake.list(STAGING))
+
+
+def test_reads_back_as_sparks_kafka_source_would_give_it(lake: LocalLake) -> None:
+    (part,) = land(
+        lake,
+        raw(
+            [100, 101, 105],
+            key=[b"a", None, b""],
+            value=[b"\x00\xff", b"", None],
+            timestamp=[0, -1, 1 << 62],
+            timestampType=[0, 1, -1],
+            headers=[[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, [{"key": "", "value": b""}]],
+        ),
+    )
+    with lake.open(part.staged) as f:
+        table = pq.read_table(f)
+    assert [(f.name, f.type) for f in table.schema] == [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", HEADERS),
+    ]
+    rows = table.set_column(5, "timestamp", table["timestamp"].cast(pa.int64())).to_pylist()
+    first = {"key": b"a", "value": b"\x00\xff", "topic": "orders.v1", "partition": 3, "offset": 100, "timestamp": 0}
+    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    assert rows[0] == first | {"timestampType": 0, "headers": headers}
+    assert [(r["key"], r["value"], r["timestamp"], r["timestampType"]) for r in rows[1:]] == [
+        (None, b"", -1, 1),
+        (b"", None, 1 << 62, -1),
+    ]
+    assert [r["headers"] for r in rows[1:]] == [None, [{"key": "", "value": b""}]]
+
+
+def test_duckdb_reads_the_same(lake: LocalLake) -> None:
+    headers = [[{"key": "h", "value": b"1"}], None]
+    (part,) = land(lake, raw([100, 101], key=[b"a", None], headers=headers))
+    query = 'select key, value, topic, partition, epoch_ms(timestamp), headers from read_parquet(?) order by "offset"'
+    assert duckdb.connect().execute(query, [lake.locate(part.staged)]).fetchall() == [
+        (b"a", b"v100", "orders.v1", 3, 100, headers[0]),
+        (None, b"v101", "orders.v1", 3, 101, None),
+    ]
+
+
+def test_the_query_of_the_docs_tells_the_lives_of_a_topic_apart(lake: LocalLake) -> None:
+    """The same offset of two lives, in two files."""
+    lives = ("27YBcOddSAqT4E4khZ-qSQ", "27YBcOddSAqT4E4khZ-qSQ#1")
+    for number, life in enumerate(lives):
+        (part,) = land(lake, raw([100, 101]), target=replace(TARGET, slice=replace(SLICE, incarnation=life)))
+        lake.show(part.staged, f"data/orders/{number}.parquet")
+        lake.remove(part.staged)
+    text = (Path(__file__).parents[3] / "docs" / "reading.md").read_text()
+    (query,) = re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+    root = lake.locate("data").removesuffix("/data")
+    found = duckdb.sql(query.replace(".sluice/lake", root)).select('topic_id, "offset"').fetchall()
+    assert sorted(found) == [(life, offset) for life in lives for offset in (100, 101)]
+
+
+def test_a_part_says_whose_it_is(lake: LocalLake) -> None:
+    (part,) = land(lake, raw([100]))
+    with lake.open(part.staged) as f:
+        metadata = pq.ParquetFile(f).metadata.metadata
+    assert metadata == {
+        b"sluice.format_version": b"1",
+        b"sluice.feed": b"sales",
+        b"sluice.topic_id": b"topic-id",
+        b"sluice.range": b"orders.v1:3:100-10000",
+        b"sluice.batch": b"12",
+        b"sluice.plan_hash": b"hash",
+    }
+
+
+def test_the_part_is_described_as_it_is(lake: LocalLake) -> None:
+    (part,) = land(lake, raw([100, 101]), raw([200]))
+    assert part.name == "orders.v1-3-100-10000-b12.parquet"
+    assert part.path == f"data/sales/{part.name}"
+    assert staged(lake) == [part.staged]
+    assert (part.rows, part.bytes) == (3, lake.size(part.staged))
+    assert part.sha256 == sha256(lake, part)
+
+
+def sha256(lake: LocalLake, part: Part) -> str:
+    import hashlib
+
+    return hashlib.sha256(lake.get(part.staged) or b"").hexdigest()
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "gzip", "none"])
+def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
+    rows = [raw(range(100, 3000)), raw(range(3000, 3100))]
+    other = Target("sales", 12, "hash", "a-2", SLICE)
+    first = land(lake, *rows, compression=compression)
+    second = land(lake, *rows, compression=compression, target=other)
+    assert [p.sha256 for p in first] == [p.sha256 for p in second]
+    assert {p.staged for p in first}.isdisjoint(p.staged for p in second)
+
+
+def test_row_groups_are_bounded_by_rows_and_by_bytes(lake: LocalLake) -> None:
+    batches = [raw(range(i, i + 100)) for i in range(100, 1100, 100)]
+    assert groups(lake, land(lake, *batches, row_group_rows=300)) == [300, 300, 300, 100]
+    other = Target("sales", 12, "hash", "a-2", SLICE)
+    assert groups(lake, land(lake, *batches, row_group_bytes=2 * batches[0].nbytes, target=other)) == [200] * 5
+
+
+def groups(lake: LocalLake, parts: Sequence[Part]) -> list[int]:
+    with lake.open(parts[0].staged) as f:
+        metadata = pq.ParquetFile(f).metadata
+        return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+def test_a_slice_is_cut_into_files_by_size(lake: LocalLake) -> None:
+    batches = [raw(range(i, i + 100)) for i in range(100, 600, 100)]
+    parts = land(lake, *batches, row_group_rows=100, target_file_bytes=1)
+    stem = "orders.v1-3-100-10000-b12"
+    assert [p.name for p in parts] == [f"{stem}.parquet", *(f"{stem}-{i}.parquet" for i in range(1, 5))]
+    assert [p.rows for p in parts] == [100] * 5
+    assert staged(lake) == sorted(p.staged for p in parts)
+
+
+def test_no_rows_no_file(lake: LocalLake) -> None:
+    assert land(lake) == land(lake, raw([])) == ()
+    assert staged(lake) == []
+
+
+@pytest.mark.parametrize("batches", [([100, 100],), ([101, 100],), ([100, 101], [101]), ([99],), ([10_000],)])
+def test_offsets_must_increase_within_the_slice(lake: LocalLake, batches: Sequence[Sequence[int]]) -> None:
+    w = writer(lake)
+    for offsets in batches[:-1]:
+        w.write(raw(offsets))
+    with pytest.raises(ProofFailed) as e:
+        w.write(raw(batches[-1]))
+    assert (e.value.topic, e.value.partition) == ("orders.v1", 3)
+    w.abandon()
+    assert staged(lake) == []
+
+
+def test_abandoning_leaves_nothing(lake: LocalLake) -> None:
+    w = writer(lake, row_group_rows=10, target_file_bytes=500)
+    for i in range(100, 1000, 10):
+        w.write(raw(range(i, i + 10)))
+    assert staged(lake)  # files that are full stand already
+    w.abandon()
+    w.abandon()
+    del w
+    gc.collect()
+    assert staged(lake) == []
+    assert [p for p in lake.root.rglob("*") if p.is_file()] == []
+
+
+class FullDisk(LocalLake):
+    """Takes so many writes, then has no room."""
+
+    room = 3
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        with super().create(path) as file:
+            real, left = file.write, [self.room]
+
+            def write(data: Any) -> int:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise OSError(errno.ENOSPC, "no space left")
+                return real(data)
+
+            yield _With(file, write)  # type: ignore[misc]
+
+
+class _With:
+    def __init__(self, file: BinaryIO, write: Any) -> None:
+        self._file, self.write = file, write
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_full_disk_leaves_nothing_and_has_a_name(tmp_path: Path, room: int) -> None:
+    lake = FullDisk(tmp_path)
+    lake.room = room
+    w = writer(lake, row_group_rows=10)
+    with pytest.raises(LakeFull):
+        write_all(w, [raw(range(i, i + 10)) for i in range(100, 1000, 10)])
+    w.abandon()
+    del w
+    gc.collect()
+    assert [p for p in lake.root.rglob("*") if p.is_file()] == []
+
+
+def test_bad_rows_leave_nothing(lake: LocalLake) -> None:
+    w = writer(lake, row_group_rows=1)
+    w.write(raw([100]))
+    with pytest.raises(pa.ArrowException):
+        w.write(raw([101]).drop_columns(["key"]).append_column("key", pa.array([1])))
+    w.abandon()
+    assert [p for p in lake.root.rglob("*") if p.is_file()] == []
+
+
+HOUR = 3_600_000
+BY_TIME = replace(TARGET, slice=replace(SLICE, by_time=HOUR))
+
+
+def by_folder(lake: LocalLake, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """The offsets in each folder."""
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        with lake.open(part.staged) as f:
+            offsets = pq.read_table(f, columns=["offset"])["offset"].to_pylist()
+        found.setdefault(part.path.removeprefix("data/sales/").rpartition("/")[0], []).extend(offsets)
+    return found
+
+
+def test_by_record_time_each_row_lies_in_its_own_hour(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME)
+    # -1: no timestamp; 2040 is a year like any other; 292278994 is none.
+    w.write(raw(range(100, 106), timestamp=[5, HOUR, 7, -1, 2_209_032_000_000, 2**63 - 1]))
+    parts = w.close()
+    assert by_folder(lake, parts) == {
+        "date=1970-01-01/hour=00": [100, 102],
+        "date=1970-01-01/hour=01": [101],
+        "date=2040-01-01/hour=12": [104],
+        "date=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__": [103, 105],
+    }
+    assert sum(p.rows for p in parts) == 6
+    assert [paths.parse_part(p.name).sequence for p in parts] == [0, 1, 2, 3]
+
+
+def test_stamps_without_end_make_no_files_without_end(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME, row_group_rows=100)
+    for at in range(100, 400, 50):
+        w.write(raw(range(at, at + 50), timestamp=[o * HOUR for o in range(at, at + 50)]))
+    parts = w.close()
+    assert len(parts) == MAX_FOLDERS + 1
+    assert sorted(o for offsets in by_folder(lake, parts).values() for o in offsets) == list(range(100, 400))
+
+
+def test_abandoned_by_time_leaves_nothing(lake: LocalLake) -> None:
+    w = writer(lake, target=BY_TIME, row_group_rows=2)
+    w.write(raw([100, 101], timestamp=[5, HOUR]))
+    w.abandon()
+    assert staged(lake) == []

@@ -1,0 +1,468 @@
+"""The ledger's log and fold: one creator a number, decisions on the state just below, hostile files."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import BatchStatus, Ledger, checkpoint
+from sluice.pipelines.ledger.entries import (
+    AbandonEntry,
+    AcceptEntry,
+    Boundaries,
+    BoundaryEntry,
+    Entering,
+    KeyOffset,
+    KeyRange,
+    LossEntry,
+    MovedEntry,
+    OriginEntry,
+    OriginItem,
+    OwnEntry,
+    PlanEntry,
+    PublishEntry,
+    RetireEntry,
+    SkipEntry,
+    dump,
+    parse,
+)
+from sluice.pipelines.ledger.log import CHECKPOINT_BYTES, CHECKPOINTS_KEPT
+from sluice.pipelines.publishing.publish import publish
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, LedgerTooNew, OwnershipLost, Unknown
+from sluice.pipelines.vocabulary.kafka import Isolation, Key
+from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Counts, Owner, Receipt
+from tests.fakes import MemoryLake, owner
+
+KEY = Key("orders", 0, "id-1")
+
+
+def a_plan(start: int = 0, end: int = 10, replaces: tuple[str, ...] = ()) -> Plan:
+    s = Slice("orders", 0, "id-1", start, end)
+    return Plan("orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces)
+
+
+def a_receipt(start: int = 0, end: int = 10) -> Receipt:
+    return Receipt(Slice("orders", 0, "id-1", start, end), end, Counts(landed=end - start), (), "a")
+
+
+def begun(lake: MemoryLake | None = None) -> Ledger:
+    ledger = Ledger(lake or MemoryLake(), "orders", lambda: 5, "run", "c")
+    item = OriginItem(key=KEY, offset=0, committed=None, why="test")
+    ledger.append(lambda s: OriginEntry(items=(item,)))
+    return ledger
+
+
+def planned(ledger: Ledger, plan: Plan | None = None, by: Owner | None = None) -> int:
+    p = plan or a_plan()
+    appended = ledger.append(lambda s: PlanEntry(plan=p, hash=p.hash, owner=by or owner()))
+    assert appended is not None
+    return appended.number
+
+
+def test_a_batch_is_planned_then_published_and_the_frontier_follows() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    assert ledger.read().live()[0].id == batch == 1
+    assert ledger.read().frontier(KEY) == 0
+    publish(ledger, batch, owner(), [a_receipt()], [])
+    state = ledger.read()
+    assert state.frontier(KEY) == 10
+    assert state.batches[batch].status is BatchStatus.PUBLISHED
+    assert state.live() == ()
+
+
+def test_what_live_plans_reserve_follows_the_ledger() -> None:
+    ledger = begun()
+    assert ledger.read().reserved(KEY) == ()
+    batch = planned(ledger)
+    planned(ledger, a_plan(10, 20))
+    assert ledger.read().reserved(KEY) == (Range(0, 20),)
+    publish(ledger, batch, owner(), [a_receipt()], [])
+    assert ledger.read().reserved(KEY) == (Range(10, 20),)
+    assert ledger.read().reserved(Key("orders", 1, "id-1")) == ()
+
+
+def test_a_batchs_plan_and_what_it_published_are_read_back() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    published = publish(ledger, batch, owner(), [a_receipt()], [])
+    assert published is not None
+    assert ledger.plan(batch) == a_plan()
+    assert ledger.publication(published.state.batches[batch]) == published.entry
+
+
+def test_another_entry_in_the_place_of_either_is_named() -> None:
+    ledger = begun()
+    number = planned(ledger)
+    batch = ledger.read().batches[number]
+    with pytest.raises(LedgerCorrupt, match="entry 0 is not the plan of batch 0"):
+        ledger.plan(0)
+    with pytest.raises(LedgerCorrupt, match="entry 0 is not the publish entry of batch 1"):
+        ledger.publication(replace(batch, published=0))
+    with pytest.raises(LedgerCorrupt, match="entry None is not the publish entry of batch 1"):
+        ledger.publication(batch)
+
+
+def of(r: Range, key: Key = KEY) -> tuple[KeyRange, ...]:
+    return (KeyRange(key=key, range=r),)
+
+
+def test_what_is_landed_after_all_is_skipped_no_longer() -> None:
+    ledger = begun()
+    ledger.append(lambda s: SkipEntry(ranges=of(Range(0, 30)), reason="test"))
+    batch = planned(ledger, a_plan(10, 20))
+    publish(ledger, batch, owner(), [a_receipt(10, 20)], [])
+    state = ledger.read()
+    assert state.skipped[KEY] == (Range(0, 10), Range(20, 30))
+    assert state.landed[KEY] == (Range(10, 20),)
+    assert state.frontier(KEY) == 30
+
+
+def test_what_replaces_counts_and_what_it_replaces_does_not() -> None:
+    ledger = begun()
+    first = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
+    anew = publish(ledger, planned(ledger, a_plan(0, 5, ("data/x",))), owner(), [a_receipt(0, 5)], [])
+    assert first is not None
+    assert anew is not None
+    state = ledger.read()
+    assert [r.slice.range for r in state.receipts(first.number, first.entry)] == [Range(5, 10)]
+    assert [r.slice.range for r in state.receipts(anew.number, anew.entry)] == [Range(0, 5)]
+    assert state.landed[KEY] == (Range(0, 10),)
+
+
+def test_what_is_retired_is_accounted_for_and_not_landed() -> None:
+    ledger = begun()
+    landed = publish(ledger, planned(ledger), owner(), [a_receipt(0, 5), a_receipt(5, 10)], [])
+    assert landed is not None
+    ledger.append(lambda s: RetireEntry(before=9, ranges=of(Range(0, 5)), parts=("data/x",), reason="old"))
+    state = ledger.read()
+    assert [r.slice.range for r in state.receipts(landed.number, landed.entry)] == [Range(5, 10)]
+    assert (state.landed[KEY], state.retired[KEY], state.frontier(KEY)) == ((Range(5, 10),), (Range(0, 5),), 10)
+    assert state.replaced == {"data/x"}
+
+
+def test_an_accepted_log_begins_afresh_once() -> None:
+    """It gives up the live batches of the life that is left; by the time of a second entry nobody is there any more."""
+    ledger = begun()
+    batch = planned(ledger)
+    new = KEY._replace(incarnation="id-2")
+    entry = AcceptEntry(
+        event="recreated",
+        items=(Entering(leaves=KEY, enters=OriginItem(key=new, offset=3, committed=7, why="accepted", opens=0)),),
+        passed=of(Range(0, 4)),
+        reason="test",
+    )
+    ledger.append(lambda s: entry)
+    ledger.append(lambda s: entry.model_copy(update={"passed": of(Range(0, 99))}))
+    state = ledger.read()
+    assert state.current == {KEY.tp: new}
+    assert (state.frontier(new), state.origins[new].committed, state.boundaries[new][0]) == (3, 7, (0, 3))
+    assert state.batches[batch].status is BatchStatus.ABANDONED
+    assert state.skipped[KEY] == (Range(0, 4),)
+    assert state.known() == [new]
+
+
+def test_offsets_that_were_moved_by_hand_are_known_until_the_next_commit() -> None:
+    ledger = begun()
+    ledger.append(lambda s: MovedEntry(offsets=(KeyOffset(key=KEY, offset=3),), reason="test"))
+    assert ledger.read().moved == {KEY: 3}
+    state = checkpoint.load(checkpoint.dump(ledger.read()))
+    assert state == ledger.read()
+
+
+def test_the_ledgers_identity_is_its_first_write() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    first = json.loads(lake.files[paths.log_path("orders", 0)])
+    assert ledger.read().ledger_id == first["write"] != ""
+
+
+def test_publishing_twice_is_once() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    assert publish(ledger, batch, owner(), [a_receipt()], []) is not None
+    assert publish(ledger, batch, owner(), [a_receipt()], []) is None
+
+
+def test_only_the_current_owner_may_publish() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
+    with pytest.raises(OwnershipLost):
+        publish(ledger, batch, owner("token-1"), [a_receipt()], [])
+    assert publish(ledger, batch, owner("token-2"), [a_receipt()], [])
+
+
+def test_an_abandoned_batch_cannot_be_published() -> None:
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: AbandonEntry(batch=batch, reason="test"))
+    with pytest.raises(OwnershipLost, match="abandoned"):
+        publish(ledger, batch, owner(), [a_receipt()], [])
+
+
+def test_a_zombies_publish_entry_is_void_when_folded() -> None:
+    """A rival's entry that got in by force counts for nothing: the fold decides again."""
+    ledger = begun()
+    batch = planned(ledger)
+    ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2")))
+    forged = PublishEntry(batch=batch, token="token-1", receipts=(a_receipt(),))
+    appended = ledger.append(lambda s: forged)
+    assert appended is not None
+    state = ledger.read()
+    assert state.void == (appended.number,)
+    assert state.frontier(KEY) == 0
+    assert state.batches[batch].status is BatchStatus.PLANNED
+
+
+def test_replacing_what_was_replaced_is_void() -> None:
+    ledger = begun()
+    first, second = planned(ledger, a_plan(replaces=("data/x",))), planned(ledger, a_plan(replaces=("data/x",)))
+    publish(ledger, first, owner(), [a_receipt()], [])
+    with pytest.raises(OwnershipLost):
+        publish(ledger, second, owner(), [a_receipt()], [])
+
+
+def test_a_writer_that_lost_the_number_decides_again() -> None:
+    lake = MemoryLake()
+    ledger, rival = begun(lake), Ledger(lake, "orders", lambda: 6, "rival", "c")
+    seen: list[int] = []
+
+    def barge(path: str) -> None:
+        lake.before_put = lambda p: None
+        rival.append(lambda s: LossEntry(ranges=(KeyRange(key=KEY, range=Range(0, 1)),), reason="r"))
+
+    def decide(state: object) -> LossEntry | None:
+        seen.append(state.number)  # type: ignore[attr-defined]
+        return LossEntry(ranges=(KeyRange(key=KEY, range=Range(1, 2)),), reason="mine")
+
+    lake.before_put = barge
+    appended = ledger.append(decide)
+    assert appended is not None
+    assert (appended.number, seen) == (2, [1, 2])
+
+
+def test_a_lost_answer_is_our_own_write_by_its_write_id() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    lake.lose_answer_of.add(paths.log_path("orders", 1))
+    batch = planned(ledger)
+    assert batch == 1
+    assert ledger.read().number == 2
+
+
+def test_a_write_that_nobody_answers_and_that_is_not_there_ends_the_run() -> None:
+    """A store that reads and does not write kept a run asking for ever."""
+    lake = MemoryLake()
+    ledger, tried = begun(lake), []
+
+    def refuse(path: str) -> None:
+        tried.append(path)
+        assert len(tried) < 5, "it asks for ever"
+        raise Unknown("no answer")
+
+    lake.before_put = refuse
+    with pytest.raises(Unknown):
+        planned(ledger)
+    assert (len(tried), ledger.read().number) == (1, 1)
+
+
+def test_many_writers_give_each_number_one_creator() -> None:
+    lake = MemoryLake()
+    begun(lake)
+    lock = threading.Lock()
+    put = lake.put_if_absent
+
+    def guarded(path: str, data: bytes) -> bool:
+        with lock:
+            return put(path, data)
+
+    lake.put_if_absent = guarded  # type: ignore[method-assign]
+
+    def write(i: int) -> None:
+        ledger = Ledger(lake, "orders", lambda: i, f"run-{i}", "c")
+        for n in range(10):
+            entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(i * 10 + n, i * 10 + n + 1)),), reason=str(i))
+            ledger.append(lambda s, entry=entry: entry)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    state = Ledger(lake, "orders", lambda: 0).read()
+    assert state.number == 61
+    assert state.lost == {KEY: (Range(0, 60),)}
+
+
+ENTERS_ANOTHER = (
+    b'{"format":1,"kind":"accept","event":"","reason":"","items":[{"leaves":["t",0,"i"],"enters":'
+    b'{"key":["u",0,"j"],"offset":0,"committed":null,"why":""}}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", LedgerCorrupt),
+        (b'{"format":1,"kind":"ori', LedgerCorrupt),
+        (b"[]", LedgerCorrupt),
+        (b"null", LedgerCorrupt),
+        (b"\xff\xfe", LedgerCorrupt),
+        (b"[" * 100_000, LedgerCorrupt),
+        (b'{"format":1,"kind":"origin"}', LedgerCorrupt),
+        (
+            b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":"x","committed":null,"why":""}]}',
+            LedgerCorrupt,
+        ),
+        (
+            b'{"format":1,"kind":"origin","items":[{"key":["t",0,"i"],"offset":9223372036854775808,"committed":0,"why":""}]}',
+            LedgerCorrupt,
+        ),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[1e30],"offsets":[0]}]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,2],"offsets":[0,0]}]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2,3],"offsets":[0]}]}', LedgerCorrupt),
+        (
+            b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"by_clock":[3]}]}',
+            LedgerCorrupt,
+        ),
+        (
+            b'{"format":1,"kind":"boundary","items":[{"key":["t",0,"i"],"times":[2],"offsets":[0],"by_marker":[3]}]}',
+            LedgerCorrupt,
+        ),
+        (ENTERS_ANOTHER, LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":5}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":[]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":[["a","no type"]]}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"["}', LedgerCorrupt),
+        (b'{"format":1,"kind":"schema","shape":"s","columns":null,"contract":"[{}]"}', LedgerCorrupt),
+        (b'{"format":2,"kind":"origin","items":[]}', LedgerTooNew),
+        (b'{"format":1,"kind":"teleport"}', LedgerTooNew),
+    ],
+)
+def test_a_bad_entry_stops_with_its_name(content: bytes, error: type[Exception]) -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    path = paths.log_path("orders", 1)
+    lake.files[path] = content
+    with pytest.raises(error, match="00000000000000000001"):
+        ledger.read()
+    assert lake.files[path] == content
+
+
+def test_a_missing_entry_is_not_passed_over() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    planned(ledger)
+    planned(ledger, a_plan(20, 30))
+    del lake.files[paths.log_path("orders", 1)]
+    with pytest.raises(LedgerCorrupt, match="entry 1 is missing"):
+        Ledger(lake, "orders", lambda: 0).read()
+
+
+def test_reading_goes_on_where_it_stopped() -> None:
+    lake = MemoryLake()
+    reader, writer = Ledger(lake, "orders", lambda: 0), begun(lake)
+    before = reader.read()
+    planned(writer)
+    assert reader.read().number == 2
+    assert before.number == 1, "an older state stays as it was"
+    assert before.live() == ()
+
+
+@given(st.integers(0, 10**18), st.integers(1, 10**6), st.text(max_size=20))
+def test_entries_survive_the_round_trip(start: int, span: int, reason: str) -> None:
+    receipt = replace(a_receipt(start, start + span), timings={"decode": 5})
+    for entry in (
+        PublishEntry(batch=3, token="t", receipts=(receipt,)),
+        LossEntry(
+            ranges=(KeyRange(key=KEY, range=Range(start, start + span)),),
+            reason=reason.encode("utf-8", "replace").decode(),
+        ),
+        PlanEntry(plan=a_plan(start, start + span), hash="h", owner=owner()),
+    ):
+        assert parse(dump(entry), "x") == entry
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_never_crash_the_reader(data: bytes) -> None:
+    with pytest.raises((LedgerCorrupt, LedgerTooNew)):
+        parse(data, "x")
+
+
+def test_a_checkpoint_is_the_fold_and_is_never_needed() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for i in range(checkpoint_every := 300):
+        batch = planned(ledger, a_plan(i * 10, i * 10 + 10))
+        if i % 3:
+            publish(ledger, batch, owner(), [a_receipt(i * 10, i * 10 + 10)], [])
+    first = Ledger(lake, "orders", lambda: 0).read()
+    stand = [p for p in lake.files if "/checkpoints/" in p]
+    assert len(stand) == 1 < checkpoint_every
+    whole = lake.files[stand[0]]
+    for damage in (lake.files[stand[0]], b"", b"{}", b"null", b'{"format":9}', lake.files[stand[0]][:-50]):
+        lake.files[stand[0]] = damage
+        assert Ledger(lake, "orders", lambda: 0).read() == first
+        assert lake.files[stand[0]] == whole, "and the next reader finds it mended"
+
+
+def test_what_batches_were_asked_for_survives_a_checkpoint() -> None:
+    ledger = begun()
+    asked = [
+        Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 3, 9), AskedRange("a b", 1, 0, 1)), replace=True),
+        Request(RequestKind.WINDOW, window=7_200_000, until=10_800_000, only=(KEY.tp,)),
+        Request(RequestKind.COMPACT),
+    ]
+    for i, request in enumerate(asked):
+        planned(ledger, replace(a_plan(i * 10, i * 10 + 10), request=request))
+    found = checkpoint.load(checkpoint.dump(ledger.read()))
+    assert found == ledger.read()
+    assert [(b.request, b.merges) for b in found.batches.values()] == [(a, a is asked[2]) for a in asked]
+
+
+def test_large_entries_leave_checkpoints_sooner_and_old_ones_go() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for _ in range(6):
+        ledger.append(lambda state: LossEntry(ranges=(), reason="x" * CHECKPOINT_BYTES))
+        assert Ledger(lake, "orders", lambda: 0).read() == ledger.read()
+    stand = [p for p in lake.files if "/checkpoints/" in p]
+    assert len(stand) == CHECKPOINTS_KEPT
+    assert stand[-1].endswith(f"{ledger.read().number:020d}.json")
+
+
+def test_boundaries_survive_a_checkpoint_whatever_partitions_have_them() -> None:
+    ledger = begun(MemoryLake())
+    keys = [Key("other", n, "id-2") for n in range(3)]
+    opens = [None, 7_200_000, 3_600_000]
+    origins = (OriginItem(key=k, offset=9, committed=None, why="", opens=o) for k, o in zip(keys, opens, strict=True))
+    ledger.append(lambda state: OriginEntry(items=tuple(origins)))
+    for hour, offset in ((5, 40), (3, 20), (4, 20)):
+        times = (hour * 3_600_000,)
+        items = tuple(Boundaries(key=k, times=times, offsets=(offset + n,)) for n, k in enumerate(keys[1:]))
+        ledger.append(lambda state, items=items: BoundaryEntry(items=items))
+    state = ledger.read()
+    assert list(state.boundaries[keys[2]]) == [(3_600_000, 9), (10_800_000, 21), (14_400_000, 21), (18_000_000, 41)]
+    assert checkpoint.load(checkpoint.dump(state)) == state
+
+
+def test_a_checkpoint_saves_reading_the_entries_below_it() -> None:
+    lake = MemoryLake()
+    ledger = begun(lake)
+    for i in range(300):
+        planned(ledger, a_plan(i * 10, i * 10 + 10))
+    expected = Ledger(lake, "orders", lambda: 0).read()
+    reads: list[str] = []
+    get = lake.get
+    lake.get = lambda path: (reads.append(path), get(path))[1]  # type: ignore[method-assign, func-returns-value]
+    assert Ledger(lake, "orders", lambda: 0).read() == expected
+    assert reads == [paths.tip_path("orders"), paths.checkpoint_path("orders", 301)]

@@ -1,0 +1,357 @@
+"""Every refusal's way out, over logs in memory: what happened is accepted once, what did not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.ledger.entries import KeyRange
+from sluice.pipelines.operating.accept import Accepted, Event, accept_corrupt, accept_log, accept_lost, accept_moved
+from sluice.pipelines.vocabulary.errors import (
+    BatchIncomplete,
+    ClusterChanged,
+    GroupMoved,
+    LogTruncated,
+    NothingToAccept,
+    OffsetsLost,
+    PlanBusy,
+    TopicRecreated,
+    UsageError,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.ranges import Range
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
+
+P0, P1 = PARTITIONS
+KEY = Key("orders", 0, "id-1")
+CATCH_UP = Request(RequestKind.CATCH_UP)
+ALL = AskedRange("orders", 0, 0, 8)
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Feed:
+    path: Path = tmp_path_factory.mktemp("feeds") / "orders.yaml"
+    path.write_text("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n")
+    return load_feed(path, {})
+
+
+@pytest.fixture
+def world(feed: Feed) -> World:
+    """Two batches of four records in the first partition, landed; two hours later."""
+    world = World(feed)
+    for _ in range(2):
+        world.topic.write(P0, [START + i for i in range(4)], False)
+    world.now = START + 2 * HOUR
+    world.land(CATCH_UP).check()
+    return world
+
+
+def committed(world: World, moved: str = "refuse") -> CommitStatus:
+    settings = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved(moved))
+    return commit(world.ledger, world.group, settings).status
+
+
+def rows(world: World) -> list[tuple[int, int]]:
+    return sorted(world.rows(world.lake.list("data/orders")))
+
+
+def closes(world: World) -> bool:
+    return audit(world.ledger, world.lake, "orders", hashes=True).closes  # type: ignore[arg-type]
+
+
+def unchanged(world: World) -> dict[str, bytes]:
+    return dict(world.lake.files)
+
+
+# -- lost
+
+
+def test_what_retention_took_is_accepted_with_a_name(world: World) -> None:
+    world.topic.write(P0, [world.now] * 4, False)
+    world.topic.log_start = 10
+    with pytest.raises(OffsetsLost, match=r"\[8, 10\) are gone") as refused:
+        world.land(CATCH_UP).check()
+    assert "sluice accept orders lost --reason" in refused.value.remedy
+    done = accept_lost(world.feed, world.edges(), "an hour's retention")
+    assert done.lost == (KeyRange(key=KEY, range=Range(8, 10)),)
+    world.land(CATCH_UP).check()
+    assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 4, 5, 6, 7, 10, 11)]
+    assert closes(world)
+
+
+def test_a_loss_is_not_put_over_what_a_live_batch_may_have_read(world: World) -> None:
+    world.topic.write(P0, [world.now] * 4, False)
+    with pytest.raises(BatchIncomplete):
+        world.land(CATCH_UP, drops=frozenset({0})).check()
+    (batch,) = world.ledger.read().live()
+    world.topic.log_start = 10
+    world.liveness.dead.clear()
+    before = unchanged(world)
+    with pytest.raises(PlanBusy):
+        accept_lost(world.feed, world.edges(), "gone")
+    assert unchanged(world) == before
+    world.liveness.dead.add(batch.owner.token)
+    done = accept_lost(world.feed, world.edges(), "gone")
+    assert done.abandoned == (batch.id,)
+    world.land(CATCH_UP).check()
+    assert closes(world)
+
+
+def test_before_the_first_plan_nothing_is_lost(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(P0, [START] * 4, False)
+    with pytest.raises(NothingToAccept):
+        accept_lost(world.feed, world.edges(), "gone")
+
+
+# -- another log
+
+
+def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> None:
+    committed(world)
+    world.topic.topic_id, world.topic.batches[P0] = "id-2", []
+    world.topic.write(P0, [world.now] * 3, False)
+    with pytest.raises(TopicRecreated) as refused:
+        world.land(Request(RequestKind.CATCH_UP, only=(P0,)))
+    assert "sluice accept orders recreated" in refused.value.remedy
+    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    assert [(i.leaves.incarnation, i.enters.key.incarnation, i.enters.offset) for i in done.entered] == [
+        ("id-1", "id-2", 0)
+    ] * 2
+    world.land(CATCH_UP).check()
+    assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, o) for o in range(3)])
+    assert closes(world)
+    assert committed(world) is CommitStatus.COMMITTED
+    assert world.group.offsets[P0].offset == 3
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), Event.RECREATED, "again")
+
+
+@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED])
+def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Event, world: World) -> None:
+    """The second of two would have begun the new life afresh, and all of it would have landed twice."""
+    if event is Event.RECREATED:
+        world.topic.topic_id, world.topic.batches[P0] = "id-2", []
+        world.topic.write(P0, [world.now] * 3, False)
+    else:
+        world.topic.batches[P0].pop()
+        world.topic.ends[P0] = 4
+
+    def first(path: str) -> None:
+        world.lake.before_put = lambda path: None
+        accept_log(world.feed, world.edges(), event, "INC-1")
+        world.land(CATCH_UP).check()
+
+    world.lake.before_put = first
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), event, "INC-1")
+    before = rows(world)
+    world.land(CATCH_UP).check()
+    assert rows(world) == before
+    assert closes(world)
+
+
+def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(world: World) -> None:
+    """Epochs are asked for by name: the answer may be another log's."""
+    epoch_ends = world.topic.epoch_ends
+
+    def recreated(epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        world.topic.topic_id = "id-2"
+        return epoch_ends(epochs) | {P0: 1}
+
+    world.topic.epoch_ends = recreated  # type: ignore[method-assign]
+    before = unchanged(world)
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), Event.TRUNCATED, "it looked like it")
+    assert unchanged(world) == before
+
+
+def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
+    world.topic.topic_id, world.topic.batches[P0] = "id-2", []
+    accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    world.topic.write(P0, [world.now, world.now + HOUR], False)
+    world.now += 3 * HOUR
+    world.land(Request(RequestKind.OFFSETS))
+    owed = world.windows(owed=True)
+    for window in owed:
+        world.land(Request(RequestKind.WINDOW, window=window)).check()
+    assert world.windows(owed=True) == []
+    assert world.ledger.read().frontier(Key("orders", 0, "id-2")) == 2
+
+
+def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
+    world.topic.batches[P0].pop()
+    world.topic.write(P0, [world.now], False)
+    with pytest.raises(LogTruncated) as refused:
+        world.land(CATCH_UP).check()
+    assert (refused.value.start, refused.value.end) == (5, 8)
+    assert "sluice accept orders truncated" in refused.value.remedy
+    world.topic.ends[P0] = 4
+    done = accept_log(world.feed, world.edges(), Event.TRUNCATED, "unclean election", (P0,))
+    ((leaves, enters),) = [(i.leaves, i.enters) for i in done.entered]
+    assert (leaves.incarnation, enters.key.incarnation, enters.offset) == ("id-1", "id-1#1", 4)
+    world.topic.ends.clear()
+    world.land(CATCH_UP).check()
+    assert rows(world) == sorted([(0, o) for o in range(8)] + [(0, 4)])
+    assert closes(world)
+
+
+def test_what_was_owed_in_the_life_that_is_left_is_named(world: World) -> None:
+    world.topic.write(P0, [world.now] * 4, False)
+    world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
+    world.topic.topic_id = "id-2"
+    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
+
+
+def test_a_live_batch_of_the_life_that_is_left_ends_there(world: World) -> None:
+    world.topic.write(P0, [world.now] * 4, False)
+    world.land(CATCH_UP, drops=frozenset({0}))
+    (batch,) = world.ledger.read().live()
+    world.topic.topic_id = "id-2"
+    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    assert done.abandoned == (batch.id,)
+    assert world.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
+
+
+def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -> None:
+    committed(world)
+    world.topic.id, world.topic.topic_id, world.topic.log_start = "cluster-2", "id-9", 2
+    with pytest.raises(ClusterChanged) as refused:
+        world.land(CATCH_UP)
+    assert "sluice accept orders cluster" in refused.value.remedy
+    done = accept_log(world.feed, world.edges(), Event.CLUSTER, "failover")
+    assert {(i.enters.key.partition, i.enters.offset) for i in done.entered} == {(0, 2), (1, 0)}
+    world.land(CATCH_UP).check()
+    assert world.ledger.read().cluster == "cluster-2"
+    world.topic.id, world.topic.topic_id = "cluster-1", "id-1"
+    back = accept_log(world.feed, world.edges(), Event.CLUSTER, "failback")
+    assert {i.enters.key.incarnation for i in back.entered} == {"id-1#1"}
+    world.land(CATCH_UP).check()
+    assert closes(world)
+
+
+@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED, Event.CLUSTER])
+def test_what_did_not_happen_is_not_accepted(world: World, event: Event) -> None:
+    before = unchanged(world)
+    with pytest.raises(NothingToAccept):
+        accept_log(world.feed, world.edges(), event, "?")
+    with pytest.raises(NothingToAccept):
+        accept_lost(world.feed, world.edges(), "?")
+    with pytest.raises(NothingToAccept):
+        accept_moved(world.feed, world.edges(), "?")
+    with pytest.raises(UsageError):
+        accept_lost(world.feed, world.edges(), "?", (TopicPartition("orders", 7),))
+    assert unchanged(world) == before
+
+
+# -- moved offsets
+
+
+@pytest.mark.parametrize("to", [3, 90])
+def test_the_next_commit_goes_on_from_offsets_that_were_moved(world: World, to: int) -> None:
+    committed(world)
+    world.group.offsets[P0] = CommittedOffset(to)
+    with pytest.raises(GroupMoved) as refused:
+        committed(world)
+    assert "sluice accept orders moved" in refused.value.remedy
+    done = accept_moved(world.feed, world.edges(), "somebody's script")
+    assert [(m.key, m.offset) for m in done.moved] == [(KEY, to)]
+    committed(world)
+    assert world.group.offsets[P0].offset == 8
+
+
+def test_offsets_that_somebody_put_where_the_frontier_happens_to_be_are_accepted_with_the_others(world: World) -> None:
+    p1 = TopicPartition(P0.topic, 1)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    for tp, count in ((P0, 3), (p1, 2)):
+        world.topic.write(tp, [world.now] * count, False)
+    world.land(CATCH_UP).check()
+    world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
+    with pytest.raises(GroupMoved):
+        committed(world)
+    accept_moved(world.feed, world.edges(), "a stranger")
+    world.topic.write(p1, [world.now] * 5, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [11, 11]
+
+
+def test_what_moved_offsets_pass_over_is_skipped_when_they_are_adopted(world: World) -> None:
+    committed(world)
+    world.topic.write(P0, [world.now] * 4, False)
+    world.group.offsets[P0] = CommittedOffset(10)
+    done = accept_moved(world.feed, world.edges(), "not wanted", adopting=True)
+    assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
+    world.land(CATCH_UP).check()
+    committed(world)
+    assert (rows(world)[-2:], world.group.offsets[P0].offset) == ([(0, 10), (0, 11)], 12)
+    world.group.offsets[P0] = CommittedOffset(2)
+    with pytest.raises(UsageError, match="below the frontier") as back:
+        accept_moved(world.feed, world.edges(), "back", adopting=True)
+    assert "--adopt" not in back.value.remedy
+    assert "sluice run orders --offsets orders:0:2-12 --replace" in back.value.remedy
+
+
+def test_one_back_and_one_ahead_each_have_a_way_that_works(world: World) -> None:
+    p1 = TopicPartition(P0.topic, 1)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.land(CATCH_UP).check()
+    committed(world)
+    world.topic.write(p1, [world.now] * 4, False)
+    world.group.offsets |= {P0: CommittedOffset(2), p1: CommittedOffset(6)}
+    with pytest.raises(GroupMoved) as refused:
+        committed(world)
+    with pytest.raises(UsageError) as both:
+        accept_moved(world.feed, world.edges(), "both", adopting=True)
+    for error in (refused.value, both.value):
+        assert "accept orders moved --adopt --only orders:1 --reason" in error.remedy
+        assert "--offsets orders:0:2-8 --replace" in error.remedy
+    adopted = accept_moved(world.feed, world.edges(), "as printed", (p1,), adopting=True)
+    assert [(s.key.tp, s.range) for s in adopted.skipped] == [(p1, Range(4, 6))]
+    accept_moved(world.feed, world.edges(), "as printed")
+    world.land(CATCH_UP).check()
+    committed(world)
+    assert [world.group.offsets[tp].offset for tp in (P0, p1)] == [8, 8]
+
+
+# -- corrupt
+
+
+def corrupt(world: World, asked: AskedRange) -> Accepted:
+    return accept_corrupt(world.feed, world.edges(), world.topic.fetcher(), asked, "disk")  # type: ignore[arg-type]
+
+
+def test_a_batch_that_cannot_be_read_is_lost_and_nothing_else(feed: Feed) -> None:
+    world = World(feed)
+    for _ in range(3):
+        world.topic.write(P0, [START] * 4, False)
+    world.topic.broken = {(P0, 4)}
+    with pytest.raises(BatchIncomplete) as refused:
+        world.land(CATCH_UP).check()
+    assert "sluice accept orders corrupt --offsets orders:0:0-12" in refused.value.remedy
+    done = corrupt(world, AskedRange("orders", 0, 0, 12))
+    assert (done.lost, len(done.abandoned)) == ((KeyRange(key=KEY, range=Range(4, 8)),), 1)
+    world.land(CATCH_UP).check()
+    assert rows(world) == [(0, o) for o in (0, 1, 2, 3, 8, 9, 10, 11)]
+    assert closes(world)
+    with pytest.raises(NothingToAccept):
+        corrupt(world, AskedRange("orders", 0, 0, 12))
+
+
+def test_a_batch_that_can_be_read_is_not_lost(feed: Feed) -> None:
+    world = World(feed)
+    world.topic.write(P0, [START] * 4, False)
+    with pytest.raises(NothingToAccept, match="can be read"):
+        corrupt(world, AskedRange("orders", 0, 0, 4))

@@ -1,0 +1,324 @@
+"""Moving committed offsets by hand: where they go, what is refused, what stands in the ledger before Kafka changes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import KeyRange, LossEntry, MovedEntry, OriginEntry, OriginItem
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.operating.move_offsets import (
+    Aim,
+    Beside,
+    Done,
+    Spot,
+    Stands,
+    Target,
+    by_hand,
+    concerned,
+    expected,
+    move,
+    resolve,
+    stands,
+)
+from sluice.pipelines.operating.offset_file import dump, parse
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
+from sluice.pipelines.vocabulary.ranges import Range
+from tests.fake_groups import FakeGroups, member
+from tests.fakes import FakeGroup, MemoryLake, partition
+
+GROUP = "sluice-orders"
+STATE = partition(high_watermark=120, stable_end=100, log_start=10)
+TP = STATE.tp
+KEY = Key(TP.topic, TP.partition, STATE.topic_id)
+NEW = partition(number=1)
+SETTINGS = CommitSettings(CommitMode.TRANSACTIONAL, "t", OnGroupMoved.REFUSE)
+LATER = 1_800_000_000_000
+
+
+def spot(committed: int | None = 50, frontier: int | None = 60, **kafka: object) -> Spot:
+    at = None if committed is None else CommittedOffset(committed)
+    return Spot(partition(**({"high_watermark": 120, "log_start": 10} | kafka)), KEY, at, frontier)  # type: ignore[arg-type]
+
+
+def to(aim: Aim, number: int = 0, *spots: Spot, found: OffsetAtTime | None = None) -> list[tuple[int, str]]:
+    moves = resolve(Target(aim, number), spots or (spot(),), {TP: found}, LATER)
+    return [(m.after, m.note) for m in moves]
+
+
+# -- where to
+
+
+def test_each_target() -> None:
+    assert to(Aim.EARLIEST) == [(10, "")]
+    assert to(Aim.LATEST) == [(100, "")]
+    assert to(Aim.OFFSET, 77) == [(77, "")]
+    assert to(Aim.SHIFT, -5) == [(45, "")]
+    assert to(Aim.SHIFT, 5) == [(55, "")]
+    assert to(Aim.FRONTIER) == [(60, "")]
+    assert to(Aim.TIME, 7, found=OffsetAtTime(33, 0)) == [(33, "stamped 1970-01-01T00:00:00Z")]
+    assert to(Aim.TIME, 7) == [(100, "no record since: the end")]
+
+
+def test_a_record_stamped_in_the_future_is_told_as_such() -> None:
+    ((_, note),) = to(Aim.TIME, 7, found=OffsetAtTime(33, LATER + 1))
+    assert note.endswith("that is in the future")
+
+
+@given(st.integers(-(1 << 70), 1 << 70))
+def test_any_number_ends_in_the_log_and_says_so(number: int) -> None:
+    for aim in (Aim.OFFSET, Aim.SHIFT):
+        ((after, note),) = to(aim, number)
+        wanted = number + (50 if aim is Aim.SHIFT else 0)
+        assert after == min(max(wanted, 10), 120) or (after == wanted == 60)
+        assert bool(note) == (after != wanted)
+
+
+def test_a_frontier_below_the_log_is_kept_what_is_owed_there_stays_owed() -> None:
+    assert to(Aim.FRONTIER, 0, spot(frontier=4)) == [(4, "")]
+
+
+def test_partitions_of_which_a_target_says_nothing_are_left_or_refused() -> None:
+    known, bare = spot(), spot(committed=None, frontier=None)
+    for aim in (Aim.SHIFT, Aim.FRONTIER, Aim.FILE):
+        target = Target(aim, offsets={})
+        with pytest.raises(UsageError):
+            concerned(target, [bare], all_of_them=False)
+        if aim is not Aim.FILE:
+            assert concerned(target, [known, bare], all_of_them=False) == (known,)
+            with pytest.raises(UsageError):
+                concerned(target, [known, bare], all_of_them=True)
+    assert concerned(Target(Aim.EARLIEST), [known, bare], all_of_them=True) == (known, bare)
+
+
+# -- files
+
+KNOWN = [TopicPartition("orders", n) for n in range(3)] + [TopicPartition("a.b-c", 0)]
+
+
+@given(st.dictionaries(st.sampled_from(KNOWN), st.integers(0, 2**63 - 1), min_size=1))
+def test_what_is_written_is_read_back(offsets: dict[TopicPartition, int]) -> None:
+    text = "\n".join(dump(offsets)).encode()
+    assert parse(text, "f", GROUP, KNOWN) == offsets
+    quoted = "\r\n".join(f'{GROUP},"{tp.topic}",{tp.partition},{o}' for tp, o in offsets.items()) + "\r\n\r\n"
+    assert parse(b"\xef\xbb\xbf" + quoted.encode(), "f", GROUP, KNOWN) == offsets
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "holds no offsets"),
+        (b"\n\n", "holds no offsets"),
+        (b"orders,0,5\norders,0,6\n", "line 2: names orders:0 a second time"),
+        (b"orders,0,5\norders,9,6\n", "line 2: names orders:9, which is not there"),
+        (b"orders,0\n", "line 1: has 2 columns"),
+        (b"orders;0;5\n", "line 1: has 1 columns"),
+        (b"other,orders,0,5\n", f"line 1: is about another group than {GROUP}"),
+        (b"topic,partition,offset\n", "line 1: does not end with a partition and an offset"),
+        (b"orders,0,-1\n", "line 1: does not end with"),
+        (b"orders,0,1e3\n", "line 1: does not end with"),
+        ("orders,0,\u0661\n".encode(), "line 1: does not end with"),
+        (b"orders,0,9223372036854775808\n", "line 1: has a number that Kafka has no room for"),
+        (b"orders,4294967296,1\n", "line 1: has a number that Kafka has no room for"),
+        (b"../etc,0,1\n", "line 1: does not begin with a topic"),
+        (b"\n\x1b[2J,0,1\n", "line 2: does not begin with a topic"),
+        (b"orders,0,5\n\xff,0,1\n", "line 2: is not UTF-8"),
+        (b'"orders,0,5\n', "is not CSV"),
+        (b'orders,0,5\n"a"b,0,1\n', "line 2: is not CSV"),
+        (b"o" * 200_000 + b",0,1", "line 1: is not CSV"),
+    ],
+)
+def test_a_file_that_is_none_is_told_by_its_line(data: bytes, told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(data, "f.csv", GROUP, KNOWN)
+    assert told in error.value.message
+    assert "TOPIC,PARTITION,OFFSET" in error.value.remedy
+
+
+@given(st.binary(max_size=60) | st.text('orders,0123456789"\r\n\x00', max_size=60).map(str.encode))
+def test_whatever_bytes_a_file_holds(data: bytes) -> None:
+    with contextlib.suppress(UsageError):
+        assert set(parse(data, "f", GROUP, KNOWN)) <= set(KNOWN)
+
+
+# -- what stands beside an offset
+
+
+def test_marks_of_commits_and_by_hand_are_told_apart_and_only_a_commits_proves_anything() -> None:
+    hand = by_hand("abc", 7)
+    assert Beside.parse(hand) == Beside("abc", 7, by_hand=True)
+    assert Beside.parse(Mark("abc", 7, "t").dump()) == Beside("abc", 7, by_hand=False)
+    assert Mark.parse(hand) is None
+
+
+@given(st.text(max_size=30) | st.sampled_from(["{}", "[1]", '{"sluice": "a", "n": 1e999, "i": ""}', '{"moved": {}}']))
+def test_whatever_stands_beside_an_offset(text: str) -> None:
+    found = Beside.parse(text)
+    assert found is None or text.startswith("{")
+
+
+# -- doing it
+
+
+@dataclass
+class World:
+    """A feed with one partition planned: accounted up to 60 and committed; a second one not planned yet."""
+
+    lake: MemoryLake = field(default_factory=MemoryLake)
+    group: FakeGroup = field(default_factory=FakeGroup)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.lake, "orders", lambda: 1000)
+        self.groups = FakeGroups(GROUP, self.group)
+        origin = OriginItem(key=KEY, offset=0, committed=None, why="test")
+        self.ledger.append(lambda s: OriginEntry(items=(origin,)))
+        self.account(0, 60)
+        commit(self.ledger, self.group, SETTINGS)
+
+    def account(self, start: int, end: int) -> None:
+        entry = LossEntry(ranges=(KeyRange(key=KEY, range=Range(start, end)),), reason="test")
+        self.ledger.append(lambda s: entry)
+
+    def spot(self) -> Spot:
+        state = self.ledger.read()
+        return Spot(STATE, KEY, self.group.offsets.get(TP), state.frontier(KEY))
+
+    def move(self, offset: int, *more: Spot, ledger: bool = True) -> Done:
+        target = Target(Aim.OFFSET, offset)
+        moves = resolve(target, [self.spot(), *more], {}, 0)
+        return move("orders", self.ledger if ledger else None, self.groups, GROUP, moves, target, "because")
+
+    def stands(self) -> Stands:
+        return stands(self.ledger.read(), self.spot())
+
+    @property
+    def held(self) -> int:
+        return self.group.offsets[TP].offset
+
+    def commit(self) -> CommitStatus:
+        return commit(self.ledger, self.group, SETTINGS).status
+
+
+def test_a_move_is_noted_first_then_made_and_the_next_commit_goes_on_to_the_frontier() -> None:
+    world = World()
+    number = world.ledger.read().number
+
+    def noted() -> None:
+        entry = world.ledger.entry(number)
+        assert isinstance(entry, MovedEntry)
+        assert (entry.reason, [o.offset for o in entry.offsets]) == ("because", [20])
+        assert world.held == 60
+
+    world.groups.before_put = noted
+    done = world.move(20)
+    assert (done.entry, done.held[TP].offset, world.held) == (number, 20, 20)
+    assert Beside.parse(world.group.offsets[TP].metadata) == Beside(world.ledger.read().ledger_id, number, by_hand=True)
+    assert world.stands() is Stands.BY_HAND
+    assert (world.commit(), world.held, world.stands()) == (CommitStatus.COMMITTED, 60, Stands.AT)
+
+
+def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
+    world = World()
+    before = dict(world.lake.files)
+    with pytest.raises(Refused) as error:
+        world.move(90)
+    assert "orders:0 [60, 90)" in error.value.message
+    assert "sluice run orders --skip-to TIME" in error.value.remedy
+    assert (world.lake.files, world.held) == (before, 60)
+
+
+def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
+    world = World()
+    target = Target(Aim.OFFSET, 80)
+    stale = Spot(STATE, KEY, None, frontier=100)
+    moves = resolve(target, [stale], {}, 0)
+    with pytest.raises(Refused):
+        move("orders", world.ledger, world.groups, GROUP, moves, target, "")
+    assert world.held == 60
+
+
+def test_a_group_with_members_is_left_alone() -> None:
+    world = World()
+    world.groups.members[GROUP] = (member("loader", TP),)
+    before = dict(world.lake.files)
+    with pytest.raises(GroupHeld, match=r"loader at 10\.0\.0\.7"):
+        world.move(20)
+    assert (world.lake.files, world.held) == (before, 60)
+
+
+def test_a_member_that_comes_in_at_the_last_moment_keeps_its_offsets() -> None:
+    world = World()
+    world.groups.before_put = lambda: world.groups.members.update({GROUP: (member(),)})
+    with pytest.raises(GroupHeld):
+        world.move(20)
+    assert (world.held, world.stands()) == (60, Stands.AT)
+
+
+def test_a_lost_answer_is_read_back() -> None:
+    world = World()
+    world.groups.lose_answer = True
+    assert world.move(20).held[TP].offset == 20
+
+
+def test_somebody_who_commits_at_the_same_moment_is_seen() -> None:
+    world = World()
+    world.groups.after_put = lambda: world.group.offsets.update({TP: CommittedOffset(33)})
+    with pytest.raises(CommitFenced, match="meant to put 20, Kafka holds 33"):
+        world.move(20)
+
+
+def test_a_commit_between_the_note_and_the_move_does_not_make_it_somebody_elses() -> None:
+    world = World()
+
+    def run() -> None:
+        world.account(60, 90)
+        world.commit()
+
+    world.groups.before_put = run
+    done = world.move(20)
+    assert done.entry == world.ledger.read().number - 1
+    assert (world.held, world.stands()) == (20, Stands.BY_HAND)
+    assert (world.commit(), world.held) == (CommitStatus.COMMITTED, 90)
+
+
+def test_a_partition_that_is_not_planned_begins_there_and_is_not_noted() -> None:
+    world = World()
+    new = Spot(NEW, Key("orders", 1, NEW.topic_id), None)
+    done = world.move(20, new)
+    entry = world.ledger.entry(done.entry or 0)
+    assert isinstance(entry, MovedEntry)
+    assert [o.key.partition for o in entry.offsets] == [0]
+    assert world.group.offsets[new.tp].offset == 20
+    assert stands(world.ledger.read(), Spot(NEW, new.key, world.group.offsets[new.tp])) is Stands.UNPLANNED
+
+
+def test_of_a_group_that_no_feed_owns_nothing_is_noted() -> None:
+    world = World()
+    number = world.ledger.read().number
+    assert world.move(20, ledger=False) == Done(None, {TP: CommittedOffset(20)})
+    assert world.ledger.read().number == number
+
+
+def test_how_an_offset_stands() -> None:
+    world = World()
+    state = world.ledger.read()
+    assert (world.stands(), expected(state, KEY)) == (Stands.AT, 60)
+    world.group.offsets[TP] = CommittedOffset(33)
+    assert world.stands() is Stands.MOVED
+    del world.group.offsets[TP]
+    assert world.stands() is Stands.GONE
+    world.group.offsets[TP] = CommittedOffset(33, metadata=Mark(state.ledger_id, 99, KEY.incarnation).dump())
+    assert world.stands() is Stands.STALE
+    again = Spot(partition(topic_id="another"), Key("orders", 0, "another"), None)
+    assert stands(state, again) is Stands.ANOTHER
+    fresh = World()
+    fresh.account(60, 70)
+    assert fresh.stands() is Stands.BEHIND

@@ -1,0 +1,388 @@
+"""What dead runs leave in ledger and lake is mended, what live ones are at is left alone, and all of it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import BatchStatus, Ledger
+from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
+from sluice.pipelines.operating.repair import STALE_MS, Found, Kind, Place, Pretended, repair
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing.owners import asking
+from sluice.pipelines.publishing.publish import publish
+from sluice.pipelines.vocabulary.errors import EntriesLost, PlanBusy, UsageError
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Owner, Receipt
+from sluice.resources.lake_local import LocalLake
+from tests.fakes import FakeLiveness, MemoryLake, owner
+from tests.pipelines.publishing.test_publish import KEY
+from tests.pipelines.publishing.test_publish import World as Published
+
+HOUR = 3_600_000
+SLICE = Slice("orders", 0, "id-1", 50, 60)
+
+
+class World(Published):
+    def __init__(self) -> None:
+        super().__init__()
+        self.liveness = FakeLiveness()
+
+    def place(self, lake: Lake | None = None) -> Place:
+        ledger = self.fresh_ledger()
+        return Place("orders", ledger, lake or self.lake, self.liveness, WindowSettings())
+
+    def repair(self, *giving_up: int) -> list[Found]:
+        return list(repair(self.place(), giving_up))
+
+    def bury(self) -> None:
+        self.liveness.dead.add(owner().token)
+
+    def beats(self, who: Owner) -> str:
+        path = paths.owner_path("orders", who.token)
+        self.lake.files[path] = b"{}"
+        self.liveness.known.append(who)
+        return path
+
+    def visible_land(self, start: int, end: int) -> Receipt:
+        receipt = self.land(start, end)
+        self.roll()
+        return receipt
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def kinds(found: list[Found]) -> list[Kind]:
+    return [f.kind for f in found]
+
+
+def test_a_sound_lake_needs_nothing(world: World) -> None:
+    world.visible_land(0, 10)
+    assert world.repair() == []
+
+
+def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) -> None:
+    receipt = world.land(0, 10)
+    found = world.repair()
+    assert kinds(found) == [Kind.SHOWN, Kind.STAGING]
+    assert (found[0].act, found[0].text) == ("made visible", "1 published file")
+    assert (world.visible, world.staged) == ({receipt.parts[0].path}, set())
+    assert world.repair() == []
+
+
+def test_a_retired_part_that_is_still_there_goes(world: World) -> None:
+    receipt = world.visible_land(0, 10)
+    gone = (receipt.parts[0].path,)
+    entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=gone, reason="old")
+    world.ledger.append(lambda s: entry)
+    (hidden,) = world.repair()
+    assert (hidden.kind, hidden.act, hidden.items) == (Kind.HIDDEN, "removed", gone)
+    assert world.visible == set()
+    assert world.repair() == []
+
+
+# -- batches
+
+
+def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: World) -> None:
+    batch = world.plan(0, 10)
+    world.stage(batch)
+    world.bury()
+    staged = world.staged
+    (waiting,) = world.repair()
+    assert waiting.kind is Kind.WAITING
+    assert waiting.text == (
+        f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead; 1 of 1 slices are finished"
+    )
+    assert waiting.why == "so it was said"
+    finish, give_up = waiting.remedy
+    assert finish == "sluice run orders   finishes it, and reads only what is missing"
+    assert give_up == f"sluice repair orders --abandon {batch}   gives it up"
+    assert world.staged == staged
+
+
+def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp_path: Path) -> None:
+    lake = LocalLake(tmp_path)
+    ledger = Ledger(lake, "orders", lambda: 1, "test", "c")
+    world.plan(0, 10)
+    for entry in world.fresh_ledger().entries():
+        ledger.append(lambda state, entry=entry: entry[1])
+    batch = ledger.read().live()[0].id
+    live, unknown = (tmp_path / "_sluice" / "orders" / "staging" / str(b) / "a" for b in (batch, 99))
+    for folder in (live, unknown):
+        folder.mkdir(parents=True)
+    place = Place("orders", ledger, lake, world.liveness, WindowSettings())
+    assert kinds(list(repair(place))) == [Kind.AT_WORK], "a batch at work stages, and of 99 nothing is known yet"
+    world.bury()
+    (emptied,) = (f for f in repair(place, [batch]) if f.kind is Kind.EMPTY)
+    assert (emptied.text, emptied.act, emptied.items) == (
+        "1 empty folder",
+        "removed",
+        (f"_sluice/orders/staging/{batch}/a/",),
+    )
+    assert (live.exists(), unknown.exists()) == (False, True)
+
+
+def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> None:
+    dead, alive = world.plan(0, 10), world.plan(10, 20)
+    world.ledger.append(lambda s: OwnEntry(batch=alive, owner=owner("token-2", "run-2")))
+    world.bury()
+    before = dict(world.lake.files)
+    with pytest.raises(PlanBusy, match=f"batch {alive} .* is at work: run run-2"):
+        world.repair(dead, alive)
+    assert world.lake.files == before, "nothing is given up when one of them cannot be"
+    assert kinds(world.repair()) == [Kind.WAITING, Kind.AT_WORK]
+
+
+def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
+    batch = world.plan(0, 10)
+    world.stage(batch)
+    world.bury()
+    found = world.repair(batch)
+    assert kinds(found) == [Kind.ABANDONED, Kind.STAGING]
+    assert found[0].text == f"batch {batch} (catch-up); 1 finished slice will be read again"
+    state = world.fresh_ledger().read()
+    assert state.batches[batch].status is BatchStatus.ABANDONED
+    assert state.reserved(KEY) == ()
+    assert world.staged == set()
+    (already,) = world.repair(batch)
+    assert already.text == f"batch {batch} is abandoned already"
+
+
+def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World) -> None:
+    batch = world.plan(0, 10)
+    world.bury()
+
+    class TakenOver(FakeLiveness):
+        def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
+            said = super().judge(owners)
+            world.ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2", "run-2")))
+            return said
+
+    world.liveness = TakenOver(world.liveness.dead)
+    with pytest.raises(PlanBusy, match="it has just begun"):
+        world.repair(batch)
+    assert world.fresh_ledger().read().batches[batch].status is BatchStatus.PLANNED
+
+
+def test_only_a_batch_can_be_given_up(world: World) -> None:
+    with pytest.raises(UsageError, match="feed orders has no batch 99"):
+        world.repair(99)
+
+
+ASKED = {
+    "sluice run orders": Request(RequestKind.CATCH_UP),
+    "sluice run orders --only orders:3": Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 3),)),
+    "sluice run orders --window 1970-01-01T05:00": Request(RequestKind.WINDOW, window=5 * HOUR),
+    "sluice run orders --from 1970-01-01T05:00 --to 1970-01-01T09:00 --replace": Request(
+        RequestKind.WINDOW, window=5 * HOUR, until=9 * HOUR, replace=True
+    ),
+    "sluice run orders --offsets orders:0:10-20 --offsets orders:1:0-5": Request(
+        RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 20), AskedRange("orders", 1, 0, 5))
+    ),
+}
+
+
+@pytest.mark.parametrize(("spelled", "asked"), ASKED.items(), ids=list(ASKED))
+def test_the_command_that_finishes_a_batch_asks_for_the_same(spelled: str, asked: Request) -> None:
+    assert asking("orders", asked) == spelled
+
+
+# -- leftovers
+
+
+def test_staging_of_no_batch_goes(world: World) -> None:
+    world.visible_land(0, 10)
+    world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
+    found = world.repair()
+    assert [(f.kind, f.act) for f in found] == [(Kind.STAGING, "removed")]
+    assert world.staged == set()
+
+
+def test_staging_that_is_newer_than_the_ledger_stops_it_with_nothing_touched(world: World) -> None:
+    world.visible_land(0, 10)
+    newer = paths.receipt_path("orders", 4711, "a", SLICE)
+    world.lake.files |= {paths.receipt_path("orders", 0, "a", SLICE): b"{}", newer: b"{}"}
+    before = dict(world.lake.files)
+    with pytest.raises(EntriesLost, match=f"{newer} is of batch 4711"):
+        world.repair()
+    assert world.lake.files == before
+
+
+def test_a_batch_that_begins_while_we_look_is_no_orphan(world: World) -> None:
+    """The names are read first, then the ledger: what stands behind them is in it."""
+
+    world.visible_land(0, 10)
+
+    class Growing(MemoryLake):
+        def list(self, prefix: str, after: str = "") -> Iterator[str]:
+            if prefix == paths.staging_root("orders") and world.armed:
+                world.stage(world.plan(20, 30))
+            world.armed = prefix == paths.manifest_folder("orders")  # the last folder looked at before staging
+            return super().list(prefix, after)
+
+    world.armed = False  # type: ignore[attr-defined]
+    lake = Growing()
+    lake.files = world.lake.files
+    place = world.place(lake)
+    place.ledger.read()
+    assert list(repair(place)) == []
+    assert len(world.staged) == 2
+
+
+def test_writes_that_never_ended_go_when_nobody_can_be_at_them(world: World) -> None:
+    done, live = world.visible_land(0, 10), world.plan(10, 20)
+    old, young = STALE_MS + 1, STALE_MS - 1
+    world.lake.begun = {
+        "_sluice/orders/log/.tmp-old": old,
+        "_sluice/orders/log/.tmp-young": young,
+        f"{paths.attempt_folder('orders', live, 'a')}/.tmp-old": old,
+        f"{paths.attempt_folder('orders', _batch(done), 'a')}/.tmp-young": young,
+        "data/orders/.tmp-old": old,
+        "data/others/.tmp-old": old,
+    }
+    (found,) = (f for f in world.repair() if f.kind is Kind.UNFINISHED)
+    assert len(found.items) == 3
+    assert list(world.lake.begun) == [
+        "_sluice/orders/log/.tmp-young",
+        f"{paths.attempt_folder('orders', live, 'a')}/.tmp-old",
+        "data/others/.tmp-old",
+    ]
+
+
+def _batch(receipt: Receipt) -> int:
+    name = paths.parse_part(receipt.parts[0].path)
+    assert name is not None
+    return name.batch
+
+
+def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None:
+    dead, alive = world.beats(owner()), world.beats(owner("token-2", "run-2"))
+    world.bury()
+    (found,) = world.repair()
+    assert found.kind is Kind.BEAT
+    assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
+    assert dead not in world.lake.files
+    assert alive in world.lake.files
+    world.liveness.known.pop(0)
+    assert world.repair() == []
+
+
+def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: World) -> None:
+    receipt = world.visible_land(0, 10)
+    lost = receipt.parts[0].path
+    del world.lake.files[lost]
+    world.lake.files["data/orders/mine.parquet"] = b"?"
+    before = dict(world.lake.files)
+    stranger, missing = world.repair()
+    assert (stranger.kind, stranger.items) == (Kind.STRANGER, ("data/orders/mine.parquet",))
+    assert (missing.kind, missing.items) == (Kind.MISSING, (lost,))
+    assert missing.remedy[1].startswith("sluice run orders --offsets orders:0:0-10 --replace ")
+    assert not stranger.act
+    assert not missing.act
+    assert world.lake.files == before
+
+
+def test_what_a_live_run_publishes_while_we_look_is_neither_missing_nor_a_stranger(world: World) -> None:
+    class Busy(MemoryLake):
+        def list(self, prefix: str, after: str = "") -> Iterator[str]:
+            found = list(super().list(prefix, after))
+            if prefix == "quarantine/orders":  # after `data/` was listed
+                world.land(world.reached, world.reached + 10)
+                world.roll()
+                world.reached += 10
+            return iter(found)
+
+    world.reached = 100  # type: ignore[attr-defined]
+    lake = Busy()
+    lake.files = world.lake.files
+    world.visible_land(0, 10)
+    assert list(repair(world.place(lake))) == []
+
+
+# -- the dry run
+
+
+def debris(world: World) -> int:
+    """One of everything; a batch that may be given up."""
+    retired = world.visible_land(0, 10).parts[0].path
+    entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=(retired,), reason="old")
+    world.ledger.append(lambda s: entry)
+    world.land(10, 20)
+    batch = world.plan(20, 30)
+    world.stage(batch)
+    world.bury()
+    world.beats(owner())
+    world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
+    world.lake.files["data/orders/mine.parquet"] = b"?"
+    world.lake.begun = {"data/orders/.tmp-old": STALE_MS + 1}
+    return batch
+
+
+@pytest.mark.parametrize("giving_up", [False, True])
+def test_a_dry_run_says_what_a_repair_does_and_touches_nothing(world: World, giving_up: bool) -> None:
+    batch = debris(world)
+    asked = (batch,) if giving_up else ()
+    files, begun = dict(world.lake.files), dict(world.lake.begun)
+    pretended = Pretended(world.lake)
+    place = replace(world.place(pretended), ledger=Ledger(pretended, "orders", lambda: 1, "run", "c"))
+    told = list(repair(place, asked))
+    assert (world.lake.files, world.lake.begun) == (files, begun)
+    assert told == world.repair(*asked)
+    assert (world.lake.files, world.lake.begun) != (files, begun)
+
+
+def test_repairing_twice_finds_the_second_time_only_what_others_must_do(world: World) -> None:
+    debris(world)
+    world.repair()
+    assert kinds(world.repair()) == [Kind.WAITING, Kind.STRANGER]
+
+
+@pytest.mark.parametrize("failing", range(12))
+def test_a_repair_that_dies_anywhere_is_finished_by_the_next(failing: int) -> None:
+    world, count = World(), 0
+    batch = debris(world)
+    whole = World()
+    debris(whole)
+    whole.repair(batch)
+
+    def dying(path: str, real: Callable[[str], None]) -> None:
+        nonlocal count
+        count += 1
+        if count > failing:
+            raise KeyboardInterrupt
+        real(path)
+
+    real = world.lake.remove
+    world.lake.remove = lambda path: dying(path, real)  # type: ignore[method-assign]
+    try:
+        world.repair(batch)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        world.lake.remove = real  # type: ignore[method-assign]
+    world.repair(batch)
+    logs = paths.log_folder("orders")
+    assert {p for p in world.lake.files if not p.startswith(logs)} == {
+        p for p in whole.lake.files if not p.startswith(logs)
+    }
+
+
+def test_what_an_abandoned_owner_publishes_is_void(world: World) -> None:
+    batch = world.plan(0, 10)
+    receipt = world.stage(batch)
+    world.bury()
+    world.repair(batch)
+    with pytest.raises(Exception, match="was abandoned"):
+        publish(world.ledger, batch, owner(), [receipt], [])
+    assert world.visible == set()

@@ -1,0 +1,168 @@
+"""The planner: a plan covers exactly what is owed, within limits, the same each time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger.entries import KeyRange, LossEntry, OriginEntry, OriginItem
+from sluice.pipelines.planning.plan import Sizing, build, owed
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, to_json
+from sluice.pipelines.vocabulary.ranges import Range, subtract, union
+from tests.fakes import partition
+
+CATCH_UP = Request(RequestKind.CATCH_UP)
+HOURLY = WindowSettings()
+SIZING = Sizing(slice_bytes=128 << 20, task_bytes=128 << 20, parallelism=2, max_tasks=64)
+
+
+def key(number: int = 0) -> Key:
+    return Key("orders", number, "id-1")
+
+
+def state(origins: dict[int, int], accounted: dict[int, list[Range]] | None = None) -> State:
+    items = tuple(OriginItem(key=key(n), offset=o, committed=None, why="") for n, o in origins.items())
+    lost = tuple(KeyRange(key=key(n), range=r) for n, rs in (accounted or {}).items() for r in rs)
+    return State().extended([OriginEntry(items=items), LossEntry(ranges=lost, reason="")])
+
+
+def planned(
+    s: State, parts: dict[Key, PartitionState], request: Request = CATCH_UP, sizing: Sizing = SIZING
+) -> Plan | None:
+    found, refused = owed(request, s, parts, HOURLY)
+    assert not refused
+    return build("orders", "c", request, Isolation.READ_COMMITTED, found, sizing, s, HOURLY)
+
+
+partitions = st.lists(
+    st.tuples(
+        st.integers(0, 20),  # origin
+        st.integers(0, 60),  # stable end beyond it
+        st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), max_size=4),  # accounted
+        st.integers(1, 3),  # leader
+        st.sampled_from([None, 0, 10**6, 10**9]),  # log bytes
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(partitions, st.integers(1, 4), st.sampled_from([1, 1 << 20, 128 << 20]))
+def test_a_plan_covers_exactly_what_is_owed(
+    world: list[tuple[int, int, list[tuple[int, int]], int, int | None]], parallelism: int, size: int
+) -> None:
+    accounted = {n: [Range(a, a + w) for a, w in w_[2]] for n, w_ in enumerate(world)}
+    s = state({n: w[0] for n, w in enumerate(world)}, accounted)
+    parts = {
+        key(n): partition(
+            number=n, leader=w[3], log_bytes=w[4], stable_end=w[0] + w[1], high_watermark=max(w[0] + w[1], 200)
+        )
+        for n, w in enumerate(world)
+    }
+    sizing = Sizing(size, size, parallelism, 64, min_slice_bytes=1)
+    plan = planned(s, parts, sizing=sizing)
+    for n, w in enumerate(world):
+        frontier = s.frontier(key(n))
+        expected = subtract(Range(frontier, max(frontier, w[0] + w[1])), s.accounted(key(n)))
+        mine = [x for x in (plan.slices if plan else ()) if x.key == key(n)]
+        assert union(x.range for x in mine) == expected
+        assert sum(x.span for x in mine) == sum(r.span for r in expected), "slices do not overlap"
+        assert all(t.leader == w[3] for t in (plan.tasks if plan else ()) for x in t.slices if x.key == key(n))
+    again = planned(s, parts, sizing=sizing)
+    assert (plan and plan.hash) == (again and again.hash)
+
+
+def test_large_partitions_are_split_over_several_tasks() -> None:
+    parts = {key(): partition(stable_end=10**6, high_watermark=10**6, log_bytes=1 << 30)}
+    plan = planned(state({0: 0}), parts)
+    assert plan is not None
+    assert len(plan.slices) == 8
+    assert len(plan.tasks) == 8
+    assert max(t.estimated_bytes for t in plan.tasks) < 1.1 * min(t.estimated_bytes for t in plan.tasks)
+
+
+def test_small_work_is_not_cut_to_crumbs() -> None:
+    parts = {key(n): partition(number=n, leader=n % 3) for n in range(6)}
+    plan = planned(state(dict.fromkeys(range(6), 0)), parts)
+    assert plan is not None
+    assert len(plan.slices) == 6
+    assert [t.leader for t in plan.tasks] == [0, 1, 2]
+
+
+def test_limits_shorten_all_partitions_alike() -> None:
+    parts = {key(n): partition(number=n, stable_end=e, high_watermark=e) for n, e in enumerate((1000, 3000))}
+    plan = planned(state({0: 0, 1: 0}), parts, sizing=Sizing(128 << 20, 128 << 20, 2, 64, max_records=400))
+    assert plan is not None
+    assert {s.key: s.range for s in plan.slices} == {key(0): Range(0, 100), key(1): Range(0, 300)}
+
+
+def test_explicit_ranges_owe_only_what_is_not_accounted() -> None:
+    request = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 0, 10, 90),))
+    plan = planned(state({0: 50}, {0: [Range(50, 60)]}), {key(): partition()}, request)
+    assert plan is not None
+    assert [s.range for s in plan.slices] == [Range(10, 50), Range(60, 90)], "a backfill may reach below the origin"
+
+
+def test_ranges_that_overlap_are_asked_for_once() -> None:
+    ranges = (AskedRange("orders", 0, 10, 30), AskedRange("orders", 0, 20, 40), AskedRange("orders", 0, 50, 60))
+    plan = planned(state({0: 0}), {key(): partition()}, Request(RequestKind.OFFSETS, ranges))
+    assert plan is not None
+    assert [s.range for s in plan.slices] == [Range(10, 40), Range(50, 60)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (AskedRange("orders", 0, 90, 101), "beyond the stable end 100"),
+        (AskedRange("orders", 0, 5, 5), "is no range"),
+        (AskedRange("orders", 0, -1, 5), "is no range"),
+        (AskedRange("orders", 7, 0, 5), "orders:7 is no partition"),
+    ],
+)
+def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        owed(Request(RequestKind.OFFSETS, ranges=(asked,)), state({0: 0}), {key(): partition()}, HOURLY)
+
+
+def test_only_must_match() -> None:
+    request = Request(RequestKind.CATCH_UP, only=(TopicPartition("orders", 9),))
+    with pytest.raises(UsageError, match="orders:9"):
+        owed(request, state({0: 0}), {key(): partition()}, HOURLY)
+
+
+def test_owed_offsets_below_the_log_start_are_set_apart() -> None:
+    found, _ = owed(CATCH_UP, state({0: 10}, {0: [Range(15, 20)]}), {key(): partition(log_start=40)}, HOURLY)
+    assert found[0].lost == (Range(10, 15), Range(20, 40))
+    assert found[0].ranges == (Range(40, 100),)
+
+
+def test_a_position_beyond_the_log_is_refused() -> None:
+    found, refused = owed(CATCH_UP, state({0: 500}), {key(): partition()}, HOURLY)
+    assert not found
+    assert "beyond the end of the log" in refused[0].error.message
+
+
+def test_a_plans_hash_is_that_of_its_fields_as_canonical_json() -> None:
+    plan = planned(state({0: 0}), {key(): partition()})
+    assert plan
+    text = json.dumps(asdict(plan), sort_keys=True, separators=(",", ":"))
+    assert to_json(plan) == text
+    assert plan.hash == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_hash_depends_on_the_content() -> None:
+    one = planned(state({0: 0}), {key(): partition()})
+    other = planned(state({0: 1}), {key(): partition()})
+    assert one
+    assert other
+    assert one.hash != other.hash

@@ -1,0 +1,304 @@
+"""Windows tile every partition whatever order they are resolved in, whatever the stamps say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger.entries import BoundaryEntry, OriginEntry, OriginItem
+from sluice.pipelines.planning.plan import owed
+from sluice.pipelines.planning.windows import (
+    LISTED,
+    check_window,
+    clamped,
+    complete,
+    due,
+    listed,
+    opening,
+    pieces,
+    range_of,
+    searched,
+)
+from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld
+from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.ranges import Range
+from tests.fakes import FakeCluster, MemoryLake, partition
+
+HOUR = 3_600_000
+SETTINGS = WindowSettings()
+KEY = Key("orders", 0, "id-1")
+TP = TopicPartition("orders", 0)
+START = 400_000 * HOUR
+
+
+@dataclass
+class Log(FakeCluster):
+    """One partition whose look-ups by time come from its records' stamps."""
+
+    stamps: list[int] = field(default_factory=list)
+    hidden: range = range(0)
+    """Offsets of records that markers hide: they were searched for."""
+    asked: int = 0
+
+    def offsets_at(self, times):  # type: ignore[no-untyped-def]
+        self.asked += 1
+        return {tp: self._first(t) for tp, t in times.items()}
+
+    def _first(self, time: int) -> OffsetAtTime | None:
+        found = ((o, s) for o, s in enumerate(self.stamps) if s >= time)
+        return next((OffsetAtTime(o, s, by_marker=o in self.hidden) for o, s in found), None)
+
+    @property
+    def partitions_by_key(self) -> dict[Key, PartitionState]:
+        end = len(self.stamps)
+        return {KEY: partition(stable_end=end, high_watermark=end)}
+
+
+class World:
+    def __init__(self, stamps: list[int], now: int, origin: int = 0, opens: int | None = None) -> None:
+        self.log = Log(stamps=list(stamps))
+        self.now = now
+        self.ledger = Ledger(MemoryLake(), "orders", lambda: self.now, "run", "c")
+        item = OriginItem(key=KEY, offset=origin, committed=None, why="test", opens=opens)
+        items = (item,) if opens is not None else opening(self.log, self.log.partitions_by_key, [item], SETTINGS, now)
+        self.ledger.append(lambda s: OriginEntry(items=items))
+
+    @property
+    def state(self) -> State:
+        return self.ledger.read()
+
+    def pin(self) -> None:
+        """As a run does, now."""
+        for entry in due(self.state, self.log, lambda: self.now, self.log.partitions_by_key, SETTINGS):
+            self.ledger.append(partial(clamped, entry=entry))
+
+    def window(self, start: int) -> Range | None:
+        return range_of(self.state, KEY, start, SETTINGS)
+
+
+stamp = st.one_of(
+    st.integers(START - HOUR, START + 6 * HOUR),
+    st.sampled_from([-1, 0, START + 20 * 365 * 24 * HOUR, 2**63 - 1]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.lists(stamp, max_size=12), st.integers(0, 3 * HOUR)), min_size=1, max_size=6))
+def test_windows_tile_whatever_arrives_between(rounds: list[tuple[list[int], int]]) -> None:
+    world = World([], START + 20 * 60_000, opens=START)
+    pinned: dict[int, Range | None] = {}
+    for stamps, passes in rounds:
+        world.log.stamps += stamps
+        world.now += passes
+        world.pin()
+        windows = range(START, SETTINGS.last_boundary(world.now), HOUR)
+        found = {w: world.window(w) for w in windows}
+        assert found.items() >= pinned.items(), "first resolution wins"
+        at = 0
+        for r in found.values():
+            assert r is not None
+            assert (r.start, r.end >= r.start) == (at, True)
+            at = r.end
+        pinned = found
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12 * HOUR)), max_size=10), st.randoms())
+def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]], random: Any) -> None:
+    """Two runs resolve at different times; their entries reach the ledger in any order."""
+    world, waiting = World([], START, opens=START), []
+    for grows, passes in looks:
+        world.now += passes
+        world.log.stamps += [world.now - HOUR] * 3 if grows else []
+        waiting += due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, SETTINGS)
+    random.shuffle(waiting)
+    for entry in waiting:
+        world.ledger.append(partial(clamped, entry=entry))
+    offsets = [o for _, o in world.state.boundaries[KEY]]
+    assert offsets == sorted(offsets)
+
+
+def test_records_lie_in_the_window_of_their_stamps() -> None:
+    stamps = [START + 5, START + HOUR - 1, START + HOUR, START + 2 * HOUR + 9]
+    world = World(stamps, START + 4 * HOUR, opens=START)
+    world.pin()
+    assert [world.window(START + i * HOUR) for i in range(3)] == [Range(0, 2), Range(2, 3), Range(3, 4)]
+
+
+def test_one_record_from_2040_does_not_empty_later_hours() -> None:
+    far = START + 20 * 365 * 24 * HOUR
+    world = World([START, far, START + 10], START + HOUR + 20 * 60_000, opens=START)
+    world.pin()
+    assert world.window(START) == Range(0, 3)
+    world.log.stamps += [START + HOUR + 5, START + 2 * HOUR]
+    world.now += HOUR
+    world.pin()
+    assert world.window(START + HOUR) == Range(3, 5)
+
+
+def test_fifty_years_in_few_questions() -> None:
+    """A log whose first record is stamped 1970: empty years cost no question, no entry, and are complete."""
+    world = World([5, START, START + HOUR, START + HOUR + 1], START + 4 * HOUR)
+    assert world.state.first_window == 0
+    world.log.asked = 0
+    world.pin()
+    assert world.log.asked < 60
+    assert world.window(0) == Range(0, 1)
+    assert world.window(HOUR) == world.window(START - HOUR) == Range(1, 1)
+    assert world.window(START) == Range(1, 2)
+    assert world.window(START + HOUR) == Range(2, 4)
+    assert LISTED - 2 <= len(listed(world.state, SETTINGS)) < LISTED + 60
+
+
+def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
+    short, day = WindowSettings(length="15m"), WindowSettings(length="1d")
+    world = World([START + i * HOUR // 8 for i in range(96)], START + 3 * HOUR, opens=START)
+    for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, short):
+        world.ledger.append(partial(clamped, entry=entry))
+    begun = world.state.boundary_times[-1]
+    world.now += 48 * HOUR
+    for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, day):
+        world.ledger.append(partial(clamped, entry=entry))
+    assert all(t % (24 * HOUR) == 0 for t in world.state.boundary_times if t > begun)
+    offsets = [o for _, o in world.state.boundaries[KEY]]
+    assert offsets == sorted(offsets)
+    assert range_of(world.state, KEY, START, SETTINGS) == Range(0, 8), "hours are still whole quarters"
+
+
+def test_what_a_catch_up_landed_in_the_open_window_is_the_floor_of_its_end() -> None:
+    world = World([START], START + HOUR, opens=START)
+    state = world.state
+    state.floors[KEY] = (START, 1)
+    world.log.stamps = [START + HOUR + 1, START + HOUR + 2]  # a clock that jumped: all stamped after the boundary
+    world.now += HOUR
+    world.ledger._state = state
+    world.pin()
+    assert world.window(START) == Range(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "origin", "expected"),
+    [
+        ([START + 5, START + HOUR], 0, START),
+        ([START + 5, START + HOUR], 1, START + HOUR),
+        ([START + 5, START + HOUR], 2, START + 5 * HOUR),
+        ([], 0, START + 5 * HOUR),
+        ([2**62, START + HOUR], 0, START + 5 * HOUR),
+        ([-1, START], 0, 0),
+        ([0, START], 0, 0),
+    ],
+)
+def test_the_first_window_begins_at_the_origin(stamps: list[int], origin: int, expected: int) -> None:
+    world = World(stamps, START + 5 * HOUR + 7, origin=origin)
+    assert world.state.first_window == expected
+    assert list(world.state.boundaries[KEY]) == [(expected, origin)]
+
+
+def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
+    world = World([START, START + HOUR, START + 2 * HOUR + 5, START + 3 * HOUR], START + 5 * HOUR, opens=START)
+    world.log.hidden = range(2, 3)
+    world.pin()
+    assert [searched(world.state, START + n * HOUR, SETTINGS) for n in range(4)] == [0, 1, 1, 0]
+    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    assert entry.items[0].by_marker == (START + 2 * HOUR,)
+    assert world.window(START + HOUR) == Range(1, 2)
+    again = checkpoint.load(checkpoint.dump(world.state))
+    assert again is not None
+    assert again.by_marker == {START + 2 * HOUR: 1}
+    world.log.hidden = range(0)
+    world.ledger.append(lambda s: entry)
+    assert world.state.by_marker == {START + 2 * HOUR: 1}, "first resolution wins"
+
+
+def test_the_end_of_the_log_behind_markers_is_by_the_clock_and_marked() -> None:
+    world = World([START, START + HOUR], START + 5 * HOUR, opens=START)
+    end = OffsetAtTime(2, START + 2 * HOUR, by_marker=True)
+    world.log._first = lambda time: OffsetAtTime(1, START + HOUR) if time <= START + HOUR else end  # type: ignore
+    world.pin()
+    (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
+    assert (entry.items[0].offsets[-1], entry.items[0].by_marker[-1]) == (2, entry.items[0].times[-1])
+
+
+def test_checkpoints_of_before_there_were_marked_boundaries_are_read() -> None:
+    world = World([START], START + 5 * HOUR, opens=START)
+    old = json.loads(checkpoint.dump(world.state))
+    del old["by_marker"]
+    assert checkpoint.load(json.dumps(old).encode()) == world.state
+
+
+def entries(world: World) -> list[Any]:
+    return [entry for _, entry in world.ledger.entries()]
+
+
+def test_a_window_before_a_partitions_opening_is_empty_there() -> None:
+    world = World([START], START + 5 * HOUR, opens=START + 2 * HOUR)
+    assert world.window(START) == Range(0, 0)
+
+
+def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
+    stamps = [START, START + HOUR, START + HOUR + 1, START + 3 * HOUR]
+    world = World(stamps, START + 5 * HOUR, opens=START)
+    world.pin()
+    found = pieces(world.state, KEY, Range(0, 4))
+    assert [(p.range, p.window) for p in found] == [
+        (Range(0, 1), START),
+        (Range(1, 3), START + HOUR),
+        (Range(3, 4), START + 3 * HOUR),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("window", "says"),
+    [
+        (START + 1, "is no start of a window"),
+        (START + 3 * HOUR, "not closed yet"),
+    ],
+)
+def test_windows_that_cannot_be_landed_are_refused(window: int, says: str) -> None:
+    world = World([START], START + 4 * HOUR + 60_000, opens=START)
+    with pytest.raises(UsageError, match=says):
+        check_window(window, SETTINGS, world.now)
+
+
+def test_an_open_transaction_holds_a_window() -> None:
+    world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
+    world.pin()
+    parts = world.log.partitions_by_key
+    asked = Request(RequestKind.WINDOW, window=START)
+    assert owed(asked, world.state, parts, SETTINGS)[1] == ()
+    stuck = {KEY: partition(stable_end=1, high_watermark=3)}
+    (refused,) = owed(asked, world.state, stuck, SETTINGS)[1]
+    assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
+
+
+def test_a_window_is_complete_when_all_of_it_is_accounted_for() -> None:
+    world = World([START, START + 1, START + HOUR], START + 3 * HOUR, opens=START)
+    assert not complete(world.state, START, SETTINGS)
+    world.pin()
+    assert not complete(world.state, START, SETTINGS)
+    state = world.state
+    state.landed[KEY] = (Range(0, 2),)
+    assert complete(state, START, SETTINGS)
+
+
+def test_a_clock_that_jumps_back_resolves_nothing_new() -> None:
+    """The other partition's next boundary is ahead of the clock, and windows grew in between."""
+    world = World([START, START + 3 * HOUR], START + 4 * HOUR, opens=START)
+    world.pin()
+    other = Key("orders", 1, "id-1")
+    opens = world.state.boundary_times[0]
+    item = OriginItem(key=other, offset=0, committed=None, why="test", opens=opens)
+    world.ledger.append(lambda s: OriginEntry(items=(item,)))
+    state = world.state
+    state.boundary_times = (opens, START + 9 * HOUR)
+    parts = {other: partition(number=1, stable_end=0, high_watermark=0)}
+    assert due(state, world.log, lambda: START + 3 * HOUR, parts, SETTINGS) == []

@@ -1,0 +1,362 @@
+"""A ledger that lost its newest entries, however many: noticed before anything is done, and gone on from with a named
+acceptance, by which nothing is lost, doubled or used twice. By Sluice's own runs over ports in memory; the model's
+watch holds every change against the invariants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.strict import strict
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.batch.survey import survey
+from sluice.pipelines.committing.commit import CommitSettings, commit
+from sluice.pipelines.feed.sections import CommitMode, OnLoss
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import checkpoint
+from sluice.pipelines.ledger.entries import CommitEntry, GapEntry, dump
+from sluice.pipelines.ledger.tip import Tip
+from sluice.pipelines.operating.accept import accept_ledger
+from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.vocabulary.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
+from tests.model.explore import Scenario, feed_of
+from tests.model.programs import CATCH_UP, as_one, program
+from tests.model.watch import LOG, ROOTS, Watch
+from tests.model.world import CLUSTER, FEED, HOUR, World
+from tests.pipelines.records.decode.logs import COMMIT
+
+TIP = paths.tip_path(FEED)
+LATER = "_sluice/orders/aside/"
+
+
+@pytest.fixture(autouse=True)
+def _as_one() -> Iterator[None]:
+    with as_one():
+        yield
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What there is besides the log: whether the note of the newest number, and a checkpoint of everything."""
+
+    tip: bool
+    fold: bool
+
+    def __str__(self) -> str:
+        return f"{'tip' if self.tip else 'no tip'}, {'checkpoint' if self.fold else 'no checkpoint'}"
+
+
+def write(world: World, number: int, *kinds: str) -> None:
+    for kind in kinds:
+        p = world.partitions[number].written(world.now, kind)
+        world.partitions[number] = p.ended(world.now, 100 + p.end - 1, COMMIT) if kind == "o" else p
+
+
+@cache
+def landed(mode: CommitMode) -> World:
+    """Two runs over two partitions, with records that go into quarantine, transactions, and a complete window."""
+    scenario = Scenario("lost", (), ("cbt", "cc"), letters=mode is CommitMode.TRANSACTIONAL)
+    world = World(feed_of(scenario).model_copy(update={"commit": mode}), scenario.logs)
+    Watch(world)
+    run(world, "first")
+    world.now += HOUR // 2
+    write(world, 0, "c", "b")
+    write(world, 1, "o", "c")
+    world.now += 2 * HOUR
+    run(world, "second")
+    assert not world.broken
+    return world
+
+
+def run(world: World, name: str) -> None:
+    program(world, name, ("catch",))()
+
+
+def copied(world: World) -> World:
+    out = world.clone()
+    Watch(out).take_over(world.watch)
+    return out
+
+
+def entries(world: World) -> list[str]:
+    return sorted(p for p in world.files if p.startswith(LOG))
+
+
+def lose(world: World, count: int, kept: Kept) -> None:
+    """The newest entries, that many, are gone."""
+    if kept.fold:
+        state = world.ledger("folding").read()
+        world.files[paths.checkpoint_path(FEED, state.number)] = checkpoint.dump(state)
+    if not kept.tip:
+        del world.files[TIP]
+    for path in entries(world)[-count:]:
+        del world.files[path]
+
+
+def accept(world: World) -> int:
+    return accept_ledger(world.feed, world.edges("operator"), "the disk was restored").next
+
+
+def rows(world: World) -> dict[str, bytes]:
+    return {p: data for p, data in world.files.items() if p.startswith(ROOTS)}
+
+
+def problems(world: World) -> list[str]:
+    edges = world.edges("auditor")
+    ledger = world.ledger("auditor")
+    found = strict(ledger, edges.lake, world.feed, survey(world.feed, edges, ledger))
+    return [str(p) for p in (*audit(ledger, edges.lake, FEED, hashes=True).problems, *found.problems)]
+
+
+def is_right(world: World) -> None:
+    """The last run is over: everything stable is there, once, committed, told, and the audits close."""
+    none = world.feed.commit is CommitMode.NONE
+    assert world.watch.at_last(moved=none, letters=world.feed.dead_letters is not None) == ""
+    assert not world.broken
+    assert problems(world) == []
+
+
+def noticed(world: World) -> bool:
+    """Whether a run is refused."""
+    try:
+        run(world, "refused")
+    except EntriesLost:
+        return True
+    return False
+
+
+SUFFIXES = [(m, count) for m in CommitMode for count in range(1, 8 if m is CommitMode.NONE else 12)]
+EVIDENCE = [Kept(tip, fold) for tip in (True, False) for fold in (True, False)]
+
+
+def test_the_suffixes_are_all_there_are() -> None:
+    for mode in CommitMode:
+        assert len(entries(landed(mode))) == max(count for m, count in SUFFIXES if m is mode)
+
+
+@pytest.mark.parametrize("kept", EVIDENCE, ids=str)
+@pytest.mark.parametrize(("mode", "count"), SUFFIXES)
+def test_every_lost_suffix(mode: CommitMode, count: int, kept: Kept) -> None:
+    """It is noticed, with nothing touched, and gone on from; where nothing tells of it, landing gives the same."""
+    world = copied(landed(mode))
+    numbers = {paths.log_number(p) or 0 for p in entries(world)}
+    lose(world, count, kept)
+    before = dict(world.files)
+    if not noticed(world):
+        assert kept == Kept(tip=False, fold=False), "only a lake without any note may not notice"
+        is_right(world)
+        return
+    assert world.files == before, "nothing was written"
+    after = accept(world)
+    if kept.tip or kept.fold:
+        assert after > max(numbers)
+    shown = rows(world)
+    run(world, "on")
+    is_right(world)
+    assert {p: d for p, d in rows(world).items() if p in shown} == shown, "what stayed is as it was"
+    used = {int(json.loads(world.files[p])["batch"]) for p in entries(world) if b'"kind":"publish"' in world.files[p]}
+    assert all(b >= after or b in numbers for b in used)
+    write(world, 0, "c")
+    run(world, "later")
+    is_right(world)
+
+
+# -- one truth
+
+
+def short(count: int = 3, mode: CommitMode = CommitMode.TRANSACTIONAL) -> World:
+    world = copied(landed(mode))
+    lose(world, count, Kept(tip=True, fold=False))
+    return world
+
+
+def place(world: World) -> Place:
+    edges = world.edges("operator")
+    return Place(FEED, world.ledger("operator"), edges.lake, edges.liveness, world.feed.window)
+
+
+@pytest.mark.parametrize("tip", [True, False])
+def test_dry_runs_and_repair_say_the_same(tip: bool) -> None:
+    """Without the note it is the visible parts of a batch that is planned, and marks, that tell."""
+    world = copied(landed(CommitMode.TRANSACTIONAL))
+    lose(world, 3, Kept(tip=tip, fold=False))
+    before = dict(world.files)
+    edges = world.edges("looking")
+    for look in (
+        lambda: preview(world.feed, edges, CATCH_UP),
+        lambda: survey(world.feed, edges, world.ledger("looking")),
+        lambda: list(repair(place(world))),
+    ):
+        with pytest.raises(EntriesLost, match="the ledger of feed orders lost entries: its newest is entry 7"):
+            look()
+    assert world.files == before
+
+
+def test_it_says_what_is_missing_how_it_is_known_and_the_way_out() -> None:
+    with pytest.raises(EntriesLost) as stopped:
+        run(short(), "refused")
+    assert str(stopped.value) == (
+        "the ledger of feed orders lost entries: its newest is entry 7, and entry 10 once stood.\n"
+        "    _sluice/orders/tip.json names entry 10\n"
+        "  → restore _sluice/orders/log from a backup of the lake; nothing was changed. Or go on without them: "
+        "sluice accept orders ledger --reason …   sets aside what they told of; the next run lands it again"
+    )
+    assert stopped.value.exit_code == 3
+
+
+# -- accepting
+
+
+def test_what_lost_entries_told_of_is_set_aside_and_nothing_is_deleted() -> None:
+    world = short()
+    before = dict(world.files)
+    done = accept_ledger(world.feed, world.edges("operator"), "the disk was restored")
+    assert (done.number, done.next, done.abandoned) == (8, 11, (7,))
+    moved = {p.removeprefix(f"{LATER}11/"): data for p, data in world.files.items() if p.startswith(LATER)}
+    assert {p.rpartition("/")[2] for p in moved} >= {"orders-0-4-6-b7.parquet", "orders-1-2-5-b7.parquet"}
+    assert set(moved) == set(done.aside)
+    assert all(before[p] == data for p, data in moved.items()), "moved as they were"
+    assert {p for p in before if p not in world.files} == set(moved)
+    entry = world.ledger("reader").entry(8)
+    assert isinstance(entry, GapEntry)
+    assert (entry.next, entry.reason, entry.ledger) == (11, "the disk was restored", "")
+    assert "_sluice/orders/tip.json names entry 10" in entry.evidence
+
+
+def test_what_has_not_happened_is_not_accepted() -> None:
+    world = copied(landed(CommitMode.TRANSACTIONAL))
+    before = dict(world.files)
+    with pytest.raises(NothingToAccept):
+        accept(world)
+    assert world.files == before
+    lose(world, 3, Kept(tip=True, fold=True))
+    accept(world)
+    with pytest.raises(NothingToAccept):
+        accept(world)
+
+
+def test_while_somebody_may_be_at_work_it_is_not_accepted() -> None:
+    world = short(2)
+    lose(world, 1, Kept(tip=True, fold=False))
+    world.dead.clear()
+    before = dict(world.files)
+    with pytest.raises(PlanBusy, match="is at work on feed orders"):
+        accept(world)
+    assert world.files == before
+
+
+def test_what_kafka_does_not_hold_any_more_is_named_and_never_silent() -> None:
+    world = short()
+    p = world.partitions[0]
+    world.partitions[0] = replace(p, start=p.end)
+    done = accept_ledger(world.feed, world.edges("operator"), "the disk was restored")
+    assert [str(r.range) for r in done.gone] == ["[4, 6)"]
+    policies = world.feed.policies.model_copy(update={"on_loss": OnLoss.FAIL})
+    world.feed = world.feed.model_copy(update={"policies": policies})
+    with pytest.raises(OffsetsLost) as refused:
+        run(world, "on")
+    assert (refused.value.start, refused.value.end) == (4, 6)
+    program(world, "operator2", ("lost",))()
+    run(world, "again")
+    assert problems(world) == []
+
+
+def test_the_commit_waits_until_landing_has_come_to_what_was_committed() -> None:
+    world = short()
+    accept(world)
+    held = dict(world.group.offsets)
+    program(world, "one", ("bf", 0, 4, 5))()
+    assert world.group.offsets == held, "never moved back"
+    edges = world.edges("two")
+    settings = CommitSettings(world.feed.commit, "tid", world.feed.policies.on_group_moved)
+    result = commit(world.ledger("two"), edges.group, settings)
+    assert [(m.key.partition, m.before, m.after) for m in result.waiting] == [(0, 6, 5), (1, 5, 2)]
+    run(world, "on")
+    is_right(world)
+
+
+def test_a_note_that_is_late_or_is_none_proves_nothing() -> None:
+    world = copied(landed(CommitMode.TRANSACTIONAL))
+    ledger_id = world.ledger("reader").read().ledger_id
+    for data in (Tip(ledger_id, 3).dump(), b"", b"[", b"{}", b"[" * 100_000, Tip(ledger_id, 1 << 62).dump()):
+        world.files[TIP] = data
+        run(world, "on")
+        is_right(world)
+
+
+def test_the_note_of_another_ledger_is_noticed() -> None:
+    world = copied(landed(CommitMode.NONE))
+    world.files[TIP] = Tip("another", 3).dump()
+    with pytest.raises(EntriesLost, match="names entry 3 of another ledger"):
+        run(world, "refused")
+
+
+# -- the log
+
+
+def test_what_a_run_that_knew_lost_entries_writes_late_counts_for_nothing() -> None:
+    world = short()
+    after = accept(world)
+    state = world.ledger("reader").read()
+    late = CommitEntry(mode="plain", mark=9, offsets=(), write="late", cluster=CLUSTER)
+    world.files[paths.log_path(FEED, 9)] = dump(late)
+    assert world.ledger("reader").read() == state
+    assert state.number == after
+    run(world, "on")
+    is_right(world)
+
+
+def test_numbers_go_on_above_the_gap_with_and_without_a_checkpoint() -> None:
+    world = short()
+    after = accept(world)
+    reader = world.ledger("reader")
+    assert reader.read().number == after
+    run(world, "on")
+    assert [n for n, _ in world.ledger("lister").entries()][:12] == [*range(9), *range(after, after + 3)]
+    grown = reader.read()
+    assert grown == world.ledger("whole").read()
+    at = paths.checkpoint_path(FEED, grown.number)
+    world.files[at] = checkpoint.dump(grown)
+    assert json.loads(world.files[at])["format"] == checkpoint.WITH_GAPS, "an older Sluice passes it over"
+    assert world.ledger("from the checkpoint").read() == grown
+    run(world, "later")
+    is_right(world)
+
+
+def test_a_fold_just_above_a_gap_knows_which_entry_is_its_newest() -> None:
+    world = short()
+    accept(world)
+    state = world.ledger("folding").read()
+    world.files[paths.checkpoint_path(FEED, state.number)] = checkpoint.dump(state)
+    assert world.ledger("reader").read() == state
+    del world.files[paths.log_path(FEED, 8)]
+    with pytest.raises(EntriesLost, match=r"a checkpoint in .* tells of entry 10"):
+        world.ledger("reader").read()
+
+
+def test_a_hole_is_still_a_hole() -> None:
+    world = short()
+    accept(world)
+    run(world, "on")
+    del world.files[entries(world)[-2]]
+    with pytest.raises(LedgerCorrupt, match="is missing"):
+        world.ledger("reader").read()
+
+
+@pytest.mark.parametrize("count", [1, 3, 6])
+def test_entries_that_are_lost_again_are_noticed_again(count: int) -> None:
+    world = short()
+    first = accept(world)
+    run(world, "on")
+    lose(world, count, Kept(tip=True, fold=False))
+    with pytest.raises(EntriesLost):
+        run(world, "refused")
+    assert accept(world) > first
+    run(world, "again")
+    is_right(world)

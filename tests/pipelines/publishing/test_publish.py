@@ -1,0 +1,193 @@
+"""Roll-forward makes `data/` equal the live parts of the fold, whoever runs it, however often."""
+
+from __future__ import annotations
+
+import contextlib
+
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import AbandonEntry, OriginEntry, OriginItem, PlanEntry
+from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
+from sluice.pipelines.vocabulary.kafka import Isolation, Key
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from tests.fakes import MemoryLake, owner
+
+KEY = Key("orders", 0, "id-1")
+
+
+class World:
+    def __init__(self) -> None:
+        self.lake = MemoryLake()
+        self.ledger = self.fresh_ledger()
+        item = OriginItem(key=KEY, offset=0, committed=None, why="test")
+        self.ledger.append(lambda s: OriginEntry(items=(item,)))
+
+    def fresh_ledger(self) -> Ledger:
+        return Ledger(self.lake, "orders", lambda: 1, "run", "c")
+
+    def plan(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> int:
+        s = Slice("orders", 0, "id-1", start, end)
+        plan = Plan(
+            "orders", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), replaces
+        )
+        appended = self.ledger.append(lambda st: PlanEntry(plan=plan, hash=plan.hash, owner=owner()))
+        assert appended is not None
+        return appended.number
+
+    def stage(self, batch: int, attempt: str = "a") -> Receipt:
+        s = _slice(self.ledger, batch)
+        name = paths.part_name(s, batch)
+        staged = paths.staged_path("orders", batch, attempt, PartKind.LANDED, "", name)
+        path = paths.part_path("orders", PartKind.LANDED, "", name)
+        self.lake.files[staged] = f"{batch}:{s}".encode()
+        self.lake.files[paths.receipt_path("orders", batch, attempt, s)] = b"{}"
+        part = Part(name, PartKind.LANDED, staged, path, s.span, len(self.lake.files[staged]), "0" * 64)
+        return Receipt(s, s.end, Counts(landed=s.span), (part,), attempt)
+
+    def land(self, start: int, end: int, replaces: tuple[str, ...] = ()) -> Receipt:
+        batch = self.plan(start, end, replaces)
+        receipt = self.stage(batch)
+        publish(self.ledger, batch, owner(), [receipt], [])
+        return receipt
+
+    def roll(self) -> None:
+        roll_forward(self.fresh_ledger(), self.lake, "orders")
+
+    @property
+    def visible(self) -> set[str]:
+        return set(self.lake.list("data/orders"))
+
+    @property
+    def staged(self) -> set[str]:
+        return set(self.lake.list(paths.staging_root("orders")))
+
+
+def test_nothing_is_visible_before_the_publish_entry_stands() -> None:
+    world = World()
+    world.stage(world.plan(0, 10))
+    world.roll()
+    assert world.visible == set()
+    assert len(world.staged) == 2, "a live batch keeps its staging"
+
+
+def test_published_parts_become_visible_and_staging_goes() -> None:
+    world = World()
+    receipt = world.land(0, 10)
+    world.roll()
+    world.roll()
+    assert world.visible == {receipt.parts[0].path}
+    assert world.staged == set()
+
+
+def test_unchosen_attempts_never_show() -> None:
+    world = World()
+    batch = world.plan(0, 10)
+    chosen, _ = world.stage(batch, "a"), world.stage(batch, "b")
+    publish(world.ledger, batch, owner(), [chosen], [])
+    world.roll()
+    assert world.visible == {chosen.parts[0].path}
+    assert world.staged == set()
+
+
+def test_a_replacement_hides_what_it_replaces_wherever_the_first_run_died() -> None:
+    for crash_at in range(5):
+        world = World()
+        old = world.land(0, 10)
+        world.roll()
+        new = world.land(0, 10, replaces=(old.parts[0].path,))
+        _die_after(world, crash_at)
+        world.roll()
+        assert world.visible == {new.parts[0].path}, crash_at
+        assert world.staged == set()
+
+
+def _slice(ledger: Ledger, batch: int) -> Slice:
+    return ledger.plan(batch).slices[0]
+
+
+class _Died(Exception):
+    pass
+
+
+def _die_after(world: World, effects: int) -> None:
+    """Roll forward, and die after so many changes to the lake."""
+    left = [effects]
+    remove, show = world.lake.remove, world.lake.show
+
+    def counted(do):  # type: ignore[no-untyped-def]
+        def call(*args: str) -> None:
+            if left[0] == 0:
+                raise _Died
+            left[0] -= 1
+            do(*args)
+
+        return call
+
+    world.lake.remove, world.lake.show = counted(remove), counted(show)  # type: ignore[method-assign]
+    with contextlib.suppress(_Died):
+        world.roll()
+    world.lake.remove, world.lake.show = remove, show  # type: ignore[method-assign]
+
+
+def test_a_sleeper_with_an_old_fold_cannot_bring_a_replaced_part_back() -> None:
+    world = World()
+    old = world.land(0, 10)
+    show = world.lake.show
+    woken: list[str] = []
+
+    def sleep_then_show(source: str, target: str) -> None:
+        world.lake.show = show  # type: ignore[method-assign]
+        world.land(0, 10, replaces=(old.parts[0].path,))
+        world.roll()
+        woken.append(source)
+        show(source, target)
+
+    world.lake.show = sleep_then_show  # type: ignore[method-assign]
+    world.roll()
+    assert woken
+    assert world.visible == {p for p in world.visible if p != old.parts[0].path}
+    assert len(world.visible) == 1
+
+
+def test_a_part_that_is_replaced_while_it_is_copied_does_not_stay() -> None:
+    """On S3 a copy has read its source before it appears: it may appear after all others have gone on."""
+
+    class Slow(MemoryLake):
+        def show(self, source: str, target: str) -> None:
+            data = self.files[source]
+            if target == first.parts[0].path:
+                world.land(0, 10, (target,))
+                held = self.show
+                self.show = super().show  # type: ignore[method-assign]
+                roll_forward(world.fresh_ledger(), self, "orders")
+                self.show = held  # type: ignore[method-assign]
+            self.files[target] = data
+
+    world = World()
+    first = world.land(0, 10)
+    slow = Slow()
+    slow.files = world.lake.files
+    roll_forward(world.fresh_ledger(), slow, "orders")
+    (stands,) = world.visible
+    assert stands != first.parts[0].path
+    assert world.staged == set()
+
+
+def test_an_abandoned_batch_loses_its_staging() -> None:
+    world = World()
+    batch = world.plan(0, 10)
+    world.stage(batch)
+    assert abandon(world.ledger, batch, "test") is not None
+    assert abandon(world.ledger, batch, "test") is None
+    world.roll()
+    assert world.staged == set()
+    assert isinstance(world.ledger.entry(2), AbandonEntry)
+
+
+def test_staging_newer_than_the_fold_is_left_alone() -> None:
+    world = World()
+    stray = paths.staged_path("orders", 99, "a", PartKind.LANDED, "", "x.parquet")
+    world.lake.files[stray] = b"?"
+    world.roll()
+    assert stray in world.staged

@@ -1,0 +1,707 @@
+"""Dead letters over ports in memory: each quarantined record in one transaction at most, whatever happens; what is owed
+goes with the next commit, and what they say. The same on a real Kafka stands in tests/integration."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import (
+    AbandonEntry,
+    KeyRange,
+    OriginEntry,
+    OriginItem,
+    PlanEntry,
+    PublishEntry,
+    RetireEntry,
+)
+from sluice.pipelines.ledger.marks import Mark
+from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.quarantine.letters import Outlet, owed
+from sluice.pipelines.records.landed_columns import QUARANTINED
+from sluice.pipelines.vocabulary.errors import (
+    CommitFenced,
+    EntriesLost,
+    FeedError,
+    GroupHeld,
+    GroupMoved,
+    LakeUnavailable,
+    ProofFailed,
+    UnknownTopic,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, Key
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.ranges import Range
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from tests.fakes import FakeGroup, MemoryLake, owner
+
+KEYS = Key("orders", 0, "id-1"), Key("orders", 5, "id-1")
+KEY = KEYS[0]
+DLQ = "orders.dlq"
+STAMP = 1_700_000_000_000
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def row(place: Key, offset: int, **changes: Any) -> dict[str, Any]:
+    plain = {
+        "key": b"k%d" % offset,
+        "value": b"v%d" % offset,
+        "topic": place.topic,
+        "partition": place.partition,
+        "offset": offset,
+        "timestamp": STAMP + offset,
+        "timestampType": 0,
+        "headers": [{"key": "trace", "value": b"t%d" % offset}],
+        "stage": "contract",
+        "reason": "not_in_set",
+        "expectation": "expect_column_values_to_be_in_set",
+        "field": "currency",
+        "detail": "not one of 3 values",
+        "byte": None,
+        "batch": 7,
+        "contract": "abc123",
+    }
+    return plain | changes
+
+
+@dataclass
+class World:
+    """A ledger of batches that quarantined what it is told to, without Kafka and files of landed rows."""
+
+    ledger: Ledger = field(init=False)
+    lake: MemoryLake = field(default_factory=MemoryLake)
+    group: FakeGroup = field(default_factory=FakeGroup)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.lake, "orders", lambda: 1, "run", "cluster-1")
+        self.group.topics[DLQ] = 4
+        items = tuple(OriginItem(key=k, offset=100, committed=None, why="test") for k in KEYS)
+        self.ledger.append(lambda s: OriginEntry(items=items))
+
+    # -- batches
+
+    def land(self, start: int, end: int, bad: Iterable[int] = (), key: Key = KEY, **how: Any) -> int:
+        """Plan and publish one slice; `bad` are the offsets that it quarantines. The number of its publish entry."""
+        return self.publish(self.plan(start, end, key, **how), bad, **how)
+
+    def plan(
+        self, start: int, end: int, key: Key = KEY, kind: str = "catch-up", instead: Iterable[Part] = (), **_: Any
+    ) -> tuple[int, Slice]:
+        s = Slice(key.topic, key.partition, key.incarnation, start, end)
+        paths = tuple(p.path for p in instead)
+        request = Request(RequestKind(kind), replace=kind == "offsets")
+        plan = Plan("orders", "cluster-1", request, Isolation.READ_COMMITTED, (Task(0, 1, (s,)),), paths)
+        done = self.ledger.append(lambda state: PlanEntry(plan=plan, hash=plan.hash, owner=owner()))
+        assert done
+        return done.number, s
+
+    def publish(self, planned: tuple[int, Slice], bad: Iterable[int] = (), rows: Any = None, **_: Any) -> int:
+        batch, s = planned
+        rows = [row(s.key, o) for o in sorted(bad)] if rows is None else rows
+        parts = (self.part(batch, s, rows),) if rows else ()
+        counts = Counts(landed=s.span - len(rows), quarantined=len(rows))
+        receipt = Receipt(s, s.end, counts, parts, "a")
+        done = self.ledger.append(lambda state: PublishEntry(batch=batch, token="token-1", receipts=(receipt,)))
+        assert done
+        return done.number
+
+    def part(self, batch: int, s: Slice, rows: list[dict[str, Any]]) -> Part:
+        name = f"{s.topic}-{s.partition}-{s.start}-{s.end}-b{batch}.parquet"
+        file = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, QUARANTINED), file, row_group_size=2)
+        path = f"quarantine/orders/{name}"
+        self.lake.files[path] = file.getvalue()
+        digest = sha256(file.getvalue()).hexdigest()
+        return Part(name, PartKind.QUARANTINED, f"staging/{name}", path, len(rows), len(file.getvalue()), digest)
+
+    def parts(self) -> list[Part]:
+        """The quarantined parts that count."""
+        state = self.ledger.read()
+        entries = [(n, e) for n, e in self.ledger.entries() if isinstance(e, PublishEntry)]
+        return [p for n, e in entries for r in state.receipts(n, e) for p in r.parts]
+
+    def held(self) -> set[int]:
+        """The offsets of KEY that are in quarantine now."""
+        tables = (pq.read_table(io.BytesIO(self.lake.files[p.path])).to_pylist() for p in self.parts())
+        return {r["offset"] for t in tables for r in t if r["partition"] == KEY.partition}
+
+    def rewrite(self, kind: str, keep: Callable[[int], bool] = lambda offset: True) -> None:
+        """What compaction (all into one part) and replay (some land after all) do with everything of KEY."""
+        state = self.ledger.read()
+        landed = state.landed.get(KEY, ())
+        if not landed:
+            return
+        old = [p for p in self.parts() if f"-{KEY.partition}-" in p.name]
+        bad = {o for o in self.held() if keep(o)}
+        self.land(landed[0].start, landed[-1].end, bad, kind=kind, instead=old)
+        for part in old:
+            del self.lake.files[part.path]
+
+    # -- commits
+
+    def commit(self, moved: str = "refuse") -> CommitResult:
+        how = CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved(moved))
+        # As another process: what it knows, it has read.
+        ledger = Ledger(self.lake, "orders", lambda: 1, "run", "cluster-1")
+        return commit(ledger, self.group, how, Outlet("orders", DLQ, self.lake))
+
+    @property
+    def sent(self) -> list[str]:
+        return [letter.source for _, letter in self.group.letters]
+
+    def offsets(self) -> list[int]:
+        return [int(source.rpartition(":")[2]) for source in self.sent]
+
+
+# -- what goes along, and when
+
+
+def test_letters_go_with_the_commit_and_once() -> None:
+    world = World()
+    world.land(100, 120, [103, 117])
+    world.land(120, 140, [130])
+    result = world.commit()
+    assert (result.status, result.letters, result.letters_to) == (CommitStatus.COMMITTED, 3, DLQ)
+    assert world.sent == ["orders:0:103", "orders:0:117", "orders:0:130"]
+    assert {topic for topic, _ in world.group.letters} == {DLQ}
+    assert world.commit().status is CommitStatus.UNCHANGED
+    world.land(140, 150, [149])
+    assert world.commit().letters == 1
+    assert world.offsets() == [103, 117, 130, 149]
+
+
+def test_where_nothing_is_quarantined_nothing_is_sent() -> None:
+    world = World()
+    world.land(100, 120)
+    result = world.commit()
+    assert (result.status, result.letters, result.letters_to, world.sent) == (CommitStatus.COMMITTED, 0, "", [])
+
+
+def test_the_frontier_has_no_say_in_what_is_sent() -> None:
+    """Beyond a hole, and below the origin: what is published is published."""
+    world = World()
+    world.land(100, 110, [105])
+    world.commit()
+    world.land(120, 130, [125])
+    joins = world.group.joins
+    beyond = world.commit()
+    assert (beyond.status, beyond.letters, world.group.joins) == (CommitStatus.COMMITTED, 1, joins + 1)
+    world.land(0, 50, [7], kind="window")
+    below = world.commit()
+    assert below.letters == 1
+    assert [(m.before, m.after) for m in below.offsets if m.key == KEY] == [(110, 110)]
+    assert world.offsets() == [105, 125, 7]
+    world.land(110, 120, [111])
+    world.commit()
+    assert world.offsets() == [105, 125, 7, 111]
+    assert world.group.offsets[KEY.tp].offset == 130
+    joins = world.group.joins
+    assert (world.commit().status, world.group.joins) == (CommitStatus.UNCHANGED, joins)
+
+
+def test_every_partition_carries_the_mark_of_what_was_sent() -> None:
+    """So that one that is moved by somebody takes nothing away."""
+    world = World()
+    world.land(100, 110, [105])
+    world.land(100, 110, key=KEYS[1])
+    world.commit()
+    world.land(110, 120, [115])
+    result = world.commit()
+    marks = [Mark.parse(world.group.offsets[k.tp].metadata) for k in KEYS]
+    assert [m.number for m in marks if m] == [result.mark] * 2
+
+
+def test_void_and_abandoned_batches_send_nothing() -> None:
+    world = World()
+    planned = world.plan(100, 110)
+    world.ledger.append(lambda s: AbandonEntry(batch=planned[0], reason="test"))
+    world.publish(planned, [105])
+    world.plan(100, 110)
+    assert (world.commit().letters, world.sent) == (0, [])
+
+
+def test_those_that_were_committed_before_the_feed_sent_letters_are_not_sent() -> None:
+    world = World()
+    world.land(100, 110, [105])
+    commit(world.ledger, world.group, CommitSettings(CommitMode.TRANSACTIONAL, "tid", OnGroupMoved.REFUSE))
+    assert world.commit().status is CommitStatus.UNCHANGED
+    world.land(110, 120, [115])
+    world.commit()
+    assert world.offsets() == [115]
+
+
+def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were committed are read where something was landed anew, and then once for all of it."""
+    world = World()
+    told = world.land(100, 110, [105])
+    mark = world.commit().mark or 0
+    newer = [world.land(110, 120, [115]), world.land(120, 130)]
+    newer += [world.land(100 + at, 105 + at, [105], kind="offsets") for at in (0, 5)]
+    state, read = world.ledger.read(), list[int]()
+    entry = world.ledger.entry
+    monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
+    found = owed(world.ledger, state, mark)
+    assert sorted(read) == [told, *newer]
+    assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
+
+
+# -- parts that are written anew
+
+
+def test_compaction_moves_what_is_owed_and_owes_nothing_itself() -> None:
+    world = World()
+    world.land(100, 110, [105])
+    world.commit()
+    world.land(110, 120, [115])
+    world.rewrite("compact")
+    world.commit()
+    assert world.offsets() == [105, 115]
+    world.rewrite("compact")
+    assert world.commit().status is CommitStatus.UNCHANGED
+
+
+def test_what_a_replay_landed_before_the_commit_needs_no_letter_and_the_rest_has_one() -> None:
+    world = World()
+    world.land(100, 110, [103, 105])
+    world.rewrite("replay", keep=lambda offset: offset == 105)
+    world.commit()
+    assert world.offsets() == [105]
+    world.rewrite("replay", keep=lambda offset: True)
+    world.commit()
+    assert world.offsets() == [105]
+
+
+def test_landed_anew_before_the_commit_the_newest_parts_are_what_is_sent() -> None:
+    world = World()
+    world.land(100, 110, [103, 105])
+    world.land(100, 110, [105, 106], kind="offsets", instead=world.parts())
+    world.commit()
+    assert world.offsets() == [105, 106]
+
+
+def test_landed_anew_after_the_commit_nothing_is_sent_twice() -> None:
+    world = World()
+    world.land(100, 110, [103])
+    world.land(110, 120)
+    world.commit()
+    # 115 comes from a slice of which no letter was sent; 104 from one of which a letter was, and which one nobody knows
+    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.parts())
+    world.commit()
+    assert world.offsets() == [103, 115]
+    world.land(100, 120, [103, 104, 115], kind="offsets", instead=world.parts())
+    world.commit()
+    assert world.offsets() == [103, 115]
+
+
+def test_what_is_not_kept_any_longer_is_not_sent() -> None:
+    world = World()
+    world.land(100, 110, [103])
+    (part,) = world.parts()
+    gone = KeyRange(key=KEY, range=Range(100, 110))
+    world.ledger.append(lambda s: RetireEntry(before=1, ranges=(gone,), parts=(part.path,), reason="test"))
+    del world.lake.files[part.path]
+    assert world.commit().letters == 0
+
+
+# -- refusals and crashes
+
+
+def owing() -> World:
+    """One that has committed, and owes two letters."""
+    world = World()
+    world.land(100, 110, [105])
+    world.commit()
+    world.land(110, 120, [112, 118])
+    return world
+
+
+def test_a_topic_that_is_not_there_refuses_before_anything_is_written() -> None:
+    world = owing()
+    del world.group.topics[DLQ]
+    before = world.ledger.read().number, dict(world.group.offsets)
+    with pytest.raises(UnknownTopic):
+        world.commit()
+    assert (world.ledger.read().number, world.group.offsets, world.offsets()) == (*before, [105])
+    world.group.topics[DLQ] = 1
+    world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def test_a_refused_commit_sends_nothing_and_the_next_one_all() -> None:
+    world = owing()
+    world.group.others.append(Member("m", "app", "host"))
+    with pytest.raises(GroupHeld):
+        world.commit()
+    world.group.others.clear()
+    mine = world.group.offsets[KEY.tp]
+    world.group.offsets[KEY.tp] = CommittedOffset(3)
+    with pytest.raises(GroupMoved):
+        world.commit()
+    assert world.offsets() == [105]
+    world.group.offsets[KEY.tp] = mine
+    world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def test_moved_offsets_that_are_overwritten_send_nothing_twice() -> None:
+    world = owing()
+    world.group.offsets = {k.tp: CommittedOffset(3) for k in KEYS}
+    world.commit(moved="overwrite")
+    assert world.offsets() == [105, 112, 118]
+
+
+@pytest.mark.parametrize("lose", ["before", "after"])
+def test_a_lost_answer_is_told_by_reading_back(lose: str) -> None:
+    world = owing()
+    world.group.lose = lose
+    if lose == "before":
+        with pytest.raises(CommitFenced):
+            world.commit()
+    else:
+        assert world.commit().letters == 2
+    world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def on(world: World, step: str) -> None:
+    """Die at the step, once."""
+
+    def crash(*_: Any) -> None:
+        heal(world)
+        raise Crash
+
+    number = world.ledger.read().number
+    at = {"intent": f"{number:020d}.json", "record": f"{number + 1:020d}.json"}.get(step, "none")
+    match step:
+        case "begin":
+            world.group.on_commit = crash
+        case "letter":
+            world.group.on_letter = crash
+        case "end":
+            world.group.on_end = crash
+        case _:
+            world.lake.before_put = lambda path: crash() if path.endswith(at) else None
+
+
+def heal(world: World) -> None:
+    world.group.on_commit = world.group.on_end = lambda: None
+    world.group.on_letter = lambda letter: None
+    world.lake.before_put = lambda path: None
+
+
+STEPS = ["intent", "begin", "letter", "end", "record"]
+
+
+@pytest.mark.parametrize("again", [None, *STEPS])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_any_step_and_one_after_it(step: str, again: str | None) -> None:
+    world = owing()
+    on(world, step)
+    with pytest.raises(Crash):
+        world.commit()
+    took = step in ("end", "record")
+    assert world.offsets() == ([105, 112, 118] if took else [105])
+    assert (world.group.offsets[KEY.tp].offset == 120) is took
+    world.land(120, 130, [125])
+    if again:
+        on(world, again)
+        with pytest.raises(Crash):
+            world.commit()
+    world.commit()
+    assert world.offsets() == [105, 112, 118, 125]
+    assert world.commit().status is CommitStatus.UNCHANGED
+
+
+def test_a_crash_after_letters_alone_were_sent() -> None:
+    """No offset moves, and no commit entry says that the letters are sent: the mark does."""
+    world = World()
+    world.land(100, 110)
+    world.commit()
+    world.land(0, 50, [7], kind="window")
+    on(world, "end")
+    with pytest.raises(Crash):
+        world.commit()
+    assert world.commit().status is CommitStatus.UNCHANGED
+    assert world.offsets() == [7]
+    joins = world.group.joins
+    assert (world.commit().status, world.group.joins) == (CommitStatus.UNCHANGED, joins)
+    world.group.offsets.clear()
+    world.commit()
+    assert world.offsets() == [7], "the ledger knows it by now"
+
+
+def test_what_is_published_while_a_commit_is_under_way_is_the_next_ones() -> None:
+    world = owing()
+    world.group.on_commit = lambda: (heal(world), world.land(120, 130, [125]))[0]
+    assert world.commit().letters == 2
+    assert world.commit().letters == 1
+    assert world.offsets() == [105, 112, 118, 125]
+
+
+def test_a_rival_that_takes_over_in_mid_transaction() -> None:
+    world = owing()
+
+    def rival(letter: Letter) -> None:
+        heal(world)
+        world.commit()
+
+    world.group.on_letter = rival
+    with pytest.raises(CommitFenced):
+        world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def test_a_mark_above_the_ledger_stops_also_where_the_offset_is_the_frontier() -> None:
+    world = owing()
+    mark = Mark(world.ledger.read().ledger_id, 999, KEY.incarnation).dump()
+    world.group.offsets[KEY.tp] = CommittedOffset(120, metadata=mark)
+    with pytest.raises(EntriesLost, match="lost entries"):
+        world.commit()
+
+
+# -- the lake
+
+
+def test_a_part_that_is_not_shown_yet_is_read_where_it_was_staged() -> None:
+    world = owing()
+    (part,) = (p for p in world.parts() if "110-120" in p.name)
+    world.lake.files[part.staged] = world.lake.files.pop(part.path)
+    world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def test_a_part_that_goes_away_meanwhile_and_one_that_is_another() -> None:
+    world = owing()
+    (part,) = (p for p in world.parts() if "110-120" in p.name)
+    data = world.lake.files.pop(part.path)
+    with pytest.raises(LakeUnavailable, match="went away"):
+        world.commit()
+    for wrong in (world.lake.files[world.parts()[0].path], data[:-7], b"", b"no parquet at all"):
+        world.lake.files[part.path] = wrong
+        with pytest.raises(ProofFailed, match="not the file"):
+            world.commit()
+    assert world.offsets() == [105]
+    world.lake.files[part.path] = data
+    world.commit()
+    assert world.offsets() == [105, 112, 118]
+
+
+def test_hardly_anything_of_a_large_quarantine_is_in_memory() -> None:
+    world = World()
+    rows = [row(KEY, 100 + n, value=b"v" * 10_000) for n in range(3000)]
+    world.land(100, 3100, rows=rows)
+    pa_before, most = pa.total_allocated_bytes(), 0
+
+    def look(letter: Letter) -> None:
+        nonlocal most
+        most = max(most, pa.total_allocated_bytes() - pa_before)
+
+    world.group.on_letter = look
+    assert world.commit().letters == 3000
+    assert most < 8 << 20
+
+
+# -- what they say
+
+
+def said(letter: Letter) -> dict[str, str]:
+    return {name: (value or b"").decode() for name, value in letter.headers if name.startswith("sluice.")}
+
+
+def test_a_letter_is_the_record_as_it_was_and_why_it_is_there() -> None:
+    world = World()
+    world.land(100, 110, [105])
+    world.commit()
+    ((topic, letter),) = world.group.letters
+    assert (topic, letter.partition, letter.timestamp) == (DLQ, 0, STAMP + 105)
+    assert (letter.key, letter.value, letter.headers[0]) == (b"k105", b"v105", ("trace", b"t105"))
+    assert said(letter) == {
+        "sluice.topic": "orders",
+        "sluice.partition": "0",
+        "sluice.offset": "105",
+        "sluice.timestamp": str(STAMP + 105),
+        "sluice.stage": "contract",
+        "sluice.reason": "not_in_set",
+        "sluice.field": "currency",
+        "sluice.expectation": "expect_column_values_to_be_in_set",
+        "sluice.detail": "not one of 3 values",
+        "sluice.batch": "7",
+        "sluice.feed": "orders",
+        "sluice.contract": "abc123",
+    }
+
+
+def test_a_record_of_nothing_and_one_that_pretends_to_be_ours() -> None:
+    world = World()
+    nothing = {"key": None, "value": None, "timestamp": None, "headers": None, "field": None, "contract": None}
+    forged = [
+        {"key": "sluice.offset", "value": b"1"},
+        {"key": "sluice.offset", "value": None},
+        {"key": "é", "value": b"\xff"},
+    ]
+    far = 1 << 62  # no calendar reaches there
+    rows = [row(KEY, 100, **nothing), row(KEY, 101, headers=forged, timestamp=far), row(KEY, 102, headers=[])]
+    world.land(100, 110, rows=rows)
+    world.commit()
+    first, second, third = (letter for _, letter in world.group.letters)
+    assert (first.key, first.value, first.timestamp) == (None, None, -1)
+    assert (said(first)["sluice.field"], said(first)["sluice.timestamp"], said(first)["sluice.contract"]) == (
+        "",
+        "",
+        "",
+    )
+    assert second.headers[:3] == (("sluice.offset", b"1"), ("sluice.offset", None), ("é", b"\xff"))
+    assert (said(second)["sluice.offset"], said(second)["sluice.timestamp"]) == ("101", str(far))
+    assert [name for name, _ in third.headers] == list(said(third))
+
+
+def test_letters_go_to_the_partition_of_their_records_number() -> None:
+    world = World()
+    for partitions, places in ((4, [0, 1]), (1, [0, 0]), (6, [0, 5])):
+        world.group.topics[DLQ], world.group.letters = partitions, []
+        end = world.ledger.read().frontier(KEY) + 10
+        for key in KEYS:
+            world.land(end - 10, end, [end - 1], key=key)
+        world.commit()
+        assert [letter.partition for _, letter in world.group.letters] == places
+
+
+def test_of_files_by_the_records_own_time_letters_come_in_the_order_of_the_log() -> None:
+    world = World()
+    batch, s = world.plan(100, 110)
+    s = replace(s, by_time=3_600_000)
+    apart = [[row(KEY, o) for o in offsets] for offsets in ((101, 105, 109), (100, 104), (102,))]
+    parts = tuple(world.part(batch + n, s, rows) for n, rows in enumerate(apart))
+    receipt = Receipt(s, s.end, Counts(landed=4, quarantined=6), parts, "a")
+    world.ledger.append(lambda state: PublishEntry(batch=batch, token="token-1", receipts=(receipt,)))
+    world.commit()
+    assert world.offsets() == [100, 101, 102, 104, 105, 109]
+
+
+# -- anything at all
+
+STEP = st.one_of(
+    st.tuples(st.just("land"), st.integers(1, 5), st.frozensets(st.integers(0, 4))),
+    st.tuples(st.just("ahead"), st.integers(1, 5), st.frozensets(st.integers(0, 4))),
+    st.tuples(st.just("anew"), st.frozensets(st.integers(0, 60))),
+    st.tuples(st.just("compact")),
+    st.tuples(st.just("replay"), st.integers(1, 3)),
+    st.tuples(st.just("commit"), st.sampled_from([None, *STEPS, "before", "after"])),
+)
+
+
+class Books:
+    """What an observer of the world knows, by other means than ours."""
+
+    def __init__(self) -> None:
+        self.world, self.doubtful, self.quarantined = World(), set[int](), set[Range]()
+
+    def do(self, step: tuple[Any, ...]) -> None:
+        landed = self.world.ledger.read().landed.get(KEY, ())
+        match step:
+            case ("land" | "ahead") as how, span, bad:
+                start = max([100, *(r.end for r in landed)]) + 3 * (how == "ahead")
+                self.landed(start, start + span, {start + b for b in bad if b < span})
+            case "anew", bad if landed:
+                self.land_anew(landed[-1], bad)
+            case ("compact",) if len(landed) == 1:
+                self.world.rewrite("compact")
+            case "replay", nth if len(landed) == 1:
+                self.world.rewrite("replay", keep=lambda offset: offset % nth == 0)
+            case "commit", fault:
+                self.commit(fault)
+
+    def land_anew(self, whole: Range, bad: frozenset[int]) -> None:
+        """Letters of slices that quarantined something may have been sent: nobody knows of each offset any more."""
+        self.doubtful |= {o for r in self.quarantined if r.meets(whole) for o in range(r.start, r.end)}
+        old = [p for p in self.world.parts() if whole.start <= int(p.name.split("-")[2]) < whole.end]
+        bad_now = {whole.start + b for b in bad if whole.start + b < whole.end}
+        self.landed(whole.start, whole.end, bad_now, kind="offsets", instead=old)
+
+    def landed(self, start: int, end: int, bad: set[int], **how: Any) -> None:
+        if bad:
+            self.quarantined.add(Range(start, end))
+        self.world.land(start, end, bad, **how)
+
+    def commit(self, fault: str | None) -> None:
+        world = self.world
+        if fault in ("before", "after"):
+            world.group.lose = fault
+        elif fault:
+            on(world, fault)
+        with suppress(Crash, CommitFenced):
+            world.commit()
+        heal(world)
+        world.group.lose = None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=14))
+def test_at_most_once_always_and_once_where_it_can_be_known(steps: list[tuple[Any, ...]]) -> None:
+    books = Books()
+    for step in steps:
+        books.do(step)
+        assert max(Counter(books.world.sent).values(), default=0) <= 1
+    books.commit(None)
+    books.commit(None)
+    sent = books.world.sent
+    assert max(Counter(sent).values(), default=0) <= 1
+    assert books.world.held() - set(books.world.offsets()) <= books.doubtful
+    assert books.world.commit().status in (CommitStatus.UNCHANGED, CommitStatus.DISABLED)
+
+
+# -- the feed
+
+
+def feed(folder: Path, **said: Any) -> Feed:
+    path = folder / "feeds" / "orders.yaml"
+    path.parent.mkdir(exist_ok=True)
+    whole = {"kafka": {"bootstrap": "h:1"}, "topics": "orders", "start": "earliest", "dead_letters": {"topic": DLQ}}
+    path.write_text(yaml.safe_dump(whole | said))
+    return load_feed(path, {})
+
+
+def test_a_feed_names_the_topic(tmp_path: Path) -> None:
+    lake = MemoryLake()
+    assert Outlet.of(feed(tmp_path), lake) == Outlet("orders", DLQ, lake)
+    assert Outlet.of(feed(tmp_path, dead_letters=None), lake) is None
+    assert feed(tmp_path, topics={"include": ["orders.*"], "exclude": [r".*\.dlq"]}).dead_letters
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"commit": "plain"}, "need the transaction"),
+        ({"commit": "none"}, "need the transaction"),
+        ({"topics": ["orders", DLQ]}, "a topic that this feed reads"),
+        ({"topics": {"include": ["nothing", "orders.*"]}}, "a topic that this feed reads"),
+        ({"topics": {"exclude": ["orders"]}}, "a topic that this feed reads"),
+        ({"dead_letters": {"topic": "a b"}}, "is not a topic name"),
+        ({"dead_letters": {"topik": DLQ}}, "did you mean `topic`"),
+        ({"dead_letters": {}}, "dead_letters.topic: is missing"),
+    ],
+)
+def test_a_feed_that_cannot_send_them_is_refused(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    with pytest.raises(FeedError, match=why):
+        feed(tmp_path, **said)

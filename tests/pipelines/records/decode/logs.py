@@ -1,0 +1,302 @@
+"""Logs as a broker would hold them, built from kafka-python's own record builders, and a broker that serves them.
+
+Compressed batches carry the builder's bytes through a codec of another library; what a consumer must see is worked
+out here from the description of the log, never from its bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cramjam
+import pyarrow as pa
+from crc32c import crc32c
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from sluice.pipelines.records.decode import SCHEMA, BatchDecoder, next_position
+
+NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+ABORT, COMMIT = 0, 1
+HUGE = 1 << 40
+
+Headers = tuple[tuple[str, bytes | None], ...]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """`skip` offsets were compacted away just before it."""
+
+    key: bytes | None = b"k"
+    value: bytes | None = b"v"
+    time: int = 1_700_000_000_000
+    headers: Headers = ()
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of a log; `gap` offsets lie between it and the one before, `tail` offsets after its last record.
+
+    A marker has the time of its first record.
+    """
+
+    records: tuple[Record, ...] = (Record(),)
+    codec: int = NONE
+    magic: int = 2
+    producer: int = -1
+    transactional: bool = False
+    marker: int | None = None
+    append_time: int | None = None
+    gap: int = 0
+    tail: int = 0
+    delete_horizon: bool = False
+    xerial: bool = True
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A batch at its place in the log."""
+
+    batch: Batch
+    base: int
+    last: int
+    offsets: tuple[int, ...]
+    data: bytes
+
+
+@dataclass
+class Log:
+    """A partition: batches in offset order, and the aborted transactions as (producer, first, last offset)."""
+
+    batches: list[Stored] = field(default_factory=list)
+    aborted: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.batches[-1].last + 1 if self.batches else 0
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(b.data for b in self.batches)
+
+    def fetch(self, position: int, most: int = HUGE) -> tuple[bytes, list[tuple[int, int]]]:
+        """As a broker answers: bytes from the batch that holds `position` on, cut at `most`, and the aborted list."""
+        found = [b for b in self.batches if b.last >= position]
+        aborted = [(producer, first) for producer, first, last in self.aborted if last >= position]
+        return b"".join(b.data for b in found)[:most], aborted
+
+    def visible(self, start: int, end: int, read_committed: bool = True) -> list[Row]:
+        """The rows of [start, end) that a consumer must see."""
+        rows = []
+        for b in self.batches:
+            if b.batch.marker is not None or (read_committed and self.is_aborted(b)):
+                continue
+            pairs = zip(b.offsets, b.batch.records, strict=True)
+            rows += [row(b.batch, r, offset) for offset, r in pairs if start <= offset < end]
+        return rows
+
+    def is_aborted(self, b: Stored) -> bool:
+        inside = (p == b.batch.producer and first <= b.base < last for p, first, last in self.aborted)
+        return b.batch.transactional and any(inside)
+
+    def count(self, start: int, end: int, control: bool) -> int:
+        """Records of [start, end) in control batches, or in aborted transactions."""
+        batches = (b for b in self.batches if (b.batch.marker is not None if control else self.is_aborted(b)))
+        return sum(start <= offset < end for b in batches for offset in b.offsets)
+
+
+def log(*batches: Batch) -> Log:
+    """Lay the batches out one after another; markers decide which transactions were aborted."""
+    out, begun = Log(), dict[int, int]()
+    for batch in batches:
+        stored = store(batch, out.end + batch.gap)
+        out.batches.append(stored)
+        if batch.marker is not None:
+            first = begun.pop(batch.producer, None)
+            if batch.marker == ABORT and first is not None:
+                out.aborted.append((batch.producer, first, stored.last))
+        elif batch.transactional:
+            begun.setdefault(batch.producer, stored.base)
+    # What is open at the end would lie above the last stable offset: it is aborted only when a marker says so.
+    return out
+
+
+def store(batch: Batch, base: int) -> Stored:
+    if batch.marker is not None:
+        key, value = struct.pack(">hh", 0, batch.marker), struct.pack(">hi", 0, 7)
+        batch = replace(batch, records=(Record(key, value, batch.records[0].time),), transactional=True)
+    offsets, at = [], base
+    for r in batch.records:
+        at += r.skip
+        offsets.append(at)
+        at += 1
+    last = at - 1 + batch.tail if batch.magic == 2 else at - 1
+    data = v2(batch, base, last, offsets) if batch.magic == 2 else message_set(batch, offsets)
+    return Stored(batch, base, last, tuple(offsets), data)
+
+
+def row(batch: Batch, r: Record, offset: int) -> Row:
+    time, time_type = r.time, 0
+    if batch.magic == 0:
+        time, time_type = -1, -1
+    elif batch.append_time is not None:
+        time, time_type = batch.append_time, 1
+    return {
+        "key": r.key,
+        "value": r.value,
+        "offset": offset,
+        "timestamp": int64(time),
+        "timestampType": time_type,
+        "headers": [{"key": k, "value": v} for k, v in r.headers] or None,
+    }
+
+
+def int64(n: int) -> int:
+    return (n + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# --- format v2 ----------------------------------------------------------------------------------------------------
+
+
+def v2(batch: Batch, base: int, last: int, offsets: Sequence[int]) -> bytes:
+    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, HUGE)
+    first = batch.records[0].time if batch.records else 0
+    for r, offset in zip(batch.records, offsets, strict=True):
+        # In the log deltas wrap around at 64 bits.
+        builder.append(offset - base, first + int64(r.time - first), r.key, r.value, list(r.headers))
+    payload = bytes(builder._buffer)[61:]  # `build` would choke on such times in its header
+    newest = max((int64(r.time) for r in batch.records), default=-1)
+    newest = newest if batch.append_time is None else batch.append_time
+    attributes = batch.codec if batch.records else 0
+    attributes |= 0x08 if batch.append_time is not None else 0
+    attributes |= 0x10 if batch.transactional else 0
+    attributes |= 0x20 if batch.marker is not None else 0
+    attributes |= 0x40 if batch.delete_horizon else 0
+    records = compress(payload, attributes & 7, batch.xerial)
+    return raw_v2(base, last - base, attributes, first, newest, batch.producer, len(batch.records), records)
+
+
+def raw_v2(
+    base: int, delta: int, attributes: int, first: int, newest: int, producer: int, count: int, records: bytes
+) -> bytes:
+    """A batch of format v2 from its header fields, with a right checksum."""
+    body = struct.pack(">hiqqqhii", attributes, delta, first, newest, producer, 0, -1, count) + records
+    return struct.pack(">qiibI", base, len(body) + 9, 3, 2, crc32c(body)) + body
+
+
+def with_checksum(batch: bytes) -> bytes:
+    """The same v2 batch with its checksum put right."""
+    return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
+
+
+def compress(data: bytes, codec: int, xerial: bool = True) -> bytes:
+    match codec:
+        case 1:
+            return gzip.compress(data, 1)
+        case 2:
+            return snappy_stream(data) if xerial else bytes(cramjam.snappy.compress_raw(data))
+        case 3:
+            return lz4_frame(data)
+        case 4:
+            return bytes(cramjam.zstd.compress(data))
+    return data
+
+
+def snappy_stream(data: bytes, block: int = 32 << 10) -> bytes:
+    """Xerial's framing, as the Java client writes it."""
+    out = bytearray(b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1))
+    for i in range(0, len(data), block):
+        piece = bytes(cramjam.snappy.compress_raw(data[i : i + block]))
+        out += struct.pack(">i", len(piece)) + piece
+    return bytes(out)
+
+
+def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes:
+    """A frame of independent 64 KiB blocks without content size, as the Java client writes it."""
+    out = bytearray(b"\x04\x22\x4d\x18\x60\x40" + bytes([checksum]))
+    for i in range(0, len(data), block):
+        piece = data[i : i + block]
+        packed = bytes(cramjam.lz4.compress_block(piece, store_size=False))
+        stored = len(packed) >= len(piece)
+        out += struct.pack("<I", len(piece) | 1 << 31 if stored else len(packed)) + (piece if stored else packed)
+    return bytes(out + bytes(4))
+
+
+# --- magic 0 and 1 ------------------------------------------------------------------------------------------------
+
+
+def message_set(batch: Batch, offsets: Sequence[int]) -> bytes:
+    """Plain messages one after another, or wrapped into one compressed message."""
+    shift = 0 if batch.magic == 0 or batch.codec == NONE else offsets[0]
+    builder = LegacyRecordBatchBuilder(batch.magic, 0, HUGE)
+    for r, offset in zip(batch.records, offsets, strict=True):
+        builder.append(offset - shift, int64(r.time), r.key, r.value)
+    messages = bytes(builder.build())
+    stamp = batch.append_time if batch.append_time is not None else max(r.time for r in batch.records)
+    if batch.codec == NONE:
+        return messages if batch.append_time is None else b"".join(stamped(messages, batch.append_time))
+    # Clients of magic 0 wrote a wrong header checksum into LZ4 frames (KIP-57).
+    data = lz4_frame(messages, 0x55) if (batch.magic, batch.codec) == (0, LZ4) else compress(messages, batch.codec)
+    attributes = batch.codec | (0x08 if batch.append_time is not None else 0)
+    return message(offsets[-1], batch.magic, attributes, stamp, None, data)
+
+
+def message(offset: int, magic: int, attributes: int, time: int, key: bytes | None, value: bytes | None) -> bytes:
+    body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", time) if magic else b"")
+    for part in (key, value):
+        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
+
+
+def stamped(messages: bytes, time: int) -> Iterable[bytes]:
+    """Plain messages of magic 1 with the broker's time."""
+    at = 0
+    while at < len(messages):
+        stop = at + 12 + struct.unpack_from(">i", messages, at + 8)[0]
+        body = b"\x01\x08" + struct.pack(">q", time) + messages[at + 26 : stop]
+        yield messages[at : at + 12] + struct.pack(">I", zlib.crc32(body)) + body
+        at = stop
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def decoder(start: int = 0, end: int = HUGE, **options: Any) -> BatchDecoder:
+    return BatchDecoder("orders", 3, start, end, **{"chunk_rows": 1000, "chunk_bytes": 1 << 20} | options)
+
+
+def rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:
+    """Chunks as plain rows, times as numbers; every chunk must be sound Arrow."""
+    out: list[Row] = []
+    for chunk in chunks:
+        chunk.validate(full=True)
+        assert chunk.schema == SCHEMA
+        times = chunk.column("timestamp").cast(pa.int64())
+        out += chunk.set_column(3, "timestamp", times).to_pylist()
+    return out
+
+
+def decode(data: bytes, aborted: Sequence[tuple[int, int]] = (), **options: Any) -> list[Row]:
+    """All rows of one response."""
+    d = decoder(**options)
+    return rows([*d.feed(data, aborted), *d.finish()])
+
+
+def read(source: Log, d: BatchDecoder, end: int, sizes: Iterable[int] = ()) -> list[Row]:
+    """Fetch and decode from a log until the position reaches `end`, with responses cut at the given sizes."""
+    out, wanted = [], iter(sizes)
+    while d.position < end:
+        most = next(wanted, HUGE)
+        data, aborted = source.fetch(d.position, most)
+        reached = next_position(data, d.position)
+        if reached == d.position:
+            data, aborted = source.fetch(d.position)
+        out += rows(d.feed(data, aborted))
+    return out + rows(d.finish())

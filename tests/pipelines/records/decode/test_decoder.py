@@ -1,0 +1,502 @@
+"""What a slice must yield: every visible record once, in order, as kafka-python's builders wrote it."""
+
+from __future__ import annotations
+
+import struct
+
+import cramjam
+import pytest
+from kafka.record import MemoryRecords
+
+from sluice.pipelines.records.decode import bytes_needed, next_position
+from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
+from tests.pipelines.records.decode.logs import (
+    ABORT,
+    COMMIT,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Batch,
+    Log,
+    Record,
+    Row,
+    compress,
+    decode,
+    decoder,
+    log,
+    lz4_frame,
+    message,
+    raw_v2,
+    read,
+    rows,
+    with_checksum,
+)
+
+SOME = tuple(Record(b"k%d" % i, b"value %d " % i * (i % 7), 1_700_000_000_000 + i * i) for i in range(500))
+ODD = (
+    Record(None, b"no key"),
+    Record(b"deleted", None),
+    Record(None, None),
+    Record(b"", b""),
+    Record(b"k", b"v", -1),
+    Record(b"k", b"v", (1 << 63) - 1),
+    Record(b"k", b"v", -(1 << 63)),
+    Record(b"k", b"v", headers=(("a", b"1"), ("a", None), ("", b""), ("größe", b"\xff\x00"))),
+    Record(b"k", b"x" * 300, headers=(("trace", b"t" * 200),)),
+)
+
+
+def both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
+    """Rows decoded and rows expected of a whole log."""
+    return read(source, decoder(0, source.end, **options), source.end), source.visible(0, source.end)
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
+@pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
+def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
+    got, expected = both(log(*[Batch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
+    assert got == expected
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
+def test_message_sets(magic: int, codec: int, append_time: int | None) -> None:
+    bare = tuple(Record(r.key, r.value, r.time, skip=i % 3) for i, r in enumerate(ODD + SOME))
+    stamp = append_time if magic else None
+    got, expected = both(
+        log(Batch(bare, codec, magic, append_time=stamp), Batch(SOME, codec, magic, append_time=stamp))
+    )
+    assert got == expected
+
+
+def test_formats_may_follow_one_another() -> None:
+    mixed = [
+        Batch(SOME[:5], c, m) for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
+    ]
+    got, expected = both(log(*mixed))
+    assert got == expected
+
+
+def test_kafka_pythons_reader_agrees() -> None:
+    source = log(Batch(SOME), Batch(ODD[:5] + ODD[7:], gap=4), Batch(SOME[:9], GZIP, tail=3))
+    mine = decode(source.data)
+    theirs = [r for batch in MemoryRecords(source.data) for r in batch]
+    assert [(r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in mine] == [
+        (r.offset, r.key, r.value, r.timestamp, [{"key": k, "value": v} for k, v in r.headers] or None) for r in theirs
+    ]
+
+
+def test_snappy_without_framing() -> None:
+    got, expected = both(log(Batch(SOME, SNAPPY, xerial=False)))
+    assert got == expected
+
+
+def test_snappy_framing_with_version_in_the_wrong_byte_order() -> None:
+    data = bytearray(log(Batch(SOME, SNAPPY)).data)
+    data[61 + 8 : 61 + 16] = struct.pack("<ii", 1, 1)
+    assert len(decode(with_checksum(bytes(data)))) == len(SOME)
+
+
+def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
+    thin = tuple(Record(b"k", b"v", skip=i) for i in range(20))
+    source = log(Batch(thin, tail=7), Batch((), tail=30, gap=2), Batch(SOME[:3], gap=100, delete_horizon=True))
+    d = decoder(0, source.end)
+    assert read(source, d, source.end) == source.visible(0, source.end)
+    assert d.position == source.end
+    assert d.counts.records == 23
+
+
+def test_the_position_passes_what_is_invisible() -> None:
+    source = log(Batch((), tail=10), Batch(producer=1, marker=COMMIT), Batch(SOME[:2], tail=5))
+    d = decoder(0, source.end)
+    assert rows(d.feed(source.batches[0].data)) == []
+    assert d.position == 10
+    assert rows(d.feed(source.batches[1].data)) == []
+    assert d.position == 11
+    assert rows(d.feed(source.batches[2].data)) == []
+    assert d.position == 18 == source.end
+    assert len(rows(d.finish())) == 2
+
+
+def test_the_range_is_exact() -> None:
+    source = log(*[Batch(SOME[i : i + 10], [NONE, LZ4][i // 10 % 2]) for i in range(0, 100, 10)])
+    for start, end in [(0, 1), (7, 8), (9, 11), (10, 20), (13, 57), (99, 100), (5, 5)]:
+        d = decoder(start, end)
+        assert read(source, d, end) == source.visible(start, end)
+        assert d.position >= end
+        assert d.counts.records == end - start
+
+
+def test_an_end_amid_a_gap_is_reached() -> None:
+    source = log(Batch(SOME[:5]), Batch(SOME[:5], gap=20))
+    d = decoder(0, 10)
+    assert len(read(source, d, 10)) == 5
+    assert d.position == 25
+
+
+def test_a_response_is_cut_anywhere() -> None:
+    source = log(*[Batch(SOME[i : i + 3], codec) for i, codec in enumerate([NONE, LZ4, ZSTD, NONE, GZIP])])
+    for size in range(1, len(source.data), 7):
+        d = decoder(0, source.end)
+        assert read(source, d, source.end, [size] * 100) == source.visible(0, source.end)
+
+
+def test_what_was_read_is_passed_over() -> None:
+    source = log(*[Batch(SOME[i : i + 3]) for i in range(5)])
+    d = decoder(4, source.end)
+    out = rows([*d.feed(source.data), *d.feed(source.data), *d.finish()])
+    assert out == source.visible(4, source.end)
+
+
+# --- transactions -------------------------------------------------------------------------------------------------
+
+
+def txn(producer: int, n: int = 3) -> Batch:
+    return Batch(tuple(Record(b"p%d" % producer, b"%d" % i) for i in range(n)), producer=producer, transactional=True)
+
+
+INTERLEAVED = log(
+    txn(1),  # 0-2
+    txn(2),  # 3-5
+    Batch(SOME[:2]),  # 6-7
+    Batch(SOME[:2], producer=1),  # 8-9: idempotent only, in no transaction
+    Batch(producer=1, marker=ABORT),  # 10
+    txn(1),  # 11-13: the next one, committed
+    Batch(producer=2, marker=COMMIT),  # 14
+    txn(2, 5),  # 15-19
+    Batch(producer=1, marker=COMMIT),  # 20
+    txn(1),  # 21-23
+    Batch(producer=2, marker=ABORT),  # 24
+    Batch(producer=1, marker=ABORT),  # 25
+    Batch(SOME[:1]),  # 26
+)
+
+
+def test_aborted_records_are_left_out() -> None:
+    d = decoder(0, INTERLEAVED.end)
+    got = read(INTERLEAVED, d, INTERLEAVED.end)
+    assert [r["offset"] for r in got] == [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 26]
+    assert (d.counts.records, d.counts.control, d.counts.aborted) == (11, 5, 11)
+
+
+def test_read_uncommitted_leaves_out_only_markers() -> None:
+    d = decoder(0, INTERLEAVED.end, read_committed=False)
+    got = read(INTERLEAVED, d, INTERLEAVED.end)
+    assert [r["offset"] for r in got] == [o for o in range(27) if o not in (10, 14, 20, 24, 25)]
+    assert (d.counts.records, d.counts.control, d.counts.aborted) == (22, 5, 0)
+
+
+@pytest.mark.parametrize("size", [1, 150, 333, 700, 10_000])
+def test_slices_and_responses_begin_amid_transactions(size: int) -> None:
+    for start in range(INTERLEAVED.end):
+        for end in range(start, INTERLEAVED.end + 1, 5):
+            d = decoder(start, end)
+            assert read(INTERLEAVED, d, end, [size] * 100) == INTERLEAVED.visible(start, end)
+            assert d.counts.aborted == INTERLEAVED.count(start, end, control=False)
+            assert d.counts.control == INTERLEAVED.count(start, end, control=True)
+
+
+def test_one_response_may_be_fed_in_pieces_with_its_whole_list() -> None:
+    aborted = [(p, first) for p, first, _ in INTERLEAVED.aborted]
+    d = decoder(0, INTERLEAVED.end)
+    pieces = [chunk for b in INTERLEAVED.batches for chunk in d.feed(b.data, aborted)]
+    assert rows([*pieces, *d.finish()]) == INTERLEAVED.visible(0, INTERLEAVED.end)
+
+
+def test_markers_seen_behind_an_error_are_seen_again() -> None:
+    source = log(
+        Batch(SOME[:2], magic=1), txn(1), Batch(producer=1, marker=ABORT), txn(1), Batch(producer=1, marker=COMMIT)
+    )
+    damaged = bytearray(source.data)
+    damaged[12] ^= 1  # the CRC-32 of the first message, which the decode loop checks, long after the markers were met
+    d = decoder(0, source.end)
+    with pytest.raises(CorruptBatch, match="CRC-32"):
+        list(d.feed(bytes(damaged), [(1, 2)]))
+    assert read(source, d, source.end) == source.visible(0, source.end)
+
+
+def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
+    thin = tuple(Record(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
+    source = log(Batch(thin, LZ4, producer=4, transactional=True), Batch(producer=4, marker=ABORT))
+    d = decoder(4, 15)
+    assert read(source, d, 15) == []
+    assert (d.counts.aborted, d.counts.control) == (5, 0)
+
+
+def test_a_control_batch_of_another_kind_ends_nothing() -> None:
+    source = log(txn(1), Batch(producer=1, marker=5), txn(1), Batch(producer=1, marker=ABORT))
+    data, _ = source.fetch(0)
+    assert decode(data, [(1, 0)]) == []
+
+
+# --- chunks -------------------------------------------------------------------------------------------------------
+
+
+def test_chunks_are_bounded_by_rows() -> None:
+    source = log(*[Batch(SOME, LZ4), Batch(ODD * 40), Batch(SOME, LZ4, magic=1)])
+    d = decoder(0, source.end, chunk_rows=7)
+    chunks = [*d.feed(source.data), *d.finish()]
+    assert {c.num_rows for c in chunks[:-1]} == {7}
+    assert rows(chunks) == source.visible(0, source.end)
+
+
+def test_chunks_are_bounded_by_bytes() -> None:
+    records = tuple(Record(b"k" * 10, b"v" * (10 * i % 90), headers=(("h" * 5, b"x" * 5),)) for i in range(300))
+    source = log(Batch(records, ZSTD))
+    d = decoder(0, source.end, chunk_bytes=256)
+    chunks = [*d.feed(source.data), *d.finish()]
+    assert rows(chunks) == source.visible(0, source.end)
+    for c in chunks:
+        size = sum(len(r["key"]) + len(r["value"]) + 10 for r in rows([c]))
+        assert size <= 256
+
+
+def test_one_record_larger_than_a_chunk() -> None:
+    big = bytes(50_000_000)
+    source = log(Batch(SOME[:3]), Batch((Record(b"k", big, headers=(("h", big),)),), LZ4), Batch(SOME[:3]))
+    d = decoder(0, source.end, chunk_bytes=1000, max_batch_bytes=200 << 20)
+    chunks = [*d.feed(source.data), *d.finish()]
+    assert [c.num_rows for c in chunks] == [3, 1, 3]
+    assert chunks[1].column("value")[0].as_py() == big
+    assert chunks[1].column("headers")[0].as_py() == [{"key": "h", "value": big}]
+
+
+def test_a_chunk_is_not_touched_after_it_was_yielded() -> None:
+    source = log(*[Batch(SOME) for _ in range(4)])
+    d = decoder(0, source.end, chunk_rows=300)
+    chunks = d.feed(source.data)
+    first = next(chunks)
+    before = first.to_pylist()
+    assert sum(c.num_rows for c in chunks) + first.num_rows + sum(c.num_rows for c in d.finish()) == 2000
+    assert first.to_pylist() == before
+
+
+# Java 17's `new String(bytes, UTF_8)`.
+AS_JAVA = [
+    ("41ff42", "A\ufffdB"),
+    ("c3a9", "é"),
+    ("c3", "\ufffd"),
+    ("e282", "\ufffd"),
+    ("e28241", "\ufffdA"),
+    ("eda080", "\ufffd"),
+    ("eda0", "\ufffd"),
+    ("edacec90", "\ufffd\ufffd"),
+    ("f09f9880", "😀"),
+    ("f09f98", "\ufffd"),
+    ("f48fbfbf", "\U0010ffff"),
+    ("f4908080", "\ufffd\ufffd\ufffd\ufffd"),
+    ("c080", "\ufffd\ufffd"),
+    ("12f37e8fedac", "\x12\ufffd\x7e\ufffd\ufffd"),
+    ("00", "\x00"),
+]
+
+
+def test_header_keys_that_are_not_utf8_read_as_in_java() -> None:
+    # Placeholders of the same length first: the builder takes text only.
+    headers = tuple(("x" * (len(key) // 2), bytes([i])) for i, (key, _) in enumerate(AS_JAVA))
+    data = bytearray(log(Batch((Record(headers=headers), Record(headers=(("plain", b""),))))).data)
+    at = 0
+    for i, (key, _) in enumerate(AS_JAVA):
+        raw = bytes.fromhex(key)
+        at = data.index(b"x" * len(raw) + bytes([2, i]), at)
+        data[at : at + len(raw)] = raw
+    got = decode(with_checksum(bytes(data)))
+    assert [h["key"] for h in got[0]["headers"]] == [text for _, text in AS_JAVA]
+    assert got[1]["headers"] == [{"key": "plain", "value": b""}]
+
+
+# --- bad bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_checksum_that_does_not_match_names_the_batch() -> None:
+    source = log(*[Batch(SOME[i * 3 : i * 3 + 3], LZ4) for i in range(5)])
+    data = bytearray(source.data)
+    data[sum(len(b.data) for b in source.batches[:3]) + 70] ^= 1
+    d = decoder(0, source.end)
+    with pytest.raises(CorruptBatch, match=r"orders:3: batch at offset 9: its checksum is 0x") as e:
+        list(d.feed(bytes(data)))
+    assert (e.value.topic, e.value.partition, e.value.start, e.value.end) == ("orders", 3, 9, 12)
+    assert d.position == 9
+    # Read once more from the position, it is whole.
+    assert rows([*d.feed(source.fetch(d.position)[0]), *d.finish()]) == source.visible(0, source.end)
+
+
+def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
+    source = log(Batch(ODD), Batch(ODD[7:8] + ODD[:7]))
+    bad = bytearray(source.batches[1].data)
+    bad[-1] = 2  # the last record claims a header
+    d = decoder(0, source.end)
+    with pytest.raises(CorruptBatch, match=r"batch at offset 9: .* \(byte \d+\)"):
+        list(d.feed(source.batches[0].data + with_checksum(bytes(bad))))
+    assert (d.position, d.counts.records) == (9, 9)
+    assert rows([*d.feed(source.batches[1].data), *d.finish()]) == source.visible(0, source.end)
+
+
+def test_without_crc_checks_a_wrong_checksum_passes() -> None:
+    data = bytearray(log(Batch(SOME[:3])).data)
+    data[17] ^= 1
+    assert len(decode(bytes(data), check_crc=False)) == 3
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_messages_have_checksums_of_their_own(magic: int, codec: int) -> None:
+    source = log(Batch(SOME[:4], codec, magic))
+    data = bytearray(source.data)
+    data[-1] ^= 1
+    with pytest.raises(CorruptBatch, match=r"checksum|CRC-32") as e:
+        decode(bytes(data))
+    assert (e.value.start, e.value.end) == (3 if codec else 0, 4)
+
+
+def test_unknown_formats_and_codecs_are_unsupported() -> None:
+    newer = bytearray(log(Batch()).data)
+    newer[16] = 3
+    with pytest.raises(UnsupportedBatch, match="format 3"):
+        decode(bytes(newer))
+    with pytest.raises(UnsupportedBatch, match="codec 6"):
+        decode(raw_v2(0, 0, 6, 0, 0, -1, 1, b"whatever"))
+
+
+@pytest.mark.parametrize(
+    ("count", "delta", "records"),
+    [
+        ((1 << 31) - 1, (1 << 31) - 1, b""),
+        (-1, 0, b""),
+        (2, 0, bytes(20)),
+        (1, 0, b""),
+        (1, 0, b"\x0c\0\0\0\1\1"),
+        (1, 0, b"\x0c\0\0\0\1\1\0\0"),
+        (1, 0, b"\x0c\0\0\2\1\1\0"),
+        (2, 1, b"\x0c\0\0\2\1\1\0\x0c\0\0\0\1\1\0"),
+        (1, 0, b"\x0c\0\0\0\x7e\1\0"),
+        (1, 0, b"\x0c\0\0\0\1\x7e\0"),
+        (1, 0, b"\x0c\0\0\0\1\1\x7e"),
+        (1, 0, b"\x0c\0\0\0\1\1\1"),
+        (1, 0, b"\x10\0\0\0\1\1\2\1\1"),
+        (1, 0, b"\x10\0\0\0\1\1\2\0\x7e"),
+        (1, 0, b"\xff" * 30),
+        (1, 0, b"\x16\0" + b"\xff" * 9 + b"\x7f\0\1\1\0"),
+    ],
+)
+def test_counts_and_lengths_that_lie(count: int, delta: int, records: bytes) -> None:
+    with pytest.raises(CorruptBatch):
+        decode(raw_v2(0, delta, 0, 0, 0, -1, count, records))
+
+
+def test_negative_lengths_are_null_as_in_java() -> None:
+    assert decode(raw_v2(0, 0, 0, 5, 5, -1, 1, b"\x0c\0\0\0\x03\x05\0"))[0]["key"] is None
+
+
+@pytest.mark.parametrize("size", [-1, 0, 13, 48])
+def test_sizes_smaller_than_any_batch(size: int) -> None:
+    data = bytearray(log(Batch()).data)
+    data[8:12] = struct.pack(">i", size)
+    with pytest.raises(CorruptBatch, match="size"):
+        decode(bytes(data))
+    with pytest.raises(CorruptBatch, match="size"):
+        next_position(bytes(data), 0, "orders", 3)
+
+
+def test_offsets_that_go_back_between_batches_condemn_both() -> None:
+    source = log(*[Batch(SOME[:3]) for _ in range(4)])
+    data = bytearray(source.data)
+    at = len(source.batches[0].data) + len(source.batches[1].data)
+    data[at : at + 8] = struct.pack(">q", 1 << 40)  # the base offset is under no checksum
+    d = decoder(0, source.end)
+    with pytest.raises(CorruptBatch, match="offset 9: its offsets do not follow"):
+        list(d.feed(bytes(data)))
+    assert d.position == 6
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_compression_bombs_are_bounded(codec: int) -> None:
+    source = log(Batch((Record(b"k", bytes(9 << 20)),), codec))
+    assert len(source.data) < 1 << 20
+    d = decoder(0, 1, max_batch_bytes=8 << 20)
+    with pytest.raises(CorruptBatch, match="8,388,608 bytes"):
+        list(d.feed(source.data))
+    assert not len(d._scratch.data)  # whoever holds the error holds the decoder
+    assert len(decode(source.data, max_batch_bytes=16 << 20)) == 1
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
+    whole = log(Batch(SOME, codec)).data
+    for stop in (61, 62, 70, len(whole) // 2, len(whole) - 5):
+        data = bytearray(whole[:stop])
+        data[8:12] = struct.pack(">i", stop - 12)
+        with pytest.raises(CorruptBatch):
+            decode(with_checksum(bytes(data)), max_batch_bytes=1 << 20)
+
+
+def test_lz4_frames_of_other_writers() -> None:
+    plain = log(Batch(SOME)).data
+    linked = bytes(cramjam.lz4.compress(plain[61:]))
+    assert not linked[4] & 0x20
+    sized = lz4_frame(plain[61:])
+    sized = sized[:4] + b"\x68\x40" + struct.pack("<Q", len(plain) - 61) + b"\x00" + sized[7:]
+    stored = lz4_frame(plain[61:65])[:-4] + lz4_frame(plain[65:])[7:]
+    for frame in (linked, sized, stored):
+        batch = raw_v2(0, len(SOME) - 1, LZ4, SOME[0].time, SOME[0].time, -1, len(SOME), frame)
+        assert decode(batch) == decode(plain)
+
+
+def test_a_compressed_set_inside_of_a_compressed_set() -> None:
+    inner = log(Batch(SOME[:3], GZIP, 1)).data
+    with pytest.raises(CorruptBatch, match="compressed"):
+        decode(message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
+
+
+def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
+    inner = log(Batch(SOME[:3], NONE, 0)).data
+    d = decoder(0, 20)
+    got = rows([*d.feed(message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
+    assert ([r["offset"] for r in got], d.position) == ([0, 1, 2], 11)
+
+
+@pytest.mark.parametrize("base", [-1, (1 << 63) - 1, (1 << 63) - 3])
+def test_offsets_out_of_bounds(base: int) -> None:
+    with pytest.raises(CorruptBatch, match="offsets"):
+        decode(raw_v2(base, 2, 0, 0, 0, -1, 1, b"\x0c\0\0\0\1\1\0"))
+
+
+# --- what the fetcher asks ----------------------------------------------------------------------------------------
+
+
+def test_how_far_a_response_reaches() -> None:
+    source = log(
+        Batch(SOME[:5], tail=2), Batch(SOME[:5], LZ4, gap=10), Batch(SOME[:2], GZIP, 1), Batch(SOME[:2], NONE, 1)
+    )
+    whole = source.data
+    assert next_position(b"", 3) == 3
+    assert bytes_needed(b"") == 0
+    assert next_position(whole, 0) == source.end
+    assert bytes_needed(whole) == 0
+    first = len(source.batches[0].data)
+    for cut in range(1, len(whole), 13):
+        done = 0
+        reached = 0
+        for b in source.batches[:3]:
+            done += len(b.data)
+            if done <= cut:
+                reached = b.last + 1
+        if cut < done:
+            assert next_position(memoryview(whole)[:cut], 0) == reached
+        assert bytes_needed(whole[:cut]) == (0 if cut >= first else first if cut >= 12 else 61)
+
+
+def test_a_decoder_is_asked_for_a_sound_range() -> None:
+    with pytest.raises(ValueError, match="range"):
+        decoder(5, 4)
+    with pytest.raises(ValueError, match="chunks"):
+        decoder(0, 4, chunk_rows=0)
+
+
+def test_an_empty_response_yields_nothing() -> None:
+    d = decoder(0, 10)
+    assert rows([*d.feed(b""), *d.feed(memoryview(b"")), *d.finish()]) == []
+    assert d.position == 0

@@ -1,0 +1,125 @@
+"""Compiled once, each share by itself, by one process at a time; and where nothing can be kept, that is said."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.records import ready
+from sluice.pipelines.vocabulary.progress import Progress
+
+PIPELINES = Path(ready.__file__).parent
+QUICK = "contract.forms"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where numba keeps what it compiles; of all shares, the one that is quick."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(ready, "SHARES", {QUICK: 1})
+    ready._fingerprint.cache_clear()
+    return tmp_path / "kept"
+
+
+@pytest.fixture(autouse=True)
+def own_fingerprint() -> Any:
+    yield
+    ready._fingerprint.cache_clear()
+
+
+def test_every_module_with_entry_points_is_a_share() -> None:
+    sources = {p: p.read_text() for p in PIPELINES.rglob("*.py") if p.name != "compiled.py"}
+    found = {p for p, text in sources.items() if re.search(r"^@compiled\(", text, re.MULTILINE)}
+    assert {".".join(p.relative_to(PIPELINES).with_suffix("").parts) for p in found} == set(ready.SHARES)
+
+
+def test_what_is_compiled_is_compiled_once_and_said_before(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Progress] = []
+    assert not ready.is_ready()
+    ready.ready(told.append)
+    assert [(p.stage, p.done, p.total) for p in told] == [("compile", 0, 1), ("compile", 1, 1)]
+    assert "once for this version of Sluice and numba; about" in told[0].note
+    assert [p.name for p in kept.rglob("forms._forms-*.nbi")], "numba kept it"
+    assert ready.is_ready()
+    monkeypatch.setattr(subprocess, "Popen", None)
+    ready.ready(told.append)
+    assert len(told) == 2
+
+
+def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
+    """The module of names imports the one that scans, whose loop takes half a minute."""
+    subprocess.run([sys.executable, "-m", "sluice.pipelines.records.ready", "typed.names"], check=True)
+    made = {p.name.partition(".")[0] for p in kept.rglob("*.nbi")}
+    assert made == {"names"}
+
+
+def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready, "SHARES", {"contract.suite.nowhere": 1})
+    monkeypatch.setattr(ready, "_fingerprint", lambda: "f")
+    ready.ready()
+    assert not ready.is_ready()
+
+
+def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
+    kept.mkdir()
+    told: list[Progress] = []
+    waiting = threading.Thread(target=ready.ready, args=(told.append,))
+    with (kept / "sluice-loops.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting.start()
+        (kept / f"sluice-loops-{ready._fingerprint()}").touch()  # the other one is done
+    waiting.join()
+    assert (told, list(kept.rglob("*.nbi"))) == ([], [])
+
+
+@pytest.mark.parametrize("what", ["sources", "numba", "processor"])
+def test_another_version_is_compiled_again(
+    what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ready._fingerprint()
+    ready._fingerprint.cache_clear()
+    match what:
+        case "sources":
+            for name in ("compiled.py", f"{QUICK.replace('.', '/')}.py"):
+                (tmp_path / name).parent.mkdir(exist_ok=True)
+                (tmp_path / name).write_text("changed")
+            monkeypatch.setattr(ready, "_HERE", tmp_path)
+        case "numba":
+            monkeypatch.setattr(ready, "version", lambda name: "9.9")
+        case _:
+            monkeypatch.setattr(ready, "_processor", lambda: "another")
+    assert ready._fingerprint() != before
+
+
+def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    told: list[Progress] = []
+    ready.ready(told.append)
+    assert [p.note for p in told] == [ready.NOWHERE]
+    assert not ready.is_ready()
+
+
+def test_the_users_folder_serves_where_the_package_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ready, "_HERE", tmp_path / "package")
+    (tmp_path / "package").touch()
+    assert ready._folder() == tmp_path / "sluice"
+
+
+def test_from_a_shell_it_says_what_it_does(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ready._say(Progress("compile", 0, 1, "compiling"))
+    ready._say(Progress("compile", 1, 1))
+    assert capsys.readouterr().err == "compiling\n"

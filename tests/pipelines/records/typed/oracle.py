@@ -1,0 +1,274 @@
+"""What JSON values must become, by Python's json module and slow, plain code that shares nothing with the loops."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import struct
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from sluice.pipelines.schema.schema import Field, Kind, Schema, Type
+
+DEPTH = 100
+NOT_JSON = {"not_json", "invalid_utf8", "too_deep"}
+_INTS = {f"int{b}": (-(1 << b - 1), (1 << b - 1) - 1) for b in (8, 16, 32, 64)} | {
+    f"uint{b}": (0, (1 << b) - 1) for b in (8, 16, 32, 64)
+}
+_TIME = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d+))?)?([Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
+)
+YEAR_1, YEAR_9999 = ((date(y, 1, 1) - date(1970, 1, 1)) // timedelta(seconds=1) for y in (1, 9999))
+YEAR_10000 = YEAR_9999 + 365 * 86400
+_UNITS = {"s": 3, "ms": 3, "us": 6, "ns": 9}
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object, duplicates and order kept."""
+
+
+@dataclass(frozen=True)
+class Number:
+    text: str
+
+
+class _Constant(ValueError):
+    pass
+
+
+@dataclass
+class Verdict:
+    """Either `row` (name → value, `_extra` as Pairs or None) or what may be said against the record."""
+
+    row: dict[str, Any] | None
+    reasons: set[str]
+
+
+def judge(schema: Schema, value: bytes | None) -> Verdict:
+    """What becomes of one record's value."""
+    if value is None:
+        return Verdict({f.name: None for f in schema.fields} | {"_extra": None}, set())
+    try:
+        parsed = parse(value)
+    except (ValueError, RecursionError):
+        return Verdict(None, NOT_JSON)
+    if depth(parsed) > DEPTH:
+        return Verdict(None, {"too_deep"})
+    if not isinstance(parsed, Pairs):
+        return Verdict(None, {"wrong_type"})
+    problems: set[str] = set()
+    row = _struct(schema.fields, parsed, problems)
+    names = {f.name for f in schema.fields}
+    row["_extra"] = Pairs((k, v) for k, v in parsed if k not in names) or None
+    return Verdict(None, problems) if problems else Verdict(row, set())
+
+
+def parse(value: bytes) -> Any:
+    """Python's reading of the text, numbers as they are written. Raises ValueError."""
+
+    def constant(text: str) -> Any:
+        raise _Constant(text)
+
+    text = value.decode("utf-8").removeprefix("\ufeff")
+    return json.loads(text, parse_int=Number, parse_float=Number, parse_constant=constant, object_pairs_hook=Pairs)
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, Pairs):
+        return 1 + max((depth(v) for _, v in value), default=0)
+    if isinstance(value, list):
+        return 1 + max(map(depth, value), default=0)
+    return 0
+
+
+def _struct(fields: tuple[Field, ...], pairs: Pairs, problems: set[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for f in fields:
+        found = [v for k, v in pairs if k == f.name]
+        if len(found) > 1:
+            problems.add("duplicate")
+        if not found and f.required:
+            problems.add("missing")
+        for v in found or [None]:
+            row[f.name] = _value(f, v, problems) if found else None
+    return row
+
+
+def _value(f: Field, value: Any, problems: set[str]) -> Any:
+    if value is None:
+        if f.required:
+            problems.add("missing")
+        return None
+    try:
+        return _typed(f.type, value, problems)
+    except _Refused as refused:
+        problems.add(refused.reason)
+        return None
+
+
+class _Refused(Exception):
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _typed(t: Type, value: Any, problems: set[str]) -> Any:
+    match t.kind:
+        case Kind.JSON:
+            return value
+        case Kind.STRUCT if isinstance(value, Pairs):
+            return _struct(t.fields, value, problems)
+        case Kind.LIST if isinstance(value, list) and not isinstance(value, Pairs):
+            return [_value(t.fields[0], v, problems) for v in value]
+        case Kind.MAP if isinstance(value, Pairs):
+            if len({k for k, _ in value}) < len(value):
+                problems.add("duplicate")
+            return [(_text(k), _value(t.fields[0], v, problems)) for k, v in value]
+        case Kind.BOOL if isinstance(value, bool):
+            return value
+        case Kind.STRING if isinstance(value, str):
+            return _text(value)
+        case Kind.BINARY if isinstance(value, str):
+            return _binary(_text(value))
+        case Kind.DATE if isinstance(value, str):
+            return _date(_text(value))
+        case Kind.TIMESTAMP if isinstance(value, str):
+            return _time(_text(value), t.unit)
+        case Kind.DECIMAL if isinstance(value, Number):
+            return _decimal(value.text, t.precision, t.scale)
+        case Kind.FLOAT32 | Kind.FLOAT64 if isinstance(value, Number):
+            return _float(value.text, single=t.kind is Kind.FLOAT32)
+        case Kind.EPOCH if isinstance(value, Number):
+            units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[t.unit]
+            found = _within(_integer(value.text), max(YEAR_1 * units, -(1 << 63)), min(YEAR_10000 * units, 1 << 63) - 1)
+            return found * (1000 if t.unit == "s" else 1)
+        case kind if str(kind) in _INTS and isinstance(value, Number):
+            return _within(_integer(value.text), *_INTS[str(kind)])
+    raise _Refused("wrong_type")
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _Refused("lone_surrogate") from None
+    return text
+
+
+def _within(n: int, least: int, most: int) -> int:
+    if not least <= n <= most:
+        raise _Refused("out_of_range")
+    return n
+
+
+def exact(text: str) -> tuple[int, int]:
+    """(mantissa without trailing zeros, power of ten)."""
+    mantissa, _, exponent = text.lower().partition("e")
+    whole, _, after = mantissa.partition(".")
+    digits = (whole + after).lstrip("-").lstrip("0")
+    short = digits.rstrip("0")
+    power = (int(exponent or 0) if len(exponent) < 4000 else 10**12 * (-1 if "-" in exponent else 1)) - len(after)
+    if not short:
+        return 0, 0
+    sign = -1 if text.startswith("-") else 1
+    return sign * int(short), power + len(digits) - len(short)
+
+
+def _integer(text: str) -> int:
+    mantissa, power = exact(text)
+    if len(str(abs(mantissa))) + power > 20:
+        raise _Refused("out_of_range")
+    if power < 0:
+        raise _Refused("inexact")
+    return mantissa * 10**power
+
+
+def _decimal(text: str, precision: int, scale: int) -> Decimal:
+    mantissa, power = exact(text)
+    if mantissa and len(str(abs(mantissa))) + power > precision - scale:
+        raise _Refused("out_of_range")
+    if mantissa and power < -scale:
+        raise _Refused("inexact")
+    return Decimal((int(mantissa < 0), tuple(map(int, str(abs(mantissa) * 10 ** (power + scale)))), -scale))
+
+
+def _float(text: str, *, single: bool) -> float:
+    found = float(text)
+    if single:
+        found = _nearest_single(text)
+    if found in (float("inf"), float("-inf")):
+        raise _Refused("out_of_range")
+    return found
+
+
+def _nearest_single(text: str) -> float:
+    """The nearest float32 by exact arithmetic, ties to the even one."""
+    mantissa, power = exact(text)
+    if mantissa and not -60 < len(str(abs(mantissa))) + power < 60:
+        return float(np.copysign(np.inf if power > 0 else 0.0, -1 if text[0] == "-" else 1))
+    value = abs(Fraction(mantissa) * Fraction(10) ** power)
+    with np.errstate(all="ignore"):
+        near = np.float32(float(value))
+        near = np.float32(3.4028234663852886e38) if np.isinf(near) else near
+        around = [near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))]
+    largest = Fraction(float(np.finfo(np.float32).max))
+    if value >= largest + Fraction(2) ** 103:
+        best = float("inf")
+    else:
+        finite = [c for c in around if not np.isinf(c)]
+        best = float(min(finite, key=lambda c: (abs(Fraction(float(c)) - value), _bits(c) & 1)))
+    return -best if text.startswith("-") else best
+
+
+def _bits(x: np.float32) -> int:
+    found: int = struct.unpack("<I", struct.pack("<f", x))[0]
+    return found
+
+
+def _binary(text: str) -> bytes:
+    try:
+        found = base64.b64decode(text.encode(), validate=True)
+    except (binascii.Error, ValueError):
+        raise _Refused("malformed") from None
+    if base64.b64encode(found).decode() != text:
+        raise _Refused("malformed")
+    return found
+
+
+def _date(text: str) -> int:
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+        raise _Refused("malformed")
+    return _days(int(text[:4]), int(text[5:7]), int(text[8:]))
+
+
+def _days(year: int, month: int, day: int) -> int:
+    try:
+        return (date(year, month, day) - date(1970, 1, 1)).days
+    except ValueError:
+        raise _Refused("malformed") from None
+
+
+def _time(text: str, unit: str) -> int:
+    found = _TIME.fullmatch(text)
+    if not found or len(text) > 64:
+        raise _Refused("malformed")
+    year, month, day, hour, minute, second = (int(found[i] or 0) for i in range(1, 7))
+    seconds = _days(year, month, day) * 86400 + hour * 3600 + minute * 60 + second
+    zone = found[8] or "Z"
+    if hour > 23 or minute > 59 or second > 59:
+        raise _Refused("malformed")
+    if zone not in "Zz":
+        hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)
+        if hours > 23 or minutes > 59:
+            raise _Refused("malformed")
+        seconds -= int(zone[0] + "1") * (hours * 3600 + minutes * 60)
+    if not YEAR_1 <= seconds < YEAR_10000 or (unit == "ns" and not -9223372036 <= seconds <= 9223372035):
+        raise _Refused("out_of_range")
+    digits = _UNITS[unit]
+    return seconds * 10**digits + int((found[7] or "")[:digits].ljust(digits, "0"))

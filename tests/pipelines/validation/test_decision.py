@@ -1,0 +1,286 @@
+"""Batches that break their contract as a whole, end to end over logs in memory: nothing of them is visible, no offset
+moves, what was read is kept; and what came of every expectation can be told afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.batch.result import BatchResult
+from sluice.pipelines.contract.results import Outcome, Result, contract_results, enough
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.validation.decision import check_contract
+from sluice.pipelines.validation.volume import earlier_rows
+from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded
+from sluice.pipelines.vocabulary.kafka import FetchLimits
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.receipts import Counts, Receipt, Tally
+from sluice.pipelines.vocabulary.receipts import Outcome as Landed
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
+from tests.pipelines.log_fetcher import LogFetcher
+from tests.pipelines.records.decode.logs import Batch, Record
+
+CATCH_UP = Request(RequestKind.CATCH_UP)
+MEAN = "expect_column_mean_to_be_between"
+Asked = dict[str, Any]
+
+
+def said(type_: str, severity: str = "critical", **kwargs: Any) -> Asked:
+    return {"type": type_, "kwargs": kwargs, "severity": severity}
+
+
+MEAN_OF_N = said(MEAN, column="n", max_value=10)
+
+
+@dataclass
+class Tasks:
+    """Runs tasks by the code that executors run; remembers what was read of Kafka."""
+
+    world: Shop
+
+    def start(self) -> None: ...
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Landed]:
+        plan, world = job.plan, self.world
+        fetcher: LogFetcher = world.topic.fetcher()
+        tools = Tools(fetcher, world.lake, job.shape.format())  # type: ignore[arg-type]
+        landing, shape = world.feed.landing, job.shape.name
+        work = Assignment(
+            plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, landing, FetchLimits(), 512 << 20, shape
+        )
+        done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
+        world.read += sum(s.span for slices in fetcher.read for s in slices)
+        return done
+
+    def cancel(self) -> None: ...
+
+
+class Shop(World):
+    """Orders in JSON, in one partition, under whatever contract the feed's folder has when it is loaded."""
+
+    def __init__(self, folder: Path, *expectations: Asked, policies: str = "{}") -> None:
+        self.folder, self.read = folder, 0
+        (folder / "orders.yaml").write_text(
+            "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\n"
+            f"schema: {{n: int32, s: string}}\npolicies: {policies}\n"
+        )
+        self.mend(*expectations, first=True)
+        super().__init__(self.load())
+
+    def load(self) -> Feed:
+        return load_feed(self.folder / "orders.yaml", {})
+
+    def mend(self, *expectations: Asked, first: bool = False) -> None:
+        suite = {"name": "orders", "expectations": expectations}
+        (self.folder / "orders.contract.json").write_text(json.dumps(suite))
+        if not first:
+            self.feed = self.load()
+
+    def order(self, *numbers: Any) -> None:
+        """One record for each number; None: a tombstone; text: as it is."""
+        values = [n if n is None else n.encode() if isinstance(n, str) else b'{"n":%d,"s":"x"}' % n for n in numbers]
+        records = tuple(Record(b"k", v, START + i) for i, v in enumerate(values))
+        self.topic.batches[PARTITIONS[0]].append(Batch(records))
+
+    def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
+        return replace(super().edges(drops), engine=Tasks(self))  # type: ignore[arg-type]
+
+    def visible(self) -> list[str]:
+        return [*self.lake.list("data/orders"), *self.lake.list("quarantine/orders")]
+
+    def published(self) -> list[PublishEntry]:
+        entries = (self.ledger.entry(n) for n in range(self.ledger.read().number))
+        return [e for e in entries if isinstance(e, PublishEntry)]
+
+
+def refused(shop: Shop) -> str:
+    """That a catch-up is refused, with nothing to see of it; its text."""
+    before, frontier = shop.visible(), shop.ledger.read().frontiers()
+    with pytest.raises(ContractBroken) as caught:
+        shop.land(CATCH_UP)
+    assert shop.visible() == before
+    state = shop.ledger.read()
+    assert all(at == frontier.get(key, 0) for key, at in state.frontiers().items())
+    assert len(state.live()) == 1
+    assert not any(isinstance(shop.ledger.entry(n), CommitEntry) for n in range(state.number))
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (MEAN_OF_N, "the mean of n is at most 10: observed 25"),
+        (
+            said("expect_column_values_to_be_unique", column="s"),
+            "3 of 3 rows are not so (100.00%), the first at orders",
+        ),
+        (
+            said("expect_table_row_count_to_be_between", min_value=4),
+            "the number of rows is at least 4: observed 3 rows",
+        ),
+        (
+            said("expect_column_values_to_be_between", column="n", max_value=20, mostly=0.5),
+            "2 of 3 rows are not so (66.67%), the first at orders:0:1, orders:0:2",
+        ),
+    ],
+)
+def test_a_broken_batch_stays_staged_and_is_not_read_again(tmp_path: Path, broken: Asked, told: str) -> None:
+    shop = Shop(tmp_path, said("expect_column_max_to_be_between", column="n", max_value=99), broken)
+    shop.order(5, 30, 40)
+    assert told in refused(shop)
+    assert shop.read == 3
+    refused(shop)
+    assert shop.read == 3, "the second run adopts what the first one read"
+    shop.mend(said("expect_column_max_to_be_between", column="n", max_value=99))
+    shop.land(CATCH_UP).check()
+    assert shop.read == 6, "another contract: read again"
+    assert len(shop.visible()) == 1
+    assert audit(shop.ledger, shop.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+
+
+def test_each_broken_expectation_is_named_and_no_other(tmp_path: Path) -> None:
+    shop = Shop(
+        tmp_path,
+        MEAN_OF_N,
+        said("expect_column_min_to_be_between", column="n", max_value=10),
+        said("expect_column_median_to_be_between", column="n", max_value=11),
+        said("expect_column_sum_to_be_between", "warning", column="n", max_value=1),
+    )
+    shop.order(5, 30, 40)
+    told = refused(shop)
+    assert [line.split(":")[0].strip() for line in told.splitlines()[1:-1]] == [
+        "the mean of n is at most 10",
+        "the median of n is at most 11",
+    ]
+    assert "feeds/orders.contract.json" in told
+
+
+def test_what_only_warns_is_published_with_its_result(tmp_path: Path) -> None:
+    shop = Shop(
+        tmp_path,
+        said(MEAN, "warning", column="n", max_value=10),
+        said("expect_column_max_to_be_between", "info", column="n", max_value=10),
+        said("expect_column_min_to_be_between", column="n", max_value=10),
+        said("expect_column_values_to_be_between", "warning", column="n", max_value=20),
+    )
+    shop.order(5, 30, 40)
+    shop.land(CATCH_UP).check()
+    (entry,) = shop.published()
+    assert entry.results == (Result(0, False, "25"), Result(1, False, "40"), Result(2, True, "5"))
+    assert shop.feed.contract is not None
+    found = contract_results(shop.feed.contract, entry.receipts, entry.results)
+    assert [(o.passed, o.checked, o.unexpected, o.first) for o in found] == [
+        (False, 0, 0, ()),
+        (False, 0, 0, ()),
+        (True, 0, 0, ()),
+        (False, 3, 2, ("orders:0:1", "orders:0:2")),
+    ]
+    assert not any(o.refuses for o in found)
+
+
+def test_the_volume_is_held_against_the_batches_before(tmp_path: Path) -> None:
+    window = {"constraint_fn": "mean", "parameter_name": "least", "range": 2, "strict": False}
+    windows = [window | {"offset": {"positive": 0, "negative": 0.5}}]
+    least = {"$PARAMETER": "least"}
+    shop = Shop(tmp_path, said("expect_table_row_count_to_be_between", min_value=least, windows=windows))
+    for rows in (10, 10):
+        shop.order(*range(rows))
+        shop.land(CATCH_UP).check()
+    assert "no history yet" in shop.published()[1].results[0].observed
+    shop.order(*range(4))
+    assert "observed 4 rows" in refused(shop)
+    shop.order(5)
+    assert "observed 4 rows" in refused(shop), "the batch that stands in the way is taken over first"
+
+
+def test_batches_are_compared_with_their_like(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, said("expect_table_row_count_to_be_between", max_value=99))
+    landed: list[tuple[BatchResult, ...]] = []
+    for request in (CATCH_UP, CATCH_UP, replace(CATCH_UP, only=(PARTITIONS[0],)), CATCH_UP):
+        shop.order(1, 2)
+        landed.append(shop.land(request).batches)
+    shop.now += 3 * HOUR
+    state = shop.ledger.read()
+    last = landed[-1][0].batch
+    assert earlier_rows(state, CATCH_UP, last) == [2, 2]
+    assert earlier_rows(state, replace(CATCH_UP, replace=True), last) == [2, 2]
+    some = landed[2][0]
+    assert earlier_rows(state, some.plan.request, some.batch) == []
+    assert earlier_rows(state, some.plan.request, last) == [2]
+    assert earlier_rows(state, Request(RequestKind.WINDOW), last) == []
+
+
+def test_where_every_record_is_bad_the_limit_decides(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, MEAN_OF_N, policies="{quarantine_limit: {at_most: 2}}")
+    shop.order("{", '{"n":"one"}', '{"n":1e99}')
+    with pytest.raises(QuarantineExceeded, match=r"3 of 3 records \(100\.0%\)"):
+        shop.land(CATCH_UP)
+    assert shop.visible() == []
+    (tmp_path / "orders.yaml").write_text((tmp_path / "orders.yaml").read_text().replace("at_most: 2", "at_most: 3"))
+    shop.feed = shop.load()
+    shop.land(CATCH_UP).check()
+    assert shop.read == 3
+    (entry,) = shop.published()
+    assert entry.results == (Result(0, True, "no rows"),)
+
+
+def test_without_a_contract_nobody_is_asked() -> None:
+    nobody: Any = object()
+    assert check_contract(RAW, nobody, nobody, [receipt(0, "")], nobody) == ()
+
+
+# -- results, over one batch or several
+
+
+def receipt(start: int, contract: str, *tallies: Tally) -> Receipt:
+    s = Slice("orders", 0, "id-1", start, start + 10)
+    return Receipt(s, s.end, Counts(landed=10), (), "a", format=f"json abc contract {contract}", tallies=tallies)
+
+
+def test_outcomes_add_up_over_batches(tmp_path: Path) -> None:
+    shop = Shop(
+        tmp_path,
+        said("expect_column_values_to_be_between", column="n", max_value=20),
+        said("expect_column_values_to_be_between", column="n", max_value=30, mostly=0.9),
+        MEAN_OF_N,
+        said(MEAN, "warning", column="n", max_value=11),
+    )
+    contract = shop.feed.contract
+    assert contract is not None
+    receipts = [
+        receipt(0, contract.hash, Tally(0, 10, 1, (4,)), Tally(1, 10, 1, (4,))),
+        receipt(10, contract.hash, Tally(0, 10), Tally(1, 10, 2, (11, 12))),
+        receipt(20, "another", Tally(0, 10, 10, (20,))),
+    ]
+    results = [Result(2, False, "12"), Result(2, True, "9")]
+    found = contract_results(contract, receipts, results)
+    first, second, third, fourth = contract.expectations
+    assert found == [
+        Outcome(first, False, "", 20, 1, ("orders:0:4",)),
+        Outcome(second, False, "", 20, 3, ("orders:0:4", "orders:0:11", "orders:0:12")),
+        Outcome(third, False, "12"),
+    ]
+    assert fourth not in [o.expectation for o in found], "nobody said anything of it"
+    assert [o.quarantines for o in found] == [True, False, False]
+    assert [o.refuses for o in found] == [False, True, True]
+    assert found[1].share == 0.15
+
+
+def test_shares_are_compared_as_great_expectations_does() -> None:
+    assert enough(0, 0, 1)
+    assert enough(3, 1, 2 / 3)
+    assert not enough(10, 1, 0.91)
+    assert enough(1000, 1, 0.999)

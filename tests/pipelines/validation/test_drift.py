@@ -1,0 +1,463 @@
+"""Schemas over time: what drifts is counted exactly, the policy decides, and what has landed stays one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.rescan import rescan
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.preview import preview
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.ledger import Ledger, State, checkpoint
+from sluice.pipelines.ledger.entries import SchemaEntry
+from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolved
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
+from sluice.pipelines.schema.wider import holds, join, joined, parsed
+from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
+from sluice.pipelines.vocabulary.errors import FeedError, SchemaChanged, SchemaDrifted
+from sluice.pipelines.vocabulary.kafka import FetchLimits
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Outcome, PartKind, Receipt
+from sluice.resources import reading
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.spark import parts, types
+from tests.fakes import FakeGroup, FakeLiveness, owner
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
+from tests.pipelines.records.decode.logs import Batch, Record
+
+CATCH_UP = Request(RequestKind.CATCH_UP)
+NEW, MISSING, WIDENED, WRONG = DriftKind
+SCHEMA = {"id": "int32", "amount": "decimal(5,2)", "note": "string"}
+
+
+@dataclass
+class Tasks:
+    """Runs tasks by the code that executors run, to the shape that comes with the job."""
+
+    topic: Topic
+    lake: LocalLake
+    feed: Feed
+
+    def start(self) -> None: ...
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        tools = Tools(self.topic.fetcher(), self.lake, job.shape.format())  # type: ignore[arg-type]
+        plan, landing = job.plan, self.feed.landing
+        work = Assignment(
+            *(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, landing, FetchLimits(), 512 << 20),
+            shape=job.shape.name,
+        )
+        return [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
+
+    def cancel(self) -> None: ...
+
+
+class World:
+    """A typed feed over a log in memory, in a lake on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.topic, self.now, self.runs = root, Topic(), START, 0
+        (root / "feeds").mkdir()
+        self.liveness = FakeLiveness()
+        self.lake = LocalLake(root / "lake")
+
+    def feed(self, schema: dict[str, str] | None, on_drift: str = "extra") -> Feed:
+        typed = f"format: json\nschema: {json.dumps(schema)}\npolicies: {{on_drift: {on_drift}}}\n" if schema else ""
+        text = "kafka: {bootstrap: '127.0.0.1:9'}\ntopics: orders\nstart: earliest\nlake: lake\nwindow: 1h\n"
+        path = self.root / "feeds" / "orders.yaml"
+        path.write_text(text + typed)
+        return load_feed(path, {})
+
+    def write(self, *values: dict[str, Any] | bytes | None, partition: int = 0) -> None:
+        data = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
+        records = tuple(Record(b"k", v, START + 60_000) for v in data)
+        self.topic.batches[PARTITIONS[partition]].append(Batch(records))
+
+    def edges(self, feed: Feed) -> Edges:
+        engine = Tasks(self.topic, self.lake, feed)
+        return Edges(self.topic, FakeGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+
+    def land(self, feed: Feed, request: Request = CATCH_UP) -> Landed:
+        self.runs += 1
+        try:
+            return land(feed, self.edges(feed), request, owner(f"token-{self.runs}"), lambda progress: None)
+        finally:
+            self.liveness.dead.add(f"token-{self.runs}")
+
+    def landed(self, feed: Feed, *values: dict[str, Any] | bytes | None) -> tuple[Receipt, ...]:
+        """What a run over these records says of them."""
+        self.write(*values)
+        return tuple(r for b in self.land(feed).batches for r in b.receipts)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.lake, "orders", lambda: self.now, "test", self.topic.id)
+
+    @property
+    def entries(self) -> list[SchemaEntry]:
+        return [e for _, e in self.ledger.entries() if isinstance(e, SchemaEntry)]
+
+    def window(self, feed: Feed) -> reading.Windows:
+        self.now = START + 3 * HOUR
+        self.land(feed)
+        return reading.of_feed(feed, START)
+
+    def audited(self, feed: Feed) -> list[str]:
+        """Problems of the audit and of a rescan."""
+        report = audit(self.ledger, self.lake, "orders")
+        current = self.ledger.read().current
+        today = {current[p.tp]: p for p in self.topic.partitions(["orders"], feed.isolation)}
+        fetcher: Any = self.topic.fetcher()
+        book, lake = self.ledger, self.lake
+        return [str(p) for p in rescan(report, book, lake, fetcher, feed.shape, feed.isolation, today).problems]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+# -- types
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        ("int64", "int8"), ("int64", "uint32"), ("uint16", "uint8"), ("float64", "float32"), ("float64", "int32"),
+        ("decimal(10,3)", "decimal(5,2)"), ("timestamp(us)", "timestamp(ms)"), ("timestamp(us)", "epoch(s)"),
+        ("string", "json"), ("list<int64>", "list<int8>"), ("map<string, float64>", "map<string, float32>"),
+        ("struct<a:int64, b:string>", "struct<a:int32>"), ("struct<b:string>", "struct<a:int32>"),
+    ],
+)  # fmt: skip
+def test_a_type_holds_another(wide: str, narrow: str) -> None:
+    assert holds(parsed(wide), parsed(narrow))
+    arrow_type(parsed(wide))
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        ("int32", "int64"), ("int32", "uint32"), ("uint64", "int8"), ("float64", "int64"), ("float32", "float64"),
+        ("decimal(5,3)", "decimal(5,2)"), ("timestamp(ns)", "timestamp(us)"), ("timestamp(ms)", "date"),
+        ("string", "int32"), ("json", "struct<a:int32>"), ("struct<A:int32>", "struct<a:int32>"),
+        ("list<struct<a:string>>", "list<struct<a:int8>>"), ("binary", "string"),
+    ],
+)  # fmt: skip
+def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
+    assert not holds(parsed(wide), parsed(narrow))
+
+
+@pytest.mark.parametrize(
+    ("seen", "becomes"),
+    [
+        (("int64", "float64"), "float64"), (("int64", ""), "int64"), (("", ""), ""), (("string", "json"), "json"),
+        (("bool", "int64"), "json"), (("string", "int64"), "json"), (("uint8", "int8"), "int16"),
+        (("uint64", "int8"), "float64"), (("decimal(5,2)", "decimal(4,3)"), "decimal(6,3)"), (("", "bool"), "bool"),
+    ],
+)  # fmt: skip
+def test_types_seen_are_joined(seen: tuple[str, ...], becomes: str) -> None:
+    assert joined(*seen) == joined(*reversed(seen)) == becomes
+
+
+NUMBERS = [*(Type(k) for k in list(Kind)[:10]), Type(Kind.DECIMAL, 9, 2), Type(Kind.DECIMAL, 20, 0), Type(Kind.JSON)]
+
+
+@given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.sampled_from(NUMBERS))
+def test_joining_is_in_any_order(a: Type, b: Type, c: Type) -> None:
+    assert join(a, a) == a
+    assert join(a, b) == join(b, a)
+    wide = join(join(a, b), c)
+    assert wide.kind in (Kind.JSON, Kind.FLOAT64) or all(holds(wide, t) for t in (a, b, c))
+
+
+# -- what is seen
+
+
+def seen(world: World, *values: dict[str, Any] | bytes | None, schema: dict[str, str] | None = None) -> dict[Any, Any]:
+    receipts = world.landed(world.feed(schema or SCHEMA), *values)
+    return {(d.kind, d.field): (d.records, d.first, d.type) for d in drift_of(receipts)}
+
+
+ROW = {"id": 1, "amount": 1.5, "note": "x"}
+
+
+def test_what_fits_does_not_drift(world: World) -> None:
+    assert seen(world, ROW, None, ROW | {"id": None}) == {}
+
+
+def test_unknown_fields_are_counted_by_name_and_typed(world: World) -> None:
+    found = seen(
+        world,
+        ROW,
+        ROW | {"coupon": "x", "rank": 1, "gone": None},
+        ROW | {"coupon": None, "rank": 2.5, "big": 1 << 70},
+        b'{"id":1,"amount":1,"note":"","coupon":"y","coupon":"z","c\\u006fupon":"w","ok":true}',
+        ROW | {"ok": {"a": [1, {"b": 2}]}, "tags": [1], "a\nb\\": 1},
+    )
+    assert found == {
+        (NEW, "coupon"): (3, 1, "string"),
+        (NEW, "rank"): (2, 1, "float64"),
+        (NEW, "gone"): (1, 1, ""),
+        (NEW, "big"): (1, 2, "json"),
+        (NEW, "ok"): (2, 3, "json"),
+        (NEW, "tags"): (1, 4, "json"),
+        (NEW, "a\\nb\\\\"): (1, 4, "int64"),
+    }
+
+
+def test_fields_that_are_nowhere_are_missing_tombstones_aside(world: World) -> None:
+    assert seen(world, {"id": 1}, None, {"id": 2, "note": None}) == {
+        (MISSING, "amount"): (2, 0, ""),
+        (MISSING, "note"): (2, 0, ""),
+    }
+    assert seen(world, None, None) == {}, "tombstones have no fields"
+
+
+def test_what_does_not_fit_says_what_would_hold_it(world: World) -> None:
+    schema = SCHEMA | {"lines": "list<struct<n:int8>>", "at": "timestamp(ms)", "small": "uint8", "part": "float32"}
+    whole = ROW | {"lines": [{"n": 1}], "at": "2026-01-01T00:00:00Z", "small": 1, "part": 1.5}
+    found = seen(
+        world,
+        whole,
+        *(whole | {"id": n} for n in (1 << 31, 1 << 62, 1.5, 1 << 80, "x")),
+        *(whole | {"amount": n} for n in (12345.5, 1.125, "1.5")),
+        *(whole | {"lines": [{"n": 1}, {"n": n}]} for n in (128, True)),
+        *(whole | {"small": n} for n in (300, -1)),
+        whole | {"at": "yesterday"},
+        whole | {"part": 1e300},
+        schema=schema,
+    )
+    assert found == {
+        (WIDENED, "id"): (3, 1, "float64"),
+        (WRONG, "id"): (2, 4, "json"),
+        (WIDENED, "amount"): (2, 6, "decimal(8,3)"),
+        (WRONG, "amount"): (1, 8, "string"),
+        (WIDENED, "lines[].n"): (1, 9, "int16"),
+        (WRONG, "lines[].n"): (1, 10, "bool"),
+        (WIDENED, "small"): (2, 11, "int32"),
+        (WRONG, "at"): (1, 13, "string"),
+        (WIDENED, "part"): (1, 14, "float64"),
+    }
+
+
+def test_names_are_bounded_in_number_and_length(world: World) -> None:
+    found = seen(world, ROW | {f"n{i}": i for i in range(100)}, ROW | {"x" * 700: 1, "y" * 5000: 1})
+    assert len([k for k in found if k[1] != OTHERS]) == MOST_FIELDS
+    assert found[(NEW, OTHERS)][0] == 100 + 2 - MOST_FIELDS
+    assert max(len(name) for _, name in found) <= 201
+
+
+def test_slices_and_pieces_add_up() -> None:
+    drifts = Drifts()
+    drifts.add([Drift(NEW, "a", 2, 7, "int64"), Drift(MISSING, "b", 5, 0)], 5)
+    drifts.add([Drift(NEW, "a", 1, 3, "float64")], 5)
+    assert drifts.all == (Drift(NEW, "a", 3, 3, "float64"),)
+    slices = [Slice("orders", p, "id-1", 0, 10) for p in (0, 1, 2)]
+    gone = (Drift(MISSING, "b", 10, 0),)
+    nothing = Receipt(slices[2], 10, Counts(compacted=10), (), "a")
+    whole = [Receipt(s, 10, Counts(landed=10), (), "a", drift=gone) for s in slices[:2]]
+    assert drift_of([*whole, nothing]) == (Drift(MISSING, "b", 20, 0),)
+    assert drift_of([whole[0], replace(whole[1], drift=())]) == ()
+
+
+# -- policies
+
+
+def test_closed_schemas_quarantine_unknown_fields(world: World) -> None:
+    feed = world.feed(SCHEMA, "quarantine")
+    receipts = world.landed(feed, ROW, ROW | {"coupon": 1}, ROW | {"id": "x", "more": 1}, None)
+    assert sum((r.counts for r in receipts), Counts()) == Counts(landed=2, quarantined=2)
+    assert [(d.kind, d.field, d.records) for d in drift_of(receipts)] == [(NEW, "coupon", 1), (WRONG, "id", 1)]
+    world.now = START + 3 * HOUR
+    world.land(feed)
+    rows = reading.of_feed(feed, START, kind="quarantined").arrow().to_pylist()
+    said = [(r["offset"], r["stage"], r["reason"], r["field"]) for r in rows]
+    assert said == [(1, "schema", "unknown_field", "coupon"), (2, "schema", "wrong_type", "id")]
+    assert world.audited(feed) == []
+
+
+def test_a_feed_that_fails_on_drift_publishes_nothing_until_it_is_mended(world: World) -> None:
+    world.write(ROW, ROW | {"coupon": "s3cret"})
+    with pytest.raises(SchemaDrifted, match=r"coupon \(string\) is not in the schema, 1 record.*orders:0:1") as caught:
+        world.land(world.feed(SCHEMA, "fail"))
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert world.ledger.read().landed == {}
+    done = world.land(world.feed(SCHEMA))
+    assert done.batches[0].adopted == 1, "what was read is kept"
+    check_drift(done.batches[0].receipts, world.feed(SCHEMA).policies)
+    world.landed(world.feed(SCHEMA, "fail"), {"id": 1}, ROW)
+
+
+def test_a_raw_feed_has_nothing_to_drift_from(world: World) -> None:
+    path = world.root / "feeds" / "orders.yaml"
+    world.feed(None)
+    path.write_text(path.read_text() + "policies: {on_drift: evolve}\n")
+    with pytest.raises(FeedError, match="on_drift without a schema"):
+        load_feed(path, {})
+
+
+def test_evolving_takes_in_new_and_wider_fields_from_the_next_batch_on(world: World) -> None:
+    feed = world.feed(SCHEMA, "evolve")
+    odd = {"kafka_x": 1, "Id": 2, "_extra": 3, "a.b": 4, "none": None, "b\\s": 1}
+    world.landed(feed, ROW, ROW | {"coupon": "a", "id": 1 << 40}, ROW | {"coupon": "b"} | odd)
+    last = world.entries[-1]
+    assert last.evolved == {"id": "int64", "coupon": "string"}
+    assert last.reason == "added coupon (string); id: int32 to int64"
+    receipts = world.landed(feed, ROW | {"coupon": "c", "id": 1 << 41})
+    assert (receipts[0].format, receipts[0].drift) == (last.shape, ())
+    assert len(world.entries) == 2, "the next batch lands by the entry that stands"
+    table = world.window(feed).arrow()
+    assert table.schema.names[:5] == ["id", "amount", "note", "coupon", "_extra"]
+    assert table.select(["id", "coupon"]).to_pylist() == [
+        {"id": 1, "coupon": None}, {"id": 1, "coupon": None}, {"id": 1 << 41, "coupon": "c"},
+    ]  # fmt: skip
+    assert world.audited(feed) == []
+    assert checkpoint.load(checkpoint.dump(world.ledger.read())) == world.ledger.read()
+
+
+def test_the_feeds_own_columns_win_and_evolved_ones_stay(world: World) -> None:
+    world.landed(world.feed(SCHEMA, "evolve"), ROW | {"coupon": 1, "rank": 2}, ROW | {"id": 1 << 40})
+    state = world.ledger.read()
+
+    def texts(schema: dict[str, str]) -> dict[str, str]:
+        shape = effective_shape(world.feed(schema), state)
+        assert shape.columns is not None
+        return shape.columns.texts()
+
+    assert texts(SCHEMA) == SCHEMA | {"id": "int64", "coupon": "int64", "rank": "int64"}
+    own = {"id": "int64 not null", "rank": "string"}
+    assert texts(own) == own | {"coupon": "int64"}
+    assert texts({"id": "string"})["id"] == "string"
+
+
+def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
+    feed = world.feed(SCHEMA, "evolve")
+    receipts = world.landed(world.feed(SCHEMA), ROW)
+    one, other = world.ledger, world.ledger
+    one.read(), other.read()
+    for ledger, name in ((one, "a"), (other, "b")):
+        evolve(feed, ledger, [replace(receipts[0], drift=(Drift(NEW, name, 1, 0, "bool"),))])
+    assert world.ledger.read().evolved == {"a": "bool", "b": "bool"}
+
+
+def test_columns_from_records_are_bounded_and_never_break_the_table() -> None:
+    columns = parse_schema({"id": "int32", "in": "struct<n:int8>"})
+    found = [Drift(NEW, f"n{i}", 1, 0, "bool") for i in range(5)]
+    grown = evolved(columns, [*found, Drift(WIDENED, "in.n", 1, 0, "int16"), Drift(WIDENED, "id", 1, 0, "json")], {}, 3)
+    assert grown.texts() == {"id": "int32", "in": "struct<n:int16>", "n0": "bool", "n1": "bool", "n2": "bool"}
+    assert evolved(columns, [Drift(NEW, "was", 1, 0, "bool")], {"was": "string"}, 3) == columns
+
+
+# -- one table
+
+
+CHANGES = [
+    ("int32", 7, "int64", 1 << 40),
+    ("uint32", 7, "int64", -1),
+    ("int32", 7, "float64", 1.5),
+    ("float32", 1.5, "float64", 1e300),
+    ("decimal(5,2)", 1.25, "decimal(12,4)", 12345678.125),
+    ("timestamp(ms)", "2026-01-01T00:00:00.123Z", "timestamp(us)", "2026-01-01T00:00:00.123456Z"),
+    ("epoch(s)", 1, "timestamp(us)", "1970-01-01T00:00:01Z"),
+    ("json", {"a": 1}, "string", "x"),
+    ("list<int8>", [1], "list<int64>", [1 << 40]),
+    ("struct<a:int8>", {"a": 1}, "struct<b:string, a:int64>", {"b": "x", "a": 1 << 40}),
+    ("struct<a:int8, b:bool>", {"a": 1, "b": True}, "struct<a:int8, c:bool>", {"a": 1, "c": True}),
+    ("list<struct<a:int8>>", [{"a": 1}], "list<struct<a:int8, b:string>>", [{"a": 1, "b": "x"}]),
+    ("map<string, int8>", {"k": 1}, "map<string, int32>", {"k": 70000}),
+]
+
+
+@pytest.mark.parametrize(("old", "before", "new", "after"), CHANGES, ids=[f"{c[0]} to {c[2]}" for c in CHANGES])
+def test_a_window_with_parts_of_two_shapes_is_one_table(
+    world: World, old: str, before: Any, new: str, after: Any
+) -> None:
+    world.landed(world.feed({"x": old, "gone": "string"}), {"x": before, "gone": "g"})
+    feed = world.feed({"added": "bool", "x": new})
+    world.landed(feed, {"x": after, "added": True})
+    found = world.window(feed)
+    assert found.schema.names[:3] == ["added", "x", "_extra"]
+    assert found.schema.names[-1] == "gone"
+    table = found.arrow()
+    assert table.column("gone").to_pylist() == ["g", None]
+    assert table.column("added").to_pylist() == [None, True]
+    assert table.column("x").null_count == 0
+    by_duckdb = found.duckdb().to_arrow_table()
+    assert by_duckdb.column("x").cast(table.schema.field("x").type).equals(table.column("x"))
+    schema = types.spark_schema(found.schema)
+    shares = parts.shares(world.lake, found.files)  # type: ignore[arg-type]
+    rows = [b for s in shares for b in parts.rows(world.lake, s, schema)]  # type: ignore[arg-type]
+    assert pa.Table.from_batches(rows).column("x").to_pylist() == table.column("x").to_pylist()
+    assert world.audited(feed) == []
+
+
+REFUSED = [
+    ({"x": "int64"}, {"x": "int32"}, "x is int32, and has landed as int64"),
+    ({"x": "int32"}, {"x": "string"}, "x is string, and has landed as int32"),
+    ({"x": "timestamp(us)"}, {"x": "timestamp(ns)"}, "x is timestamp"),
+    ({"x": "int64"}, {"X": "int64"}, "X differs by case only from x"),
+    ({"x": "struct<a:int32>"}, {"x": "struct<a:string>"}, "x is struct"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), REFUSED)
+def test_what_is_not_one_table_is_refused_before_anything_is_read(
+    world: World, old: dict[str, str], new: dict[str, str], says: str
+) -> None:
+    world.landed(world.feed(old), {})
+    world.landed(world.feed({"other": "bool"}), {})
+    feed, number = world.feed(new), world.ledger.read().number
+    world.write({})
+    for act in (world.land, lambda f: preview(f, world.edges(f), CATCH_UP)):
+        with pytest.raises(SchemaChanged, match=says) as caught:
+            act(feed)
+        assert caught.value.exit_code == 3
+        assert "new feed" in caught.value.remedy
+    assert world.ledger.read().number == number
+    assert reading.schema_of(feed, PartKind.LANDED).names[0] == "other", "readers go by the ledger"
+
+
+def test_what_never_landed_binds_nobody(world: World) -> None:
+    declare(world.feed({"x": "int64"}), world.ledger)
+    world.landed(world.feed({"x": "string"}), {"x": "a"})
+    assert [e.reason for e in world.entries] == ["the first", "x: int64 to string"]
+
+
+def test_what_stands_already_is_declared_with_one_look(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, ledger, looks = world.feed({"x": "int64"}), world.ledger, list[State]()
+    shape, read = declare(feed, ledger), ledger.read
+
+    def look() -> State:
+        looks.append(read())
+        return looks[-1]
+
+    monkeypatch.setattr(ledger, "read", look)
+    assert declare(feed, ledger) == shape == feed.shape
+    assert len(looks) == 1
+    assert len(world.entries) == 1
+
+
+def test_a_feed_may_become_typed(world: World) -> None:
+    world.landed(world.feed(None), ROW)
+    feed = world.feed(SCHEMA)
+    world.landed(feed, ROW)
+    table = world.window(feed).arrow()
+    assert (table.column("id").to_pylist(), table.column("offset").to_pylist()) == ([None, 1], [0, None])
+    assert world.audited(feed) == []
+    with pytest.raises(SchemaChanged, match="value is string"):
+        world.landed(world.feed({"value": "string"}), {})

@@ -1,0 +1,60 @@
+"""What can be known of a group: how long its offsets last, who holds what."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.pipelines.vocabulary.groups import Counting, Expiry, GroupState, GroupView, expiry, spelled
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from tests.fake_groups import BROKER, member
+
+WEEK = 7 * 86_400_000
+TP = TopicPartition("orders", 0)
+
+
+def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **given: object) -> GroupView:
+    return GroupView("g", kind, state, protocol_type, "", BROKER, **{"members": (), **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("group", "left", "expected"),
+    [
+        (view("Stable"), 5, Expiry(Counting.NEVER, WEEK)),
+        (view("PreparingRebalance"), None, Expiry(Counting.NEVER, WEEK)),
+        (view("Empty"), 5, Expiry(Counting.EMPTY, WEEK, WEEK + 5)),
+        (view("Empty"), None, Expiry(Counting.EMPTY, WEEK)),
+        (view("Empty", protocol_type=""), 5, Expiry(Counting.COMMIT, WEEK)),
+        (view("Empty", kind="consumer"), 5, Expiry(Counting.COMMIT, WEEK)),
+    ],
+)
+def test_offsets_last_as_kafka_counts_and_no_more_is_claimed_than_is_known(
+    group: GroupView, left: int | None, expected: Expiry
+) -> None:
+    assert expiry(group, WEEK, left) == expected
+
+
+def test_without_a_known_retention_nothing_is_claimed() -> None:
+    assert expiry(view("Empty"), None, 5) == Expiry(Counting.EMPTY, None)
+
+
+def test_who_holds_a_partition() -> None:
+    holder = member("loader", TP)
+    held = view("Stable", members=(member("idle"), holder))
+    assert (held.holder(TP), held.holder(TopicPartition("orders", 1))) == (holder, None)
+    assert held.who() == "idle at 10.0.0.7, loader at 10.0.0.7"
+    assert view("Assigning").who() == "nobody is listed yet"
+    assert view("Stable", kind="share", members=None).who() == "members of the 'share' protocol"
+    many = view("Stable", members=tuple(member(f"m{n}") for n in range(9)))
+    assert many.who().endswith("m2 at 10.0.0.7 and 6 more")
+
+
+@pytest.mark.parametrize("state", [s for s in GroupState if s not in ("Empty", "Dead")])
+def test_only_an_empty_group_is_free(state: GroupState) -> None:
+    assert not view(state).free
+    assert view("Empty").free
+    assert view("Dead").free
+    assert not view("SomethingNew").free
+
+
+def test_newer_kinds_are_told_by_their_proposal() -> None:
+    assert [spelled(k) for k in ("classic", "consumer", "newest")] == ["classic", "consumer (KIP-848)", "newest"]

@@ -1,0 +1,128 @@
+"""What killed processes leave in the temporary folder goes with the next one; nothing else of anybody does."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.vocabulary import scratch
+
+_MAKES = """
+import sys
+from sluice.pipelines import scratch
+(scratch.root() / "blockmgr-1").mkdir()
+(scratch.root() / "blockmgr-1" / "shuffle").write_text("x")
+print(scratch.root(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary folder of this process and of those that it starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@contextmanager
+def process() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """One that has a folder, and its folder."""
+    command = [sys.executable, "-c", _MAKES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            yield child, Path(child.stdout.readline().strip())
+        finally:
+            child.kill()
+
+
+def test_it_is_ones_own_and_gone_when_the_process_ends(there: Path) -> None:
+    with process() as (child, folder):
+        assert folder.parent == there
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        child.communicate("")
+        assert list(there.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(there: Path) -> None:
+    with process() as (killed, left), process() as (_, alive):
+        assert scratch.clear() == []
+        killed.kill()
+        killed.wait()
+        assert scratch.dead() == [left]
+        assert (left / "blockmgr-1" / "shuffle").exists(), "looking removes nothing"
+        assert scratch.clear() == [left]
+        assert not left.exists()
+        assert (alive / "blockmgr-1" / "shuffle").exists()
+
+
+def test_the_next_process_removes_it(there: Path) -> None:
+    with process() as (killed, left):
+        killed.kill()
+        killed.wait()
+        with process() as (_, alive):
+            assert list(there.iterdir()) == [alive]
+        assert not left.exists()
+
+
+def test_a_forked_process_leaves_it_to_the_one_whose_it_is(there: Path) -> None:
+    script = _MAKES.replace("print(", "import os\nif os.fork() == 0: sys.exit()\nos.wait()\nprint(")
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        folder = Path(child.stdout.readline().strip())
+        assert (folder / "blockmgr-1" / "shuffle").exists()
+        child.communicate("")
+    assert not folder.exists()
+
+
+def test_what_is_not_known_to_be_ours_and_dead_is_never_touched(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (there / "elsewhere").mkdir()
+    (there / "elsewhere" / "held").touch()
+    (there / "sluice-linked").symlink_to(there / "elsewhere")
+    (there / "sluice-unmarked").mkdir()
+    (there / "sluice-file").touch()
+    (there / "sluice-marked-by-a-link").mkdir()
+    (there / "sluice-marked-by-a-link" / "held").symlink_to(there / "elsewhere" / "held")
+    for name in ("spark-1", "blockmgr-1"):
+        (there / name).mkdir()
+    names = sorted(there.rglob("*"))
+    assert scratch.clear() == []
+    assert sorted(there.rglob("*")) == names
+    (there / "sluice-theirs").mkdir()
+    (there / "sluice-theirs" / "held").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert scratch.clear() == []
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(there))
+    assert scratch.clear() == [there / "sluice-theirs"]
+
+
+def test_a_link_in_it_is_not_followed(there: Path) -> None:
+    (there / "precious").mkdir()
+    (there / "precious" / "file").touch()
+    (there / "sluice-dead").mkdir()
+    (there / "sluice-dead" / "held").touch()
+    (there / "sluice-dead" / "link").symlink_to(there / "precious")
+    assert scratch.clear() == [there / "sluice-dead"]
+    assert (there / "precious" / "file").exists()
+
+
+def test_what_cannot_be_removed_keeps_its_mark_for_the_next(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (there / "sluice-dead").mkdir()
+    for name in ("held", "busy"):
+        (there / "sluice-dead" / name).touch()
+    with monkeypatch.context() as stuck:
+        stuck.setattr(scratch, "_remove_child", lambda child: None)
+        assert scratch.clear() == []
+    assert scratch.dead() == [there / "sluice-dead"]
+    assert scratch.clear() == [there / "sluice-dead"]

@@ -1,0 +1,37 @@
+"""Several calls side by side: all are done, in order; quick ones by one thread; an error ends it."""
+
+import threading
+
+import pytest
+
+from sluice.pipelines.vocabulary.side_by_side import AT_ONCE, each
+
+
+@pytest.mark.parametrize("patience", [0, 10])
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+def test_everything_is_done_in_order(count: int, patience: float) -> None:
+    assert each(lambda n: n * n, range(count), patience) == [n * n for n in range(count)]
+
+
+def test_what_is_quick_needs_one_thread() -> None:
+    assert len(set(each(lambda n: threading.get_ident(), range(100), patience=60))) == 1
+
+
+@pytest.mark.parametrize("patience", [0, 0.001])
+def test_others_join_where_one_waits(patience: float) -> None:
+    together = threading.Barrier(AT_ONCE)
+    assert each(lambda n: together.wait(60) >= 0, range(AT_ONCE), patience) == [True] * AT_ONCE
+
+
+@pytest.mark.parametrize("patience", [0, 10])
+def test_the_first_error_is_raised_and_nothing_new_begins(patience: float) -> None:
+    begun: list[int] = []
+
+    def work(n: int) -> None:
+        begun.append(n)
+        if n >= 20:
+            raise ValueError(n)
+
+    with pytest.raises(ValueError, match=r"^20$"):
+        each(work, range(1000), patience)
+    assert len(begun) <= 20 + AT_ONCE

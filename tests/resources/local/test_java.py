@@ -1,0 +1,75 @@
+"""Java is found where machines keep it, old ones are passed over, and jars arrive whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local import java
+
+
+@pytest.fixture(autouse=True)
+def unknown_java() -> Iterator[None]:
+    """No test sees the Java that another one found."""
+    java.find_java.cache_clear()
+    yield
+    java.find_java.cache_clear()
+
+
+@pytest.fixture
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without any Java; returns a folder for some."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "path" / "bin"))
+    monkeypatch.setattr(java, "_PLACES", (str(tmp_path / "jvm" / "*"),))
+    return tmp_path
+
+
+def fake_java(home: Path, version: str) -> Path:
+    path = home / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_no_java_is_one_line_that_says_what_to_install(bare_machine: Path) -> None:
+    with pytest.raises(SetupError, match="no Java 17") as caught:
+        java.find_java()
+    assert "openjdk-17-jre-headless" in caught.value.remedy
+
+
+@pytest.mark.parametrize("old", ["1.8.0_402", "11.0.22", "16.0.1", "nonsense"])
+def test_one_that_is_too_old_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(bare_machine / "old"))
+    fake_java(bare_machine / "old", old)
+    fake_java(bare_machine / "path", old)
+    good = fake_java(bare_machine / "jvm" / "temurin", "21.0.2")
+    assert java.find_java() == good
+
+
+def test_java_home_goes_first_then_the_path(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_path = fake_java(bare_machine / "path", "17.0.15")
+    assert java.find_java() == on_path
+    java.find_java.cache_clear()
+    at_home = fake_java(bare_machine / "home", "25")
+    monkeypatch.setenv("JAVA_HOME", str(bare_machine / "home"))
+    assert java.find_java() == at_home
+    assert java.java_home() == bare_machine / "home"
+
+
+def test_a_java_home_that_is_gone_is_passed_over(bare_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(bare_machine / "gone"))
+    on_path = fake_java(bare_machine / "path", "17")
+    assert java.find_java() == on_path
+
+
+def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
+    with pytest.raises(SetupError, match=r"org\.example#nothing;1\.0"):
+        java.jars("nothing", [java.Artifact("org.example", "nothing", "1.0")])
+    assert [path.suffix for path in (tmp_path / "sluice").iterdir()] == [".lock"]

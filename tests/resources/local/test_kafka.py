@@ -1,0 +1,223 @@
+"""The local Kafka is real, answers when it says so, survives what happens to it, ends only its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.process import Process
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[LocalKafka]:
+    """A kept cluster of this test alone, not started; its folder has a name that is awkward to quote."""
+    cluster = LocalKafka(tmp_path / "a b,ü=#", settings={"log.segment.bytes": "1234567"})
+    yield cluster
+    cluster.stop()
+
+
+def produce(cluster: LocalKafka, topic: str, *values: bytes) -> None:
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, acks="all")
+    try:
+        for sent in [producer.send(topic, value) for value in values]:
+            sent.get(timeout=60)
+    finally:
+        producer.close()
+
+
+def values(cluster: LocalKafka, topic: str) -> list[bytes]:
+    partition = TopicPartition(topic, 0)
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest")
+    try:
+        consumer.assign([partition])
+        end = consumer.end_offsets([partition])[partition]
+        found: list[bytes] = []
+        while consumer.position(partition) < end:
+            for records in consumer.poll(timeout_ms=1000).values():
+                found.extend(record.value for record in records)
+        return found
+    finally:
+        consumer.close()
+
+
+def process_of(cluster: LocalKafka, broker: int = 1) -> int:
+    pid = cluster.status().brokers[broker - 1].pid
+    assert pid is not None
+    return pid
+
+
+def test_what_is_produced_is_read_by_kafkas_own_consumer(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic()
+    produce(kafka, topic, b"one", b"two", "drei ü".encode())
+    said = kafka.tool(
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", kafka.bootstrap, "--topic", topic, "--from-beginning", "--max-messages", "3"),
+    )
+    assert said.stdout.splitlines() == ["one", "two", "drei ü"], said.stderr
+
+
+def test_it_listens_on_loopback_only_and_creates_no_topic_unasked(kafka: LocalKafka) -> None:
+    for broker in kafka.status().brokers:
+        assert broker.address.startswith("127.0.0.1:")
+    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+        admin.describe_topics(["never-made"])
+        assert "never-made" not in admin.list_topics()
+
+
+@pytest.mark.faults
+def test_a_kept_cluster_comes_back_with_its_ports_data_and_settings(own: LocalKafka) -> None:
+    own.start()
+    first = own.status()
+    with KafkaAdminClient(bootstrap_servers=own.bootstrap) as admin:
+        admin.create_topics({"kept": {"num_partitions": 1}}, wait_for_metadata=True)
+    produce(own, "kept", b"before")
+
+    own.kill_broker(1)
+    assert not own.status().answering
+    own.start()
+    produce(own, "kept", b"between")
+    own.stop()
+    assert [broker.pid for broker in own.status().brokers] == [None]
+
+    again = LocalKafka.attach(first.root).start()
+    assert (again.status().cluster_id, again.bootstrap) == (first.cluster_id, first.bootstrap)
+    assert values(again, "kept") == [b"before", b"between"]
+    assert "log.segment.bytes = 1234567" in again.status().brokers[0].log.read_text()
+
+
+def test_starting_what_runs_changes_nothing_and_another_process_finds_it(own: LocalKafka) -> None:
+    pid = process_of(own.start())
+    found = LocalKafka.attach(own.status().root)
+    assert process_of(found.start()) == pid
+    found.stop()
+    assert own.status().brokers[0].pid is None
+    found.stop()
+
+
+def test_a_cluster_that_is_not_kept_leaves_only_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("not Kafka's")
+    with LocalKafka(tmp_path, keep=False) as cluster:
+        process = _process(tmp_path)
+        assert cluster.status().answering
+    assert not process.alive
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.faults
+def test_a_cluster_that_is_not_kept_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from sluice.resources.local.kafka import LocalKafka\n"
+        f"LocalKafka(Path({str(tmp_path)!r}), keep=False).start(); print('up', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"up\n"
+        process = _process(tmp_path)
+        starter.kill()
+    assert process.wait(60)
+
+
+@pytest.mark.faults
+def test_a_port_that_is_taken_is_named(own: LocalKafka) -> None:
+    own.start()
+    port = int(own.bootstrap.rpartition(":")[2])
+    own.stop()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(SetupError, match=f"port {port} .*taken"):
+        own.start()
+    assert own.start().status().answering
+
+
+@pytest.mark.faults
+def test_a_broker_that_ends_while_starting_is_quoted(own: LocalKafka) -> None:
+    own.start()
+    root = own.status().root
+    own.stop()
+    meta = root / "node-1" / "data" / "meta.properties"
+    meta.write_text(meta.read_text().replace("node.id=1", "node.id=7"))
+    with pytest.raises(SetupError, match="ended while it was starting") as caught:
+        own.start()
+    assert "node id 7" in str(caught.value) or "node.id" in str(caught.value), str(caught.value)
+    assert own.status().brokers[0].pid is None
+
+
+def test_a_setting_that_kafka_refuses_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"num\.io\.threads"):
+        LocalKafka(tmp_path / "new", keep=False, settings={"num.io.threads": "none"}).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.faults
+def test_a_pid_that_somebody_else_has_now_is_not_signalled(own: LocalKafka) -> None:
+    own.start()
+    root = own.status().root
+    own.kill_broker(1)
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        record = root / "node-1" / "process.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"pid": stranger.pid}))
+        own.stop()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@pytest.mark.faults
+def test_a_frozen_broker_of_a_damaged_record_is_ended_too(own: LocalKafka) -> None:
+    root = own.start().status().root
+    process = _process(root)
+    own.kill_broker(1, signal.SIGSTOP)
+    (root / "cluster.json").write_text("?")
+    own.stop()
+    assert not process.alive
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"ports": 1}'])
+def test_a_damaged_record_of_the_cluster_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cluster.json").write_text(content)
+    with pytest.raises(SetupError, match="cannot be read"):
+        LocalKafka.attach(tmp_path)
+
+
+def test_there_is_nothing_to_attach_to(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="no local Kafka"):
+        LocalKafka.attach(tmp_path)
+    LocalKafka(tmp_path / "never").stop()
+    assert not (tmp_path / "never").exists()
+
+
+def test_the_number_of_brokers_stays(kafka: LocalKafka) -> None:
+    with pytest.raises(SetupError, match="has 1 brokers"):
+        LocalKafka(kafka.status().root, brokers=3).start()
+    assert kafka.status().answering
+
+
+@pytest.mark.faults
+def test_three_brokers_go_on_without_one(kafka3: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(cluster=kafka3, assignments={0: [3, 1, 2]})
+    produce(kafka3, topic, b"three")
+    os_pid = process_of(kafka3, 3)
+    kafka3.kill_broker(3)
+    produce(kafka3, topic, b"two of three")
+    assert values(kafka3, topic) == [b"three", b"two of three"]
+    kafka3.start_broker(3)
+    assert kafka3.status().answering
+    assert process_of(kafka3, 3) != os_pid
+
+
+def _process(root: Path) -> Process:
+    kept = json.loads((root / "node-1" / "process.json").read_text())
+    process = Process(kept["pid"], kept["born"])
+    os.kill(process.pid, 0)
+    assert process.alive
+    return process

@@ -1,0 +1,497 @@
+"""The lake on S3 beside what `test_lake` asks of every lake: faults of network and store through a proxy, and sizes."""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickle
+import tracemalloc
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pydantic import SecretStr
+
+from sluice.pipelines.feed.s3 import S3Settings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
+from sluice.pipelines.operating.repair import Kind
+from sluice.pipelines.publishing.publish import abandon
+from sluice.pipelines.vocabulary.errors import (
+    LakeFull,
+    LakeUnavailable,
+    NotAuthorized,
+    SetupError,
+    SluiceError,
+    Terminal,
+    Unknown,
+)
+from sluice.resources.s3 import client, probe, streams
+from sluice.resources.s3 import lake as lake_s3
+from sluice.resources.s3.client import Bucket
+from sluice.resources.s3.lake import S3Lake
+from tests.fakes import FakeLiveness
+from tests.pipelines.operating.test_repair import World
+from tests.pipelines.publishing.test_publish import KEY
+from tests.resources.s3.s3_faults import Proxy, Rule, proxy
+from tests.stores import Store
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries are for networks."""
+    monkeypatch.setattr(client.time, "sleep", lambda _: None)
+    monkeypatch.setattr("sluice.resources.s3.client.patience", lambda *_: 0)
+    monkeypatch.setattr(probe, "_checked", set())
+
+
+@pytest.fixture(scope="module")
+def one_proxy(s3_store: Store) -> Iterator[Proxy]:
+    if not s3_store.local:
+        pytest.skip("faults are played before moto's server")
+    with proxy(s3_store.settings.endpoint or "") as found:
+        yield found
+
+
+@pytest.fixture
+def between(one_proxy: Proxy) -> Proxy:
+    """With no rules yet, and nothing seen."""
+    one_proxy.rules, one_proxy.seen = [], []
+    return one_proxy
+
+
+def lake_at(store: Store, endpoint: str, **changes: object) -> S3Lake:
+    settings = {"endpoint": endpoint, "retries": 2, "part_bytes": 5 * MIB, "read_timeout_ms": 5000}
+    return S3Lake(store.lake(), store.settings.model_copy(update=settings | changes))
+
+
+@pytest.fixture
+def lake(s3_store: Store, between: Proxy) -> S3Lake:
+    """Behind the proxy, and probed."""
+    found = lake_at(s3_store, between.endpoint)
+    assert found.put_if_absent("first", b"")
+    found.remove("first")
+    between.seen.clear()
+    return found
+
+
+@pytest.fixture
+def aside(lake: S3Lake, s3_store: Store) -> S3Lake:
+    """The same lake without the proxy."""
+    return S3Lake(lake.uri, s3_store.settings)
+
+
+# -- conditional writes
+
+
+def test_our_own_write_whose_answer_was_lost_is_ours(lake: S3Lake, between: Proxy) -> None:
+    between.rules = [Rule("PUT .*log/1", "lose")]
+    assert lake.put_if_absent("log/1", b"entry")
+    assert not lake.put_if_absent("log/1", b"entry")
+    assert lake.get("log/1") == b"entry"
+
+
+def test_another_write_behind_a_lost_answer_is_not_ours(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+    assert aside.put_if_absent("log/1", b"entry")
+    between.rules = [Rule("PUT .*log/1", "lose")]
+    assert not lake.put_if_absent("log/1", b"entry")
+
+
+def test_when_nobody_ever_answers_it_is_unknown_and_the_ledger_reads_back(lake: S3Lake, between: Proxy) -> None:
+    between.rules = [Rule("PUT .*log/", "lose", times=3)]
+    with pytest.raises(Unknown, match="nobody said whether log/1 was created"):
+        lake.put_if_absent("log/1", b"entry")
+    assert lake.get("log/1") == b"entry"
+    between.rules = [Rule("PUT .*_sluice/orders/log", "lose", times=3)]
+    ledger = Ledger(lake, "orders", lambda: 7, "run")
+    done = ledger.append(lambda state: SkipEntry(ranges=(), reason="a test") if state.number < 2 else None)
+    assert done is not None
+    assert (done.number, Ledger(lake, "orders", lambda: 7).read().number) == (0, 1)
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
+def test_two_writes_in_each_others_way_are_tried_again(lake: S3Lake, between: Proxy, code: str) -> None:
+    between.rules = [Rule("PUT .*log/1", "refuse", times=2, status=409, code=code)]
+    assert lake.put_if_absent("log/1", b"entry")
+    between.rules = [Rule("PUT .*log/2", "refuse", times=-1, status=409, code=code)]
+    with pytest.raises(Unknown):
+        lake.put_if_absent("log/2", b"entry")
+
+
+def test_of_rivals_exactly_one_wins_each_number(s3_store: Store) -> None:
+    lake = S3Lake(s3_store.lake(), s3_store.settings)
+
+    def play(me: int) -> list[int]:
+        return [n for n in range(30) if lake.put_if_absent(f"log/{n:020}", str(me).encode())]
+
+    with ThreadPoolExecutor(4) as pool:
+        won = list(pool.map(play, range(4)))
+    assert sorted(n for wins in won for n in wins) == list(range(30))
+    for me, wins in enumerate(won):
+        assert all(lake.get(f"log/{n:020}") == str(me).encode() for n in wins)
+
+
+# -- what the store must promise
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(s3_store: Store, between: Proxy) -> None:
+    lake = lake_at(s3_store, between.endpoint)
+    between.rules = [Rule("PUT", "ignore", times=-1)]
+    with pytest.raises(SetupError, match="does not honour conditional writes"):
+        lake.put_if_absent("log/1", b"entry")
+    assert list(lake.list("")) == []
+
+
+def test_a_store_that_does_not_know_conditions_is_refused(s3_store: Store, between: Proxy) -> None:
+    lake = lake_at(s3_store, between.endpoint)
+    between.rules = [Rule("PUT", "refuse", times=-1, status=501, code="NotImplemented")]
+    with pytest.raises(SetupError, match="does not honour conditional writes"):
+        lake.put_if_absent("log/1", b"entry")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(-3600, "60 min 0 s ahead"), (3600, "behind")])
+def test_a_clock_an_hour_off_is_refused_by_a_store_that_does_not_care(
+    s3_store: Store, between: Proxy, seconds: int, told: str
+) -> None:
+    lake = lake_at(s3_store, between.endpoint)
+    between.rules = [Rule(".", "skew", times=-1, seconds=seconds)]
+    with pytest.raises(SetupError, match="this machine's clock is") as caught:
+        lake.put_if_absent("log/1", b"entry")
+    assert told.split()[-1] in caught.value.message
+    assert list(lake.list("")) == []
+
+
+def test_the_probe_costs_one_request_where_it_was_made(s3_store: Store, between: Proxy) -> None:
+    lake = lake_at(s3_store, between.endpoint)
+    assert lake.put_if_absent("log/1", b"")
+    probe._checked.clear()  # as in another process
+    between.seen.clear()
+    assert lake.put_if_absent("log/2", b"")
+    assert lake.put_if_absent("log/3", b"")
+    assert [line.split()[0] for line in between.seen] == ["HEAD", "PUT", "PUT"]
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (404, "NoSuchBucket", SetupError, "aws s3 mb s3://"),
+        (403, "AccessDenied", NotAuthorized, "s3:ListBucket"),
+        (403, "InvalidAccessKeyId", NotAuthorized, "does not know these credentials"),
+        (403, "SignatureDoesNotMatch", NotAuthorized, "does not know these credentials"),
+        (400, "ExpiredToken", NotAuthorized, "have expired"),
+        (400, "AuthorizationHeaderMalformed", SetupError, "s3.region"),
+        (403, "RequestTimeTooSkewed", SetupError, "NTP"),
+        (400, "KMS.DisabledException", NotAuthorized, "s3.kms_key"),
+        (503, "SlowDown", LakeUnavailable, "s3.retries"),
+        (500, "InternalError", LakeUnavailable, "run again"),
+        (429, "TooManyRequests", LakeUnavailable, "run again"),
+        (507, "XMinioStorageFull", LakeFull, "raise the quota"),
+        (400, "InvalidDigest", Terminal, "InvalidDigest"),
+    ],
+)
+def test_each_answer_has_its_name_and_its_way_out(
+    lake: S3Lake, between: Proxy, status: int, code: str, kind: type[SluiceError], says: str
+) -> None:
+    between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
+
+    def write() -> None:
+        with lake.create("big") as file:
+            file.write(bytes(6 * MIB))
+
+    calls: list[Callable[[], object]] = [
+        lambda: lake.get("x"),
+        lambda: lake.put("x", b""),
+        lambda: list(lake.list("")),
+        lambda: list(lake.unfinished("x")),
+        lambda: lake.open("x"),
+        lambda: lake.remove("x"),
+        write,
+    ]
+    for call in calls:
+        with pytest.raises(kind) as caught:
+            call()
+        assert says in str(caught.value)
+        assert pickle.loads(pickle.dumps(caught.value)).message == caught.value.message
+
+
+def test_a_bucket_that_is_not_there(s3_store: Store) -> None:
+    lake = S3Lake("s3://no-such-bucket-of-ours/x", s3_store.settings)
+    for call in (lambda: list(lake.list("")), lambda: lake.put("x", b""), lambda: lake.put_if_absent("x", b"")):
+        with pytest.raises((SetupError, NotAuthorized)):
+            call()
+
+
+def test_nobody_at_the_endpoint(s3_store: Store) -> None:
+    lake = lake_at(s3_store, "http://127.0.0.1:9", connect_timeout_ms=500)
+    with pytest.raises(LakeUnavailable, match=r"127\.0\.0\.1:9"):
+        lake.get("x")
+    with pytest.raises(LakeUnavailable):
+        lake.put_if_absent("x", b"")
+
+
+def test_no_credentials_and_no_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, f"{tmp_path}/none")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    client._forget()
+    with pytest.raises(NotAuthorized, match="no credentials for s3://b"):
+        S3Lake("s3://b", S3Settings(region="eu-west-1")).get("x")
+    with pytest.raises(SetupError, match="nobody"):
+        S3Lake("s3://b", S3Settings(region="eu-west-1", profile="nobody")).get("x")
+
+
+def test_secrets_stand_in_no_error_log_or_repr(
+    s3_store: Store, between: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = {n: SecretStr("hunter2-s3cr3t") for n in ("access_key_id", "secret_access_key", "session_token")}
+    lake = lake_at(s3_store, between.endpoint, **secret)
+    between.rules = [Rule("PUT", "refuse", status=403, code="AccessDenied", said="for hunter2-s3cr3t")]
+    with caplog.at_level(logging.INFO), pytest.raises(SluiceError) as caught:
+        lake.put("x", b"")
+    said = f"{caught.value}{caught.value.fields()}{lake.bucket!r}{lake.settings!r}{caplog.text}"
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "NotFound"), (501, "NotImplemented"), (412, "PreconditionFailed")])
+def test_an_answer_that_nobody_expects_is_an_error_of_ours(
+    lake: S3Lake, between: Proxy, status: int, code: str
+) -> None:
+    between.rules = [Rule(".", "refuse", times=-1, status=status, code=code)]
+    for call in (lambda: lake.put("x", b""), lambda: list(lake.list("")), lambda: list(lake.unfinished("x"))):
+        with pytest.raises(Terminal, match=rf"the store answered {code}"):
+            call()
+
+
+def test_what_does_not_speak_s3_is_told(lake: S3Lake, between: Proxy) -> None:
+    between.rules = [Rule("GET", "refuse", times=-1, status=400, said="<html>sign in<br></html>")]
+    with pytest.raises(Terminal, match=r"s3\.endpoint"):
+        list(lake.list(""))
+
+
+def test_each_request_is_tried_as_often_as_the_settings_say(s3_store: Store, between: Proxy) -> None:
+    """Botocore's own retries end for all requests of a process once they have been needed some 35 times."""
+    lake = lake_at(s3_store, between.endpoint, retries=4)
+    lake.put("x", b"1")
+    for _ in range(20):
+        between.rules = [Rule("GET", "lose", times=4)]
+        assert lake.get("x") == b"1"
+    between.rules, between.seen = [Rule("GET", "refuse", times=-1)], []
+    with pytest.raises(LakeUnavailable):
+        lake.get("x")
+    assert len(between.seen) == 5
+
+
+# -- uploads
+
+
+def patterned(size: int) -> bytes:
+    return (bytes(range(251)) * (size // 251 + 1))[:size]
+
+
+@pytest.mark.parametrize("how", ["reset", "lose", "refuse"])
+@pytest.mark.parametrize("at", ["uploads", "partNumber=2", "POST .*uploadId="])
+def test_an_upload_that_is_disturbed_ends_whole(lake: S3Lake, between: Proxy, how: str, at: str) -> None:
+    data = patterned(12 * MIB)
+    between.rules = [Rule(at, how, times=2)]
+    with lake.create("part") as file:
+        file.write(data)
+    assert between.rules[0].times == 0, "the fault was played"
+    assert lake.get("part") == data
+    assert list(lake.list("")) == ["_sluice/.probe.json", "part"]
+
+
+def test_an_upload_that_fails_leaves_nothing(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+    between.rules = [Rule("partNumber=2", "refuse", times=-1)]
+    with pytest.raises(LakeUnavailable), lake.create("staging/part") as file:
+        file.write(bytes(12 * MIB))
+    assert aside.get("staging/part") is None
+    assert list(aside.unfinished("staging")) == []
+
+
+def test_a_last_answer_that_never_comes_is_looked_up_or_unknown(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+    data = patterned(6 * MIB)
+    between.rules = [Rule("POST .*uploadId=", "lose", times=3)]
+    with lake.create("a/part") as file:
+        file.write(data)
+    assert lake.get("a/part") == data
+    between.rules = [Rule("POST .*uploadId=", "lose", times=3), Rule("HEAD", "refuse", times=-1)]
+    with pytest.raises(Unknown, match="whole in the lake"), lake.create("b/part") as file:
+        file.write(data)
+    assert aside.get("b/part") == data
+
+
+def test_a_small_object_is_one_request(lake: S3Lake, between: Proxy) -> None:
+    with lake.create("small") as file:
+        file.write(b"x" * MIB)
+    assert len(between.seen) == 1
+
+
+def test_an_upload_that_was_discarded_fails_and_is_not_seen(lake: S3Lake, between: Proxy) -> None:
+    ended = pytest.raises(LakeUnavailable, match="ended by somebody else")
+    with ended, lake.create("staging/7/part") as file:
+        file.write(bytes(15 * MIB))
+        (found,) = lake.unfinished("staging")
+        assert found[0].startswith("staging/7/part#")
+        for _ in range(2):
+            lake.discard(found[0])
+        between.rules = [Rule("uploadId=", "refuse", times=-1, status=404, code="NoSuchUpload")]  # moto says 500
+    assert list(lake.unfinished("staging")) == []
+    assert lake.get("staging/7/part") is None
+
+
+def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None:
+    """40 files of 6 MiB begun at once, under a bound of 16 MiB: what is more waits on disk."""
+    bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": 16 * MIB, "part_bytes": 8 * MIB}))
+    tracemalloc.start()
+    begun = [streams.Upload(bounded.bucket, bounded._key(f"x/{n}")) for n in range(40)]
+    for _ in range(6):
+        for upload in begun:
+            upload.write(bytes(MIB))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert streams._memory._held <= 16 * MIB
+    assert peak < 32 * MIB
+    begun[0].finish()
+    for upload in begun[1:]:
+        upload.abort()
+    assert streams._memory._held == 0
+    assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
+
+
+def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
+    upload = streams.Upload(Bucket("b", S3Settings(part_bytes=8 * MIB)), "x")
+    sizes = []
+    for upload._sent in range(10_000):
+        sizes.append(upload._part_size())
+    assert sizes[0] == sizes[999] == 8 * MIB
+    assert sizes[1000] == 16 * MIB
+    assert sum(sizes) > 5 << 40, "5 TiB, S3's limit of one object"
+    assert max(sizes) < 5 << 30, "5 GiB, S3's limit of one part"
+
+
+def test_encryption_and_tags_go_with_every_object(lake: S3Lake, s3_store: Store) -> None:
+    said = {"sse": "AES256", "tags": {"team": "orders + more"}, "part_bytes": 5 * MIB}
+    lake = S3Lake(lake.uri, s3_store.settings.model_copy(update=said))
+    lake.put("put", b"")
+    lake.put_if_absent("absent", b"")
+    for name, size in (("small", 1), ("large", 6 * MIB)):
+        with lake.create(name) as file:
+            file.write(bytes(size))
+        lake.show(name, f"shown-{name}")
+    for path in ("put", "absent", "small", "large", "shown-small", "shown-large"):
+        key = lake._key(path)
+        assert lake.bucket.call("head_object", key)["ServerSideEncryption"] == "AES256"
+        found = lake.bucket.call("get_object_tagging", key)["TagSet"]
+        assert found == [{"Key": "team", "Value": "orders + more"}], path
+
+
+class OnS3(World):
+    """A feed's ledger and lake, on S3."""
+
+    def __init__(self, lake: S3Lake) -> None:
+        self.lake = lake  # type: ignore[assignment]
+        self.liveness = FakeLiveness()
+        self.ledger = self.fresh_ledger()
+        self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
+
+
+def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -> None:
+    world = OnS3(lake)
+    live, given_up = world.plan(0, 10), world.plan(10, 20)
+    abandon(world.ledger, given_up, "a test")
+    staging = paths.staging_root("orders")
+    made = [f"{staging}/{live}/a/data/x", f"{staging}/{given_up}/a/data/x", "data/orders/x"]
+    for path in made:
+        upload = streams.Upload(lake.bucket, lake._key(path))
+        upload.write(bytes(5 * MIB))
+        upload._collect(0)
+    (found,) = [f for f in world.repair() if f.kind is Kind.UNFINISHED]
+    assert [name.partition("#")[0] for name in found.items] == [made[1]]
+    left = [name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.unfinished(root)]
+    assert left == [made[0], made[2]], "its owner lives; it began just now"
+
+
+# -- reading and copying
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(lake: S3Lake, between: Proxy) -> None:
+    data = patterned(3 * MIB)
+    lake.put("x", data)
+    between.rules = [Rule("GET", "cut", times=2)]
+    assert lake.get("x") == data
+    between.rules = [Rule("GET", "cut", times=1), Rule("GET", "reset", times=1)]
+    with lake.open("x") as file:
+        between.rules += [Rule("GET", "cut", times=2)]
+        assert file.read() == data
+
+
+def test_a_footer_is_one_request_and_what_is_read_on_and_on_few(lake: S3Lake, between: Proxy) -> None:
+    lake.put("x", patterned(20 * MIB))
+    between.seen.clear()
+    with lake.open("x") as file:
+        file.seek(-1000, io.SEEK_END)
+        file.read()
+        assert len(between.seen) == 1
+        file.seek(0)
+        while file.read(100_000):
+            pass
+    assert len(between.seen) < 12
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_noticed(lake: S3Lake) -> None:
+    lake.put("x", patterned(2 * MIB))
+    with lake.open("x") as file:
+        lake.put("x", bytes(2 * MIB))
+        with pytest.raises(LakeUnavailable, match="was replaced or removed while it was read"):
+            file.read()
+
+
+def test_a_listing_is_asked_for_page_by_page_and_from_its_place(lake: S3Lake, aside: S3Lake, between: Proxy) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: aside.put(f"d/{n:05}", b""), range(1010)))
+    listed = lake.list("d")
+    assert next(listed) == "d/00000"
+    assert len(between.seen) == 1, "the second page was not asked for"
+    assert len(list(listed)) == 1009
+    between.seen.clear()
+    assert list(lake.list("d", after="d/01007")) == ["d/01008", "d/01009"]
+    assert len(between.seen) == 1
+
+
+@pytest.mark.parametrize("how", ["lose", "refuse", "reset"])
+def test_a_copy_that_is_disturbed_is_made_once(lake: S3Lake, between: Proxy, how: str) -> None:
+    lake.put("staging/p", b"rows")
+    between.rules = [Rule("PUT .*data/p", how, times=2)]
+    lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == b"rows"
+
+
+def test_what_is_too_large_for_one_copy_is_copied_by_ranges(lake: S3Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+    data = patterned(12 * MIB)
+    lake.put("staging/p", data)
+    lake.show("staging/p", "data/p")
+    lake.show("staging/p", "data/p")
+    assert lake.get("data/p") == data
+
+
+def test_a_copy_by_ranges_that_fails_leaves_nothing(
+    lake: S3Lake, aside: S3Lake, between: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_s3, "COPIED_AT_ONCE", 6 * MIB)
+    monkeypatch.setattr(lake_s3, "COPY_RANGE", 5 * MIB)
+    lake.put("staging/p", patterned(12 * MIB))
+    between.rules = [Rule("partNumber=2", "refuse", times=-1)]
+    with pytest.raises(LakeUnavailable):
+        lake.show("staging/p", "data/p")
+    assert aside.get("data/p") is None
+    assert list(aside.unfinished("data")) == []

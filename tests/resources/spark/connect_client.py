@@ -1,0 +1,46 @@
+"""Lands `test_spark.PLAN` through Spark Connect, and says what came of it: a process of its own, since a process that
+was once a client of Spark Connect makes no other Spark any more.
+
+    python -m tests.resources.connect_client MASTER FOLDER [cancelled | dies]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.ports import Job
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.spark.engine import SparkEngine
+from tests.resources.kafka.tools import until
+from tests.resources.log_wiring import LogWiring
+from tests.resources.spark.test_engine import LOGS, PLAN
+
+
+def landed(master: str, folder: Path, how: str) -> dict[str, object]:
+    """What proof and error say of one batch."""
+    notes = folder / "notes"
+    notes.mkdir()
+    wiring = LogWiring(folder / "lake", notes, LOGS, dies=1 if how == "dies" else 0, hangs=how == "cancelled")
+    engine = SparkEngine(SparkSettings(master=master))
+    if how == "cancelled":
+
+        def cancel() -> None:
+            until(lambda: any(notes.iterdir()))
+            engine.cancel()
+
+        threading.Thread(target=cancel).start()
+    try:
+        receipts, failures = prove(PLAN, 12, engine.run(Job(PLAN, 12, "token", wiring), [0, 1]), LocalLake(wiring.lake))
+    except Failed as e:
+        return {"error": e.message}
+    return {"receipts": len(receipts), "failures": len(failures), "begun": len(list(notes.iterdir()))}
+
+
+if __name__ == "__main__":
+    print(json.dumps(landed(sys.argv[1], Path(sys.argv[2]), sys.argv[3])))

@@ -1,0 +1,316 @@
+"""The engine on a real Spark: tasks land, die, hang and fail, and the driver hears what became of each slice."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.landing.proof import prove
+from sluice.pipelines.ports import Job
+from sluice.pipelines.vocabulary.errors import Failed
+from sluice.pipelines.vocabulary.kafka import Isolation, TopicPartition
+from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
+from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.spark import engine as spark
+from sluice.resources.spark import executor
+from sluice.resources.spark.engine import SparkEngine
+from tests.pipelines.records.decode.logs import LZ4, Batch, Record, log
+from tests.resources.kafka.tools import until
+from tests.resources.log_wiring import LogWiring
+
+ROOT = Path(__file__).parents[3]
+SECRET = "not-for-everybody"
+LOG = log(*[Batch(tuple(Record(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
+LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
+SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
+TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))
+PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, TASKS)
+
+
+@pytest.fixture(scope="module")
+def settings() -> Iterator[SparkSettings]:
+    with pytest.MonkeyPatch.context() as patch:
+        # Workers import the wiring by its module's name, as they do the project's own.
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        yield SparkSettings(master="local[2,3]", conf={"spark.hadoop.fs.s3a.secret.key": SECRET})
+
+
+@pytest.fixture
+def wiring(tmp_path: Path) -> LogWiring:
+    (tmp_path / "notes").mkdir()
+    return LogWiring(tmp_path / "lake", tmp_path / "notes", LOGS)
+
+
+def run(settings: SparkSettings, wiring: LogWiring, attempt: str = "token") -> list[Outcome]:
+    return SparkEngine(settings).run(Job(PLAN, 12, attempt, wiring), [0, 1])
+
+
+@pytest.mark.spark
+def test_tasks_land_and_their_receipts_come_back(settings: SparkSettings, wiring: LogWiring) -> None:
+    lake = LocalLake(wiring.lake)
+    receipts, failures = prove(PLAN, 12, run(settings, wiring), lake)
+    assert failures == []
+    assert [r.slice for r in receipts] == list(SLICES)
+    files = [lake.locate(p.staged) for r in receipts for p in r.parts]
+    query = 'select partition, count(*), min("offset"), max("offset") from read_parquet(?) group by 1 order by 1'
+    assert duckdb.connect().execute(query, [files]).fetchall() == [(p, 2000, 0, 1999) for p in range(3)]
+    _spark_reads_its_own_kafka_columns(settings, files)
+    assert [r.adopted for r in run(settings, wiring, "next") if isinstance(r, Receipt)] == [True] * 3
+
+
+def _spark_reads_its_own_kafka_columns(settings: SparkSettings, files: list[str]) -> None:
+    frame = spark.session(settings).read.parquet(*files)
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    columns = ("key", "value", "offset", "unix_millis(timestamp) as timestamp", "timestampType", "headers")
+    rows = frame.where("partition = 1").orderBy("offset").selectExpr(*columns).collect()
+    found = [r.asDict(recursive=True) for r in rows]
+    assert [r | {"key": bytes(r["key"]), "value": bytes(r["value"])} for r in found] == LOG.visible(0, LOG.end)
+
+
+@pytest.mark.spark
+def test_a_task_whose_process_dies_is_tried_again(settings: SparkSettings, wiring: LogWiring) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=2)
+    receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
+    assert failures == []
+    assert len(list(wiring.notes.iterdir())) == 3, "two processes died, the third landed"
+    assert len(receipts) == 3
+
+
+@pytest.mark.spark
+def test_what_the_others_landed_survives_a_task_that_never_gets_through(
+    settings: SparkSettings, wiring: LogWiring
+) -> None:
+    dying = LogWiring(wiring.lake, wiring.notes, LOGS, dies=99)
+    receipts, failures = prove(PLAN, 12, run(settings, dying), LocalLake(wiring.lake))
+    assert [(f.slice, f.error, f.fatal) for f in failures] == [(SLICES[0], "Failed", True)]
+    assert "worker exited" in failures[0].message
+    assert "\n" not in failures[0].message
+    assert {r.slice for r in receipts} <= set(SLICES[1:])
+
+
+@pytest.mark.spark
+def test_a_job_that_cannot_run_says_why_in_one_line(settings: SparkSettings, wiring: LogWiring) -> None:
+    with pytest.raises(Failed) as e:
+        run(settings, LogWiring(wiring.lake, wiring.notes, LOGS, broken=True))
+    assert e.value.message == "the Spark job failed: ModuleNotFoundError: No module named 'elsewhere'"
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads command lines where Linux has them")
+def test_a_secret_reaches_spark_and_no_command_line(settings: SparkSettings) -> None:
+    assert spark.session(settings).conf.get("spark.hadoop.fs.s3a.secret.key") == SECRET
+    lines = [_command_line(place) for place in Path("/proc").glob("[0-9]*/cmdline")]
+    assert any(b"org.apache.spark.deploy.SparkSubmit" in line for line in lines)
+    assert not any(SECRET.encode() in line for line in lines)
+
+
+@pytest.mark.spark
+def test_workers_take_memory_from_the_allocator_that_was_measured(settings: SparkSettings) -> None:
+    ask = spark.context(settings).parallelize([0], 1).map(lambda _: pa.default_memory_pool().backend_name)
+    assert ask.collect() == ["system"]
+
+
+@pytest.mark.spark
+def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings) -> None:
+    conf = spark.session(settings).conf
+    assert conf.get("spark.authenticate") == "true"
+    assert conf.get("spark.driver.bindAddress") == conf.get("spark.driver.host") == "127.0.0.1"
+    folder = Path(str(conf.get("spark.python.unix.domain.socket.dir")))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert list(folder.glob(".*.sock")), "JVM and Python talk through files that nobody else may open"
+
+
+def test_the_folder_of_sockets_goes_with_the_process() -> None:
+    ask = "from sluice.resources import spark; print(spark._here()['spark.python.unix.domain.socket.dir'])"
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert not Path(said.stdout.strip()).exists()
+
+
+def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    ask = "from sluice.resources import spark; print(spark._sockets(spark._here()['spark.local.dir']))"
+    environment = os.environ | {"TMPDIR": str(deep)}
+    said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout == "{}\n"
+    assert not list(deep.iterdir())
+
+
+def _command_line(place: Path) -> bytes:
+    try:
+        return place.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.spark
+def test_a_killed_jvm_fails_its_job_and_the_next_job_starts_another(settings: SparkSettings, wiring: LogWiring) -> None:
+    hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def kill_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        spark._jvm_process().kill()
+
+    killer = threading.Thread(target=kill_once_begun)
+    killer.start()
+    with pytest.raises(Failed) as e:
+        SparkEngine(settings).run(hanging, [0, 1])
+    killer.join()
+    assert e.value.message == "Spark's JVM was killed by SIGKILL under the job"
+    assert e.value.remedy.startswith("run again")
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+@pytest.mark.spark
+def test_where_a_master_ended_the_context_the_next_job_starts_another(
+    settings: SparkSettings, wiring: LogWiring
+) -> None:
+    spark.session(settings)
+    before = spark._jvm_process()
+    spark.context(settings)._jsc.sc().stop()
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+    assert before.poll() is not None, "and leaves no JVM behind"
+    assert spark.session(settings).range(3).count() == 3
+
+
+@pytest.mark.spark
+def test_cancelling_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
+    engine = SparkEngine(settings)
+    job = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def cancel_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        engine.cancel()
+
+    canceller = threading.Thread(target=cancel_once_begun)
+    canceller.start()
+    with pytest.raises(Failed, match="cancelled"):
+        engine.run(job, [0, 1])
+    canceller.join()
+
+
+@pytest.mark.spark
+def test_an_interrupt_reaches_whoever_waits_and_ends_the_job(settings: SparkSettings, wiring: LogWiring) -> None:
+    hanging = Job(PLAN, 12, "token", LogWiring(wiring.lake, wiring.notes, LOGS, hangs=True))
+
+    def interrupt_once_begun() -> None:
+        while not list(wiring.notes.iterdir()):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt_once_begun, daemon=True)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        SparkEngine(settings).run(hanging, [0, 1])
+    interrupter.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "PySpark has one of its own"
+    until(lambda: not spark.session(settings).sparkContext.statusTracker().getActiveJobsIds())
+    assert len(prove(PLAN, 12, run(settings, wiring), LocalLake(wiring.lake))[0]) == 3
+
+
+def _in_a_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    return done.stderr
+
+
+_START = "from sluice.resources import java, spark; from sluice.pipelines.feed.sections import SparkSettings\n"
+
+
+@pytest.mark.spark
+def test_spark_that_does_not_start_is_one_clear_error() -> None:
+    said = _in_a_process(_START + "spark.session(SparkSettings(conf={'spark.driver.memory': 'plenty'}))")
+    assert "SetupError: Spark did not start on this machine" in said
+    assert "plenty" in said, "what the JVM printed is in the error"
+
+
+@pytest.mark.parametrize(("full", "told"), [(True, "SPARK_LOCAL_DIRS"), (False, "JAVA_HOME")])
+def test_a_full_temporary_folder_is_no_matter_of_the_feeds_settings(full: bool, told: str) -> None:
+    said = f"java.nio.file.FileSystemException: /tmp/x: {'No space left on device' if full else 'File exists'}"
+    error = spark._not_started(SparkSettings(), OSError("Connection refused"), io.BytesIO(said.encode()))
+    assert said in error.message
+    assert told in error.remedy
+
+
+def test_a_machine_without_java_is_one_clear_error() -> None:
+    said = _in_a_process(
+        _START
+        + "from sluice.pipelines.vocabulary.errors import SetupError\n"
+        + "def home(): raise SetupError('no Java', remedy='install one')\n"
+        + "java.java_home = home; spark.session(SparkSettings())"
+    )
+    assert said.strip().endswith("SetupError: no Java\n  → install one")
+
+
+def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
+    assert SparkEngine(SparkSettings(master="spark://nowhere:1")).run(Job(PLAN, 12, "token", wiring), []) == []
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "tries", "local"),
+    [
+        (None, {}, 3, True),
+        ("local", {}, 1, True),
+        ("local[4]", {}, 1, True),
+        ("local[*, 5]", {}, 5, True),
+        ("spark://host:7077", {}, 4, False),
+        ("yarn", {"spark.task.maxFailures": "2"}, 2, False),
+        ("sc://host:15002", {}, 4, False),
+    ],
+)
+def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
+    settings = SparkSettings(master=master, conf=conf)
+    assert (spark.tries(settings), spark.is_local(settings)) == (tries, local)
+
+
+CRASHED = """An error occurred while calling o127.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \
+failure: Lost task 0.2 in stage 8.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: it crashed
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+RAISED = """Job aborted
+Traceback (most recent call last):
+  File "w.py", line 1, in f
+    g()
+ValueError: bad
+
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (CRASHED, "org.apache.spark.SparkException: it crashed"),
+        (RAISED, "ValueError: bad"),
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "[JAVA_GATEWAY_EXITED] Java gateway process exited"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_line_that_tells(text: str, cause: str) -> None:
+    assert spark.cause(RuntimeError(text)) == cause
+
+
+def test_outcomes_survive_the_way_as_rows() -> None:
+    failure = SliceFailure(SLICES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
+    assert executor.outcome_of("SliceFailure", to_json(failure)) == failure
+    with pytest.raises(ValueError, match="no kind"):
+        executor.outcome_of("Guess", "{}")
