@@ -32,8 +32,8 @@ check: $(READY)  ## lint, format, types, import rules
 bench: setup     ## how fast, side by side with the usual ways
 	.venv/bin/sluice bench $(ARGS)
 
-faults: setup    ## each fault by itself on three real brokers, and the checker's verdict; SEED=2 for another course
-	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults $(ARGS)
+faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 3 --dist worksteal $(ARGS)
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

@@ -1,9 +1,10 @@
-"""One cluster for the whole suite, healed between two faults; each fault has its own topic, feed and account."""
+"""One cluster for each process of the suite, healed between two faults; each fault has its own topic and feed."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,32 @@ def arena(shared_arena: Arena) -> Iterator[Arena]:
 def _teller(config: pytest.Config) -> Callable[[str], None]:
     """Lines for the terminal, past whatever pytest keeps of a test's output."""
     capture: Any = config.pluginmanager.getplugin("capturemanager")
+    # Where courses run side by side, pytest talks with its workers over their standard output.
+    where = sys.stderr if hasattr(config, "workerinput") else sys.stdout
 
     def tell(line: str) -> None:
         with capture.global_and_fixture_disabled():
-            print(line, flush=True)
+            print(line, flush=True, file=where)
 
     return tell
 
 
+def _kept_together(request: pytest.FixtureRequest) -> tuple[Callable[[str], None], Callable[[], None]]:
+    """Tell a course's lines as they come, or all at its end where others run beside it; and what tells them then."""
+    tell = _teller(request.config)
+    if not hasattr(request.config, "workerinput"):
+        return tell, lambda: None
+    lines: list[str] = []
+    return lines.append, lambda: tell("\n".join(lines))
+
+
 @pytest.fixture
 def account(request: pytest.FixtureRequest) -> Iterator[Account]:
-    told = Account(request.node.name.removeprefix("test_"), _teller(request.config))
+    tell, tell_rest = _kept_together(request)
+    told = Account(request.node.name.removeprefix("test_"), tell)
     told.tell(f"\n{told.fault} (seed {SEED})")
     yield told
+    tell_rest()
     report = getattr(request.node, "called", None)
     told.measured("took_s", told.elapsed)
     told.keep(report.outcome if report else "error")
