@@ -62,8 +62,8 @@ class Books:
 
         The silence after a stray old stamp is not among them: it may be half a million windows.
         """
-        owed = set(windows.owed(self.state, self.feed.window, self.now))
-        listed, first = windows.listed(self.state, self.feed.window), self.state.first_window or 0
+        owed = set(windows.owed_windows(self.state, self.feed.window, self.now))
+        listed, first = windows.manifest_windows(self.state, self.feed.window), self.state.first_window or 0
         return frozenset(w for w in listed if w not in owed and (w >= first or self.is_complete(w)))
 
     def is_complete(self, window: int) -> bool:

@@ -15,7 +15,7 @@ from sluice.assets.books import Books
 from sluice.assets.contracts import Said
 from sluice.assets.markdown import plain
 from sluice.pipelines.batch.result import Landed
-from sluice.pipelines.planning.windows import searched
+from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.vocabulary.units import many, show_window
 from sluice.pipelines.watching.watch import LAG, Watched
 
@@ -33,7 +33,7 @@ def of_window(books: Books, window: int) -> dict[str, Said]:
 
 def bounded(books: Books, window: int) -> Said:
     """Are the window's boundaries known to be first records?"""
-    found = searched(books.state, window, books.feed.window)
+    found = count_marker_searches(books.state, window, books.feed.window)
     return {
         "passed": not found,
         "severity": dg.AssetCheckSeverity.WARN,

@@ -20,7 +20,7 @@ from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.contract.results import Outcome
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.validation.drift import described, drift_of
+from sluice.pipelines.validation.drift import describe_drift, drift_of
 from sluice.pipelines.vocabulary.errors import BatchRefused, Breach
 from sluice.pipelines.vocabulary.receipts import EXAMPLES, Drift, DriftKind, Receipt
 from sluice.pipelines.vocabulary.units import many, show_window
@@ -207,7 +207,7 @@ def _of_schema(books: Books, window: int) -> Said:
     return {
         "passed": not found,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": plain(_lines(map(described, found))) if found else "as the schema says",
+        "description": plain(_lines(map(describe_drift, found))) if found else "as the schema says",
         "metadata": of_drift(found, receipts) | metadata.column_schema(books, receipts),
     }
 

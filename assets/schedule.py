@@ -21,7 +21,7 @@ from sluice.assets.settling import settle
 from sluice.assets.windows import closing_cron
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.planning.windows import owed
+from sluice.pipelines.planning.windows import owed_windows
 from sluice.pipelines.vocabulary.units import show_window
 
 AT_ONCE = 6
@@ -64,7 +64,7 @@ def _owed(instance: dg.DagsterInstance, session: Session, name: str) -> list[str
         ledger = Ledger(edges.lake, name, edges.clock)
         settle(instance, feed, lambda: Books.open(feed, ledger, edges))
         state = ledger.read()
-        return [show_window(w) for w in owed(state, feed.window, edges.clock())]
+        return [show_window(w) for w in owed_windows(state, feed.window, edges.clock())]
 
 
 def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]) -> Iterator[str]:

@@ -26,11 +26,11 @@ from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.task import Assignment as Work
 from sluice.pipelines.landing.task import memory_shares
-from sluice.pipelines.landing.writer import PartWriter, Target
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ports import Fetched, FetchFailed, Lake
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Formatted
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.vocabulary.errors import Failed
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import PartKind
@@ -137,7 +137,7 @@ def _encoded(feed: Feed, rows: Sequence[tuple[Held, Formatted]]) -> Spent:
     for h, piece in rows:
         _write(writers, feed, h, PartKind.LANDED, piece.landed)
         if piece.quarantined is not None:
-            _write(writers, feed, h, PartKind.QUARANTINED, quarantined(piece.quarantined, 0, contract))
+            _write(writers, feed, h, PartKind.QUARANTINED, quarantine_rows(piece.quarantined, 0, contract))
     for writer in writers.values():
         writer.close()
     wall = {"encode": sum(w.encode_ns for w in writers.values()), "write": sum(w.write_ns for w in writers.values())}
@@ -149,7 +149,7 @@ def _write(
 ) -> None:
     key = h.slice, kind
     if key not in writers:
-        target = Target(feed.name, 0, "", "", h.slice, kind)
+        target = PartTarget(feed.name, 0, "", "", h.slice, kind)
         writers[key] = PartWriter(cast(Lake, _Nowhere()), target, rows.schema, feed.landing, h.chunk_bytes)
     writers[key].write(rows)
 

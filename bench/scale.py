@@ -29,7 +29,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, adopt
-from sluice.pipelines.landing.writer import PartWriter, Target
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.ports import Edges
@@ -295,7 +295,7 @@ class _Chosen:
 
 def _written(lake: MemoryLake, plan: Plan, batch: int, s: Slice) -> Outcome:
     """One row of the slice in a file; the others were compacted away."""
-    target = Target(plan.feed, batch, plan.hash, "attempt", s)
+    target = PartTarget(plan.feed, batch, plan.hash, "attempt", s)
     row = pa.record_batch(
         {
             "key": pa.array([b"key"], pa.binary()),

@@ -220,14 +220,14 @@ def init(
     $ sluice contract init orders --window 2026-11-20T14 --force
     """
     from sluice.pipelines.contract.proposal import ENOUGH, candidates, propose
-    from sluice.pipelines.landing.sample import landed
+    from sluice.pipelines.landing.sample import read_landed
     from sluice.pipelines.quarantine.limit import faults_of
 
     found = session.feed(feed)
     path = _output(session, found, output, force)
     shape = replace(found.shape, contract=None, dropping=False)
     with _looking(session, found, shape, _Asked(records, offsets, window, start, end)) as seen:
-        rows = landed(seen.receipts, seen.lake, [c.name for c in candidates(shape.columns)])
+        rows = read_landed(seen.receipts, seen.lake, [c.name for c in candidates(shape.columns)])
         proposals = propose(rows, shape.columns)
         faults = faults_of(_quarantined(seen.receipts), seen.lake)
     if not proposals:

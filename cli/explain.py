@@ -53,7 +53,7 @@ def _row(lake: Lake, said: Explanation) -> pa.Table | None:
         return None
     from sluice.pipelines.lake import parquet
 
-    with parquet.opened(lake, said.path) as file:
+    with parquet.open_parquet(lake, said.path) as file:
         group = file.read_row_group(said.row_group)
     return group.slice(said.row, 1)
 

@@ -19,12 +19,12 @@ from sluice.pipelines.vocabulary.groups import (
     KINDS,
     STATES,
     Counting,
-    Expiry,
     GroupMember,
     GroupView,
     ListedGroup,
+    OffsetExpiry,
     expiry,
-    spelled,
+    kind_with_proposal,
 )
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range, union
@@ -117,7 +117,7 @@ def _list_view(
     out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {feed.kafka.bootstrap}")]
     out += [table(names, [*rows, *missing], least="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
-    out += [Text(), facts(*((spelled(kind), KINDS[kind]) for kind in newer))] if newer else []
+    out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []
     held = [g.name for g in listed if g.name in owners and g.state not in _FREE]
     return [
         *out,
@@ -136,7 +136,7 @@ def _state(state: str) -> Text:
 
 
 def _protocol(g: ListedGroup) -> str:
-    return (g.protocol_type or "–") if g.kind in ("", "classic") else spelled(g.kind)
+    return (g.protocol_type or "–") if g.kind in ("", "classic") else kind_with_proposal(g.kind)
 
 
 def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Described:
     view: GroupView
     feed: str | None
     rows: tuple[Row, ...]
-    expiry: Expiry
+    expiry: OffsetExpiry
     strangers: tuple[GroupMember, ...]
 
 
@@ -349,10 +349,10 @@ def _view(found: Described) -> list[RenderableType]:
 def _protocol_told(view: GroupView) -> str:
     by = ", ".join(each for each in (view.protocol_type, view.assignor) if each and each != view.kind)
     told = KINDS.get(view.kind, "which is new to Sluice")
-    return f"{spelled(view.kind)}{f' ({by})' if by else ''}, {told}"
+    return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {told}"
 
 
-def kept(found: Expiry) -> str:
+def kept(found: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as anybody can know."""
     time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
     match found.counting:

@@ -435,10 +435,10 @@ def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) ->
 
 def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, concerned, resolve
-    from sluice.pipelines.planning.origins import changed
+    from sluice.pipelines.planning.origins import incarnation_change
 
     spots = concerned(target, desk.chosen(only), all_of_them=bool(only))
-    for another in (changed(desk.state, s.kafka, {}) for s in spots):
+    for another in (incarnation_change(desk.state, s.kafka, {}) for s in spots):
         if another is not None:
             raise another.error
     times = {s.tp: target.number for s in spots} if target.aim is Aim.TIME else {}

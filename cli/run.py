@@ -23,7 +23,7 @@ from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import Outcome, contract_results
 from sluice.pipelines.records import ready
-from sluice.pipelines.validation.drift import described, drift_of
+from sluice.pipelines.validation.drift import describe_drift, drift_of
 from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -407,7 +407,7 @@ def _outcomes(ran: Ran) -> list[Outcome]:
 def _drifting(ran: Ran) -> Iterator[str]:
     """What records have that the schema does not, a line for each field."""
     found = [d for d in _drift(ran) if d.kind is not DriftKind.MISSING]
-    yield from (described(d) for d in found[:_DRIFT_SAID])
+    yield from (describe_drift(d) for d in found[:_DRIFT_SAID])
     if found[_DRIFT_SAID:]:
         yield f"and {many(len(found) - _DRIFT_SAID, 'further field')} that differ from the schema"
 

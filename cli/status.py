@@ -131,7 +131,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
     from sluice.pipelines.batch.survey import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.planning.held_back import held
+    from sluice.pipelines.planning.held_back import unstable_partitions
     from sluice.pipelines.watching.outlook import look_ahead
 
     found = _Found(State())
@@ -144,7 +144,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
             found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
             found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
             found.partitions = seen.partitions
-            waiting = [p.tp for p in held(seen.partitions.values())]
+            waiting = [p.tp for p in unstable_partitions(seen.partitions.values())]
             found.holders = edges.cluster.open_transactions(waiting) if waiting else {}
             found.outlook = look_ahead(feed, ledger, seen.state, edges.cluster, seen.partitions, edges.clock())
         except SluiceError as stopped:

@@ -208,7 +208,7 @@ def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Pr
         if digest != part.sha256:
             yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
-    with parquet.opened(lake, part.path) as file:
+    with parquet.open_parquet(lake, part.path) as file:
         if file.metadata.num_rows != part.rows:
             yield Problem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
         column = landed_columns.offset_column(file.schema_arrow)

@@ -145,7 +145,7 @@ def _among(offset: int, ranges: Iterable[Range]) -> bool:
 
 def _was(lake: Lake, path: str, offset: int) -> str:
     """Why the record had been in quarantine, as the replay noted it."""
-    with suppress(PartUnreadable), parquet.opened(lake, path) as file:
+    with suppress(PartUnreadable), parquet.open_parquet(lake, path) as file:
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group)
             if (at := _place(rows.column("offset"), offset)) is not None:
@@ -206,7 +206,7 @@ def _said(row: Mapping[str, Any]) -> str:
 
 
 def _opened(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
-    return parquet.opened(lake, parquet.place(lake, part))
+    return parquet.open_parquet(lake, parquet.place(lake, part))
 
 
 def _leaf(file: pq.ParquetFile, index: int) -> int:

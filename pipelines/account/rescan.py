@@ -26,7 +26,7 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Format, RawFormat, inside
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import PartUnreadable, Terminal
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, PartitionState
 from sluice.pipelines.vocabulary.plans import Slice
@@ -193,7 +193,7 @@ class _Slice:
         """What is in quarantine has the log's bytes."""
         if refused is None:
             return None
-        records = chunk.take(fixed(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
+        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
         (raw,) = self._raw.convert(self._receipt.slice, records)
         differ = np.flatnonzero(~_equal(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed])))
         return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
@@ -236,7 +236,7 @@ def _offsets(rows: pa.Table | None) -> Array:
 
 def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
     whole = len(places) == rows.num_rows
-    return rows if whole else rows.take(fixed(pa.int64(), places.astype(np.int64)))
+    return rows if whole else rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
 
 
 def _equal(mine: pa.Table, made: pa.Table) -> Array:

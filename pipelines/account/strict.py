@@ -62,7 +62,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
     state = found.state
     by_ledger, recorded = _in_the_ledger(ledger)
     by_kafka = list(_in_kafka(ledger, state, found)) if feed.commit is not CommitMode.NONE else []
-    shown = windows.listed(state, feed.window)
+    shown = windows.manifest_windows(state, feed.window)
     expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
     return Strict(
         problems=(*_ids(state, found), *by_ledger, *by_kafka, *_manifests(lake, feed, state)),
@@ -156,7 +156,7 @@ def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[Problem]:
     """A window has its manifest exactly when it is complete, and it names the pinned boundaries."""
     standing = set(lake.list(paths.manifest_folder(feed.name)))
     length = feed.window.length
-    for window in windows.listed(state, feed.window):
+    for window in windows.manifest_windows(state, feed.window):
         path = paths.window_path(feed.name, window, length)
         complete = windows.complete(state, window, feed.window)
         kept = complete and not manifest.is_retired(state, window, length)

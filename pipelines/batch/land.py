@@ -132,7 +132,7 @@ def _taken_over(
 def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
     if request.replace or (feed.limits.records, feed.limits.bytes) == (None, None):
         return 0
-    owed, _ = planning.owed(request, state, found.partitions, feed.window)
+    owed, _ = planning.owed_ranges(request, state, found.partitions, feed.window)
     return sum(o.span for o in owed)
 
 
@@ -174,7 +174,7 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
     """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
     for entry in unpinned(feed, edges, ledger.read(), found.partitions, request):
-        ledger.append(partial(windows.clamped, entry=entry))
+        ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 
 def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]) -> tuple[KeyRange, ...]:
@@ -196,7 +196,7 @@ def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) 
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed(request, state, _still(found, state, request).partitions, feed.window)
+        owed, _ = planning.owed_ranges(request, state, _still(found, state, request).partitions, feed.window)
         gone = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
@@ -218,7 +218,7 @@ def _pinned(
         nonlocal refusals, in_the_way
         known = _still(found, state, request)
         replaced = receipts_replaced(feed, ledger, known, request, state)
-        owed, refused = planning.owed(request, state, known.partitions, feed.window, replaced)
+        owed, refused = planning.owed_ranges(request, state, known.partitions, feed.window, replaced)
         losses = losses_refused(feed, owed)
         refusals = known.refusals + refused + losses
         lost = {r.tp for r in losses}

@@ -63,7 +63,7 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     state = _with_origins(found)
     state = _with_boundaries(feed, edges, state, found.partitions, request)
     replaced = receipts_replaced(feed, ledger, found, request, state)
-    owed, refused = planning.owed(request, state, found.partitions, feed.window, replaced)
+    owed, refused = planning.owed_ranges(request, state, found.partitions, feed.window, replaced)
     plan = plan_for(feed, edges, found, request, owed, state, replaced)
     losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
@@ -82,7 +82,7 @@ def _with_boundaries(
 ) -> State:
     """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
     for entry in unpinned(feed, edges, state, partitions, request):
-        pinned = windows.clamped(state, entry)
+        pinned = windows.clamp_boundaries(state, entry)
         state = state.extended([pinned]) if pinned else state
     return state
 

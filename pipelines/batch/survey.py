@@ -84,7 +84,7 @@ def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: C
     """The partitions that are not the logs that the ledger knows any more."""
     known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
-    return tuple(r for p in found if (r := origins.changed(state, p, ends, feed)))
+    return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
 def unlike(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
@@ -115,7 +115,7 @@ def receipts_replaced(feed: Feed, ledger: Ledger, found: Survey, request: Reques
     """What a request that replaces would replace: the receipts that count of what it asks for."""
     if not request.replace:
         return ()
-    named = planning.asked(request, state, found.partitions, feed.window)
+    named = planning.asked_ranges(request, state, found.partitions, feed.window)
     return receipts_meeting(ledger, state, list(named))
 
 
@@ -167,7 +167,11 @@ def with_holders(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: S
     held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
     partitions = (p for p in found.partitions.values() if p.tp in held)
     holders = held_back.by_partition(held_back.look(feed, edges.cluster, partitions, edges.clock()))
-    named = {tp: planning.held(tp, e.end or 0, e.start or 0, holders[tp]) for tp, e in held.items() if tp in holders}
+    named = {
+        tp: planning.window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
+        for tp, e in held.items()
+        if tp in holders
+    }
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
 
 
@@ -175,7 +179,7 @@ def held_of(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[
     """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
     have taken long. It only explains: where Kafka does not answer by now, there is none."""
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
-    tps = {p.tp for p in held_back.held(found.partitions.values()) if not meant or p.tp in meant}
+    tps = {p.tp for p in held_back.unstable_partitions(found.partitions.values()) if not meant or p.tp in meant}
     with suppress(KafkaUnavailable):
         now = edges.cluster.partitions({tp.topic for tp in tps}, feed.isolation) if tps else ()
         return held_back.look(feed, edges.cluster, [p for p in now if p.tp in tps], edges.clock())

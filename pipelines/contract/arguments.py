@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from sluice.pipelines.contract.catalogue import Entry, Kwarg, Takes
+from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
 from sluice.pipelines.contract.literals import Family, bound, family, member
 from sluice.pipelines.schema.schema import Kind, Type
 
@@ -46,7 +46,7 @@ class Wrong(ValueError):
         self.what, self.remedy = what, remedy
 
 
-def flaws(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def flaws(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """All that is wrong with arguments whose names are known. Nulls were left out."""
     needed = [k for k in entry.kwargs.values() if k.required and k.name not in kwargs]
     missing = [Flaw(k.name, "is missing", f"it takes {k.takes}") for k in needed]
@@ -54,7 +54,7 @@ def flaws(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Fla
     yield from found or [*_each(entry, kwargs, types)] or [*_together(entry, kwargs, types)]
 
 
-def _places(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def _places(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """Columns, without which nothing else can be judged."""
     for name, kwarg in entry.kwargs.items():
         if name in kwargs and kwarg.takes in (Takes.COLUMN, Takes.COLUMNS):
@@ -65,27 +65,27 @@ def _places(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[F
                 yield Flaw(name, wrong.what, wrong.remedy)
 
 
-def _column(entry: Entry, name: object, types: Types) -> None:
+def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
     if not isinstance(name, str):
         raise Wrong("should be a column's name")
     if name not in types:
         raise _unknown_column(name, types)
     if family(types[name]) not in entry.families:
         known = ", ".join(f for f in Family if f in entry.families)
-        raise Wrong(f"`{shown(name)}` is {types[name].kind}, of which it says nothing", f"it is about {known}")
+        raise Wrong(f"`{safe_text(name)}` is {types[name].kind}, of which it says nothing", f"it is about {known}")
 
 
 def _unknown_column(name: str, types: Types) -> Wrong:
     top = re.split(r"[.\[{]", name)[0]
     if top != name and top in types:
-        what = f"`{shown(name)}` is inside `{top}`: fields inside others have no expectations"
+        what = f"`{safe_text(name)}` is inside `{top}`: fields inside others have no expectations"
         return Wrong(what, f"`{top}` as a whole may be null or not; or make the field a column of its own")
     near = get_close_matches(name, types, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"columns: {', '.join([*types][:40])}"
-    return Wrong(f"`{shown(name)}` is no column of this feed", hint)
+    return Wrong(f"`{safe_text(name)}` is no column of this feed", hint)
 
 
-def _each(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     about = [types[kwargs[n]] for n, k in entry.kwargs.items() if k.takes is Takes.COLUMN and n in kwargs]
     for name, said in kwargs.items():
         kwarg = entry.kwargs[name]
@@ -99,7 +99,7 @@ def _each(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Fla
             yield Flaw(name, str(error), "")
 
 
-def _together(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
+def _together(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
     """What no argument has alone."""
     checks = (_bounds, _parameters, _comparable, _summable)
     for check in checks:
@@ -109,7 +109,7 @@ def _together(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> Iterator
             yield Flaw("", wrong.what, wrong.remedy)
 
 
-def _bounds(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
     if not entry.bounded:
         return
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
@@ -122,7 +122,7 @@ def _bounds(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
         raise Wrong("has a min_value above its max_value", "no value is between them")
 
 
-def _parameters(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+def _parameters(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
     """`$PARAMETER` is a window's, and every window is somebody's."""
     used = [said["$PARAMETER"] for said in kwargs.values() if isinstance(said, dict) and "$PARAMETER" in said]
     named = [w["parameter_name"] for w in kwargs.get("windows", [])]
@@ -136,7 +136,7 @@ def _is_parameter(said: object) -> bool:
     return isinstance(said, dict) and "$PARAMETER" in said
 
 
-def _comparable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+def _comparable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
     if entry.reason not in ("not_greater", "not_equal", "not_unique"):
         return
     names = kwargs.get("column_list") or [kwargs["column_A"], kwargs["column_B"]]
@@ -155,7 +155,7 @@ def _measure(t: Type) -> str:
     return {Kind.FLOAT32: "floats", Kind.FLOAT64: "floats", Kind.DECIMAL: "decimals"}.get(t.kind, "whole numbers")
 
 
-def _summable(entry: Entry, kwargs: Mapping[str, Any], types: Types) -> None:
+def _summable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
     if entry.reason != "wrong_sum":
         return
     added = [types[name] for name in kwargs["column_list"]]
@@ -287,7 +287,7 @@ def _of_python(pattern: str) -> None:
             re.compile(pattern)
     except re.error as error:
         at = f" at position {error.pos + 1}" if error.pos is not None else ""
-        raise Wrong(f"is no regular expression{at}: {shown(error.msg)}", _BOTH) from None
+        raise Wrong(f"is no regular expression{at}: {safe_text(error.msg)}", _BOTH) from None
     except (Warning, RecursionError, OverflowError, MemoryError):
         raise Wrong("is no regular expression that means one thing", _BOTH) from None
 
@@ -304,7 +304,7 @@ def _of_re2(pattern: str) -> None:
         why = str(error).removeprefix("Invalid regular expression: ")
         part = why.partition(": ")[2]
         at = f" at position {pattern.index(part) + 1}" if part and part in pattern else ""
-        raise Wrong(f"is not taken by RE2{at}: {shown(why)}", _BOTH) from None
+        raise Wrong(f"is not taken by RE2{at}: {safe_text(why)}", _BOTH) from None
 
 
 def _quantiles(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
@@ -357,7 +357,7 @@ def _is_window(said: Any) -> bool:
     return all(_WINDOW[k](v) for k, v in said.items())
 
 
-def shown(text: str) -> str:
+def safe_text(text: str) -> str:
     """Text of the file in an error: short, and on one line."""
     return "".join(c if c.isprintable() else "�" for c in text[:80])
 

@@ -69,7 +69,7 @@ class Kwarg:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One expectation. `families` are the columns that it can be about, `reason` is the word that quarantined rows
     have, empty for whole batches.
     """
@@ -121,12 +121,12 @@ def _bounds(takes: Takes) -> tuple[Kwarg, ...]:
     return Kwarg("min_value", takes), Kwarg("max_value", takes), *_STRICT
 
 
-def _row(type_: str, issue: Issue, reason: str, families: frozenset[Family], *kwargs: Kwarg) -> Entry:
-    return Entry(type_, Scope.ROW, issue, {k.name: k for k in (*kwargs, _MOSTLY)}, families, reason)
+def _row(type_: str, issue: Issue, reason: str, families: frozenset[Family], *kwargs: Kwarg) -> CatalogueEntry:
+    return CatalogueEntry(type_, Scope.ROW, issue, {k.name: k for k in (*kwargs, _MOSTLY)}, families, reason)
 
 
-def _whole(type_: str, issue: Issue, families: frozenset[Family], *kwargs: Kwarg) -> Entry:
-    return Entry(type_, Scope.WHOLE, issue, {k.name: k for k in kwargs}, families)
+def _whole(type_: str, issue: Issue, families: frozenset[Family], *kwargs: Kwarg) -> CatalogueEntry:
+    return CatalogueEntry(type_, Scope.WHOLE, issue, {k.name: k for k in kwargs}, families)
 
 
 _ALL = (
@@ -273,11 +273,11 @@ _ALL = (
         Kwarg("ties_okay", Takes.TRUTH, default=False),
     ),
 )
-ENTRIES: Mapping[str, Entry] = {e.type: e for e in _ALL}
+ENTRIES: Mapping[str, CatalogueEntry] = {e.type: e for e in _ALL}
 """Every supported expectation by its type."""
 
 
-def entry(expectation: Expectation) -> Entry:
+def entry(expectation: Expectation) -> CatalogueEntry:
     """What stands in the table for one expectation of a contract."""
     return ENTRIES[expectation.type]
 

@@ -95,7 +95,7 @@ def member(t: Type, said: object) -> Value:
         case Family.DAY:
             return _days(said)
         case Family.NUMBER:
-            return _held(t, _number(said, text=t.kind is Kind.DECIMAL))
+            return _exact_value(t, _number(said, text=t.kind is Kind.DECIMAL))
         case kind:
             raise ValueError(f"{kind} are not compared")
 
@@ -130,7 +130,7 @@ def _number(said: object, *, text: bool) -> int | Decimal:
     raise ValueError(f"should be a number{' or its digits in quotes' if text else ''}")
 
 
-def _held(t: Type, number: int | Decimal) -> Value:
+def _exact_value(t: Type, number: int | Decimal) -> Value:
     match t.kind:
         case Kind.FLOAT32 | Kind.FLOAT64:
             return float(number)

@@ -120,17 +120,17 @@ def _decimal(value: int | float | Decimal) -> Decimal:
 def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Iterator[Proposal]:
     """Half as much room again on both sides, rounded outwards; what never was negative stays so."""
     margin = (high - low) / 2
-    least, most = _rounded(low - margin, ROUND_FLOOR, whole), _rounded(high + margin, ROUND_CEILING, whole)
+    least, most = _round(low - margin, ROUND_FLOOR, whole), _round(high + margin, ROUND_CEILING, whole)
     least = max(least, Decimal(0)) if low >= 0 else least
     most = min(most, Decimal(0)) if high <= 0 else most
-    why = f"seen {_told(low)} to {_told(high)}"
+    why = f"seen {_format_decimal(low)} to {_format_decimal(high)}"
     # With room around it, a bound may be beyond all floats, which is none.
     bounds = {k: v for k, v in (("min_value", _number(least)), ("max_value", _number(most))) if isfinite(v)}
     if bounds:
         yield Proposal(name, "expect_column_values_to_be_between", bounds, why, {"values": seen})
 
 
-def _rounded(value: Decimal, how: str, whole: bool = True) -> Decimal:
+def _round(value: Decimal, how: str, whole: bool = True) -> Decimal:
     """To two digits that count, or to a whole number."""
     step = Decimal(1).scaleb(max(value.adjusted() - 1, 0) if whole else value.adjusted() - 1)
     return (value / step).to_integral_value(how) * step
@@ -141,7 +141,7 @@ def _number(value: Decimal) -> int | float:
     return int(value) if value == value.to_integral_value() and abs(value) < 10**15 else float(value)
 
 
-def _told(value: Decimal) -> str:
+def _format_decimal(value: Decimal) -> str:
     return f"{value:,f}" if -12 < value.adjusted() < 15 else f"{value:.3g}"
 
 
@@ -177,14 +177,14 @@ def _of_texts(f: Field, values: pa.Array) -> Iterator[Proposal]:
 
 
 def _pattern(name: str, values: pa.Array) -> Proposal | None:
-    for what, regex in (*_PATTERNS, *_numbered(values)):
+    for what, regex in (*_PATTERNS, *_pattern_of_digits(values)):
         if pc.all(pc.match_substring_regex(values, regex)).as_py():
             why = f"each is {what}"
             return Proposal(name, "expect_column_values_to_match_regex", {"regex": regex}, why, {"values": len(values)})
     return None
 
 
-def _numbered(values: pa.Array) -> Iterator[tuple[str, str]]:
+def _pattern_of_digits(values: pa.Array) -> Iterator[tuple[str, str]]:
     """What is the same in all but its digits; so many digits as there are where they begin with zeros."""
     frames = pc.unique(pc.replace_substring_regex(values, r"[0-9]+", "0"))
     frame = frames[0].as_py()
@@ -211,7 +211,7 @@ def _lengths(name: str, values: pa.Array) -> Proposal:
         return Proposal(
             name, "expect_column_value_lengths_to_equal", {"value": most}, f"each has {many(most, 'character')}", seen
         )
-    bounds = {"min_value": min(least, 1), "max_value": int(_rounded(Decimal(2 * most), ROUND_CEILING))}
+    bounds = {"min_value": min(least, 1), "max_value": int(_round(Decimal(2 * most), ROUND_CEILING))}
     why = f"seen {least} to {most} characters"
     return Proposal(name, "expect_column_value_lengths_to_be_between", bounds, why, seen)
 

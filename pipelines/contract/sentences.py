@@ -44,7 +44,7 @@ def sentence(type_: str, args: Args) -> Sentence:
     return _SENTENCES[type_](args)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of the contract, as people write it: short, and on one line."""
     match value:
         case bool():
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
         case str():
             return f'"{_short(value)}"'
         case list() | tuple():
-            return f"({', '.join(map(shown, value))})"
+            return f"({', '.join(map(format_value, value))})"
     return _short(str(value))
 
 
@@ -65,13 +65,13 @@ def _short(text: str) -> str:
     return clean if len(clean) <= _MOST_TEXT else clean[:_MOST_TEXT] + "…"
 
 
-def _listed(values: Any) -> str:
+def _format_values(values: Any) -> str:
     rest = len(values) - _MOST_SHOWN
-    return ", ".join(map(shown, values[:_MOST_SHOWN])) + (f" and {rest:,} more" if rest > 0 else "")
+    return ", ".join(map(format_value, values[:_MOST_SHOWN])) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _one_of(values: Any) -> str:
-    return f"one of {_listed(values)}" if len(values) != 1 else shown(values[0])
+    return f"one of {_format_values(values)}" if len(values) != 1 else format_value(values[0])
 
 
 def _names(values: Any) -> str:
@@ -89,7 +89,7 @@ def _limit(args: Args, name: str) -> str:
         room = window["offset"][part]
         beyond = f" {sign} {room * 100:g}%" if room else ""
         return f"the {window['constraint_fn']} of the last {window['range']} batches{beyond}"
-    return _short(said) if isinstance(said, str) else shown(said)
+    return _short(said) if isinstance(said, str) else format_value(said)
 
 
 def _between(args: Args) -> str:
@@ -121,18 +121,18 @@ class _Shorts(dict[str, Any]):
         super().__init__({k: _short(v) if isinstance(v, str) else v for k, v in args.items()})
 
 
-def _fixed(text: str) -> Callable[[Args], str]:
+def _constant(text: str) -> Callable[[Args], str]:
     return lambda args: text
 
 
 _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
-    "expect_column_values_to_not_be_null": _about("{column}", "is not", _fixed("null")),
-    "expect_column_values_to_be_null": _about("{column}", "is", _fixed("null")),
+    "expect_column_values_to_not_be_null": _about("{column}", "is not", _constant("null")),
+    "expect_column_values_to_be_null": _about("{column}", "is", _constant("null")),
     "expect_column_values_to_be_in_set": _about("{column}", "is", lambda a: _one_of(a["value_set"])),
     "expect_column_values_to_not_be_in_set": _about("{column}", "is not", lambda a: _one_of(a["value_set"])),
     "expect_column_values_to_be_between": _about("{column}", "is", _between),
     "expect_column_value_lengths_to_be_between": _about("the length of {column}", "is", _between),
-    "expect_column_value_lengths_to_equal": _about("the length of {column}", "is", lambda a: shown(a["value"])),
+    "expect_column_value_lengths_to_equal": _about("the length of {column}", "is", lambda a: format_value(a["value"])),
     "expect_column_values_to_match_regex": _about("{column}", "matches", lambda a: _short(a["regex"])),
     "expect_column_values_to_not_match_regex": _about("{column}", "does not match", lambda a: _short(a["regex"])),
     "expect_column_values_to_match_regex_list": _about(
@@ -152,10 +152,10 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
         _names(a["column_list"]), "are", "all different in a row"
     ),
     "expect_multicolumn_sum_to_equal": lambda a: Sentence(
-        f"the sum of {_names(a['column_list'])}", "is", shown(a["sum_total"])
+        f"the sum of {_names(a['column_list'])}", "is", format_value(a["sum_total"])
     ),
     "expect_table_row_count_to_be_between": _about("the number of rows", "is", _between),
-    "expect_table_row_count_to_equal": _about("the number of rows", "is", lambda a: shown(a["value"])),
+    "expect_table_row_count_to_equal": _about("the number of rows", "is", lambda a: format_value(a["value"])),
     "expect_table_columns_to_match_set": lambda a: Sentence(
         "the columns", "are" if a["exact_match"] else "have", f"{_names(a['column_set'])}, in any order"
     ),
@@ -163,11 +163,11 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
         "the columns", "are", f"{_names(a['column_list'])}, in this order"
     ),
     "expect_table_column_count_to_be_between": _about("the number of columns", "is", _between),
-    "expect_table_column_count_to_equal": _about("the number of columns", "is", lambda a: shown(a["value"])),
+    "expect_table_column_count_to_equal": _about("the number of columns", "is", lambda a: format_value(a["value"])),
     "expect_column_to_exist": _about(
         "{column}", "exists", lambda a: "" if a["column_index"] is None else f"at place {a['column_index']}"
     ),
-    "expect_column_values_to_be_unique": _about("{column}", "is", _fixed("unique")),
+    "expect_column_values_to_be_unique": _about("{column}", "is", _constant("unique")),
     "expect_compound_columns_to_be_unique": lambda a: Sentence(_names(a["column_list"]), "are", "unique together"),
     "expect_column_unique_value_count_to_be_between": _about("the number of distinct {column}", "is", _between),
     "expect_column_proportion_of_unique_values_to_be_between": _about("the share of distinct {column}", "is", _between),
@@ -182,13 +182,13 @@ _SENTENCES: Mapping[str, Callable[[Args], Sentence]] = {
     "expect_column_stdev_to_be_between": _about("the standard deviation of {column}", "is", _between),
     "expect_column_quantile_values_to_be_between": _about("the quantiles of {column}", "are", _quantiles),
     "expect_column_distinct_values_to_be_in_set": _about(
-        "{column}", "has", lambda a: f"only {_listed(a['value_set'])}"
+        "{column}", "has", lambda a: f"only {_format_values(a['value_set'])}"
     ),
     "expect_column_distinct_values_to_equal_set": _about(
-        "{column}", "has", lambda a: f"each of, and only, {_listed(a['value_set'])}"
+        "{column}", "has", lambda a: f"each of, and only, {_format_values(a['value_set'])}"
     ),
     "expect_column_distinct_values_to_contain_set": _about(
-        "{column}", "has", lambda a: f"each of {_listed(a['value_set'])}"
+        "{column}", "has", lambda a: f"each of {_format_values(a['value_set'])}"
     ),
     "expect_column_most_common_value_to_be_in_set": _about(
         "the most common {column}", "is", lambda a: _one_of(a["value_set"])

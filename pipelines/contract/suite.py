@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.contract.arguments import flaws, shown
+from sluice.pipelines.contract.arguments import flaws, safe_text
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.schema.schema import Schema, Type
@@ -37,12 +37,12 @@ def recall(text: str) -> Contract:
     """The contract whose `text` this is, as the ledger keeps it. Raises ValueError."""
     try:
         said = json.loads(text)
-        return Contract(tuple(_recalled(place, item) for place, item in enumerate(said)))
+        return Contract(tuple(_expectation_of(place, item) for place, item in enumerate(said)))
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no contract's text ({type(error).__name__})") from None
 
 
-def _recalled(place: int, item: Mapping[str, Any]) -> Expectation:
+def _expectation_of(place: int, item: Mapping[str, Any]) -> Expectation:
     if item["type"] not in ENTRIES or not isinstance(item["kwargs"], dict):
         raise ValueError("no expectation that we know")
     return Expectation(place, item["type"], item["kwargs"], Severity(item["severity"]))
@@ -98,7 +98,7 @@ def parse_contract(data: bytes, columns: Schema | None) -> Contract:
     return Contract(tuple(found))
 
 
-class _Refused(Exception):
+class _ContractRefused(Exception):
     pass
 
 
@@ -117,7 +117,7 @@ def _document(data: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         what = f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
         remedy = "mend it there; json.tool shows it too"
-    except _Refused as refused:
+    except _ContractRefused as refused:
         what, remedy = str(refused), ""
     except (UnicodeDecodeError, RecursionError):
         pass
@@ -128,7 +128,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [k for k, _ in pairs]
-        raise _Refused(f"has the key `{shown(next(k for k in found if keys.count(k) > 1))}` twice in one object")
+        raise _ContractRefused(
+            f"has the key `{safe_text(next(k for k in found if keys.count(k) > 1))}` twice in one object"
+        )
     return found
 
 
@@ -136,18 +138,20 @@ def _float(text: str) -> float:
     """Numbers whose digits a float keeps; others would be compared as what nobody wrote."""
     found = float(text)
     if len(text) > 60 or found in (float("inf"), float("-inf")) or Decimal(repr(found)) != Decimal(text):
-        raise _Refused(f"has a number, {shown(text)}, of more digits than a float keeps; a decimal's go into quotes")
+        raise _ContractRefused(
+            f"has a number, {safe_text(text)}, of more digits than a float keeps; a decimal's go into quotes"
+        )
     return found
 
 
 def _int(text: str) -> int:
     if len(text) > 40:
-        raise _Refused("has a whole number of more than 39 digits")
+        raise _ContractRefused("has a whole number of more than 39 digits")
     return int(text)
 
 
 def _constant(text: str) -> float:
-    raise _Refused(f"has {text}, which is no number of JSON")
+    raise _ContractRefused(f"has {text}, which is no number of JSON")
 
 
 def _check_depth(value: object, level: int = 0) -> None:
@@ -166,7 +170,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _Refused("has half of a surrogate pair, which is no character") from None
+        raise _ContractRefused("has half of a surrogate pair, which is no character") from None
 
 
 _SUITE = ("name", "id", "expectations", "meta", "notes", "suite_parameters")
@@ -190,13 +194,13 @@ def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
     version = meta.get("great_expectations_version", "1.") if isinstance(meta, dict) else None
     old = next((key for key in _OLD if key in suite), None)
     if old or not isinstance(version, str) or not version.startswith("1."):
-        said = f" ({shown(version)})" if isinstance(version, str) and not old else ""
+        said = f" ({safe_text(version)})" if isinstance(version, str) and not old else ""
         what = f"is a suite of another Great Expectations than 1.x{said}"
         yield ContractProblem("meta.great_expectations_version", what, "save it again with Great Expectations 1.x")
         return
     for key in suite:
         if key not in _SUITE:
-            yield ContractProblem(shown(key), "is unknown", _near(key, _SUITE))
+            yield ContractProblem(safe_text(key), "is unknown", _near(key, _SUITE))
     if suite.get("suite_parameters"):
         yield ContractProblem("suite_parameters", "are not supported", "write the values themselves")
 
@@ -207,18 +211,18 @@ def _of_item(item: object, place: str, types: Mapping[str, Type]) -> Iterator[Co
         return
     type_ = item.get("type")
     if not isinstance(type_, str) or type_ not in ENTRIES:
-        yield _unsupported(type_, place, item)
+        yield _unsupported_type(type_, place, item)
         return
     place = f"{place} {type_}"
     for key in item:
         if key not in _ITEM:
-            yield ContractProblem(f"{place}: {shown(key)}", "is unknown", _near(key, _ITEM))
+            yield ContractProblem(f"{place}: {safe_text(key)}", "is unknown", _near(key, _ITEM))
     if item.get("severity", Severity.CRITICAL) not in [*Severity]:
         yield ContractProblem(f"{place}: severity", "is none of them", f"choose {', '.join(Severity)}")
     yield from _of_kwargs(item.get("kwargs", {}), place, type_, types)
 
 
-def _unsupported(type_: object, place: str, item: Mapping[str, Any]) -> ContractProblem:
+def _unsupported_type(type_: object, place: str, item: Mapping[str, Any]) -> ContractProblem:
     if type_ is None and "expectation_type" in item:
         what = "is an expectation of Great Expectations before 1.0"
         return ContractProblem(f"{place}: expectation_type", what, "save the suite again with 1.x")
@@ -226,7 +230,7 @@ def _unsupported(type_: object, place: str, item: Mapping[str, Any]) -> Contract
         return ContractProblem(f"{place}: type", "is missing" if type_ is None else "should be text", "expect_…")
     near = get_close_matches(type_, ENTRIES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return ContractProblem(f"{place} {shown(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
+    return ContractProblem(f"{place} {safe_text(type_)}", "is not supported", f"{hint}supported: {', '.join(ENTRIES)}")
 
 
 def _of_kwargs(kwargs: object, place: str, type_: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
@@ -238,7 +242,7 @@ def _of_kwargs(kwargs: object, place: str, type_: str, types: Mapping[str, Type]
         if name in _REFUSED and said is not None:
             yield ContractProblem(f"{place}: {name}", "is not supported", _REFUSED[name])
         elif name not in known and name not in _REFUSED and name not in _SILENT:
-            yield ContractProblem(f"{place}: {shown(name)}", "is unknown", _near(name, known))
+            yield ContractProblem(f"{place}: {safe_text(name)}", "is unknown", _near(name, known))
     said = {k: v for k, v in kwargs.items() if k in known and v is not None}
     for flaw in flaws(ENTRIES[type_], said, types):
         yield ContractProblem(f"{place}: {flaw.name}" if flaw.name else place, flaw.what, flaw.remedy)

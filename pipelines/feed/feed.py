@@ -27,13 +27,13 @@ from sluice.pipelines.feed.sections import (
     CompactionSettings,
     DeadLetters,
     FetchSettings,
-    Format,
     LandingSettings,
     Limits,
     OnDrift,
     OnUndecodable,
     Policies,
     PublishPolicy,
+    RecordFormat,
     SparkSettings,
     Start,
     WindowSettings,
@@ -54,7 +54,7 @@ def _lake(text: str, info: ValidationInfo) -> str:
     return below_root(text, info)
 
 
-def _sent(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
+def _check_letters(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
     commit, topics = info.data.get("commit"), info.data.get("topics")
     if letters and commit not in (CommitMode.TRANSACTIONAL, None):
         raise ValueError("need the transaction of `commit: transactional`")
@@ -72,7 +72,7 @@ class Feed(Settings):
     group: GroupName = Field(default_factory=lambda data: f"sluice-{data['name']}")
     start: Annotated[Start, BeforeValidator(parse_start)]
     isolation: Isolation = Isolation.READ_COMMITTED
-    format: Format = Format.RAW
+    format: RecordFormat = RecordFormat.RAW
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     s3: S3Settings = S3Settings()
@@ -80,7 +80,7 @@ class Feed(Settings):
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
     commit: CommitMode = CommitMode.TRANSACTIONAL
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
-    dead_letters: Annotated[DeadLetters | None, AfterValidator(_sent)] = None
+    dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
     landing: LandingSettings = LandingSettings()
     compaction: CompactionSettings = CompactionSettings()
     limits: Limits = Limits()
@@ -103,7 +103,7 @@ class Feed(Settings):
 
     @model_validator(mode="after")
     def _typed_has_columns(self) -> Self:
-        if (self.columns is None) is (self.format is Format.JSON):
+        if (self.columns is None) is (self.format is RecordFormat.JSON):
             raise ValueError("has a schema without `format: json`, or `format: json` without a schema")
         if self.columns is None and self.policies.on_drift is not OnDrift.EXTRA:
             raise ValueError("has policies.on_drift without a schema that records could drift from")

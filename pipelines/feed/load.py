@@ -10,7 +10,7 @@ from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contra
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA
-from sluice.pipelines.feed.yaml_file import Problem, YamlError, read_yaml
+from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.vocabulary.errors import FeedError
 
 
@@ -43,42 +43,42 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
     return {name: feed for name, (_, feed) in feeds.items()}
 
 
-def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[tuple[str, Problem], ...]:
+def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[tuple[str, FileProblem], ...]:
     found = _read(path, environ)
     if isinstance(found, Feed):
         return _under_contract(found, path.with_suffix(CONTRACT))
     return tuple((str(path), p) for p in found)
 
 
-def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, Problem], ...]:
+def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProblem], ...]:
     try:
         contract = read_contract(path, feed.columns)
     except ContractError as error:
-        return tuple((str(path), Problem(p.place, p.what, p.remedy)) for p in error.problems)
+        return tuple((str(path), FileProblem(p.place, p.what, p.remedy)) for p in error.problems)
     return feed.model_copy(update={"contract": contract}) if contract else feed
 
 
-def _orphans(folder: Path) -> list[tuple[str, Problem]]:
+def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     """Contracts of no feed: somebody believes that they are kept."""
     found = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
     names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in found]
     missing = [(p, name) for p, name in names if not (folder / name).exists()]
-    return [(str(p), Problem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
+    return [(str(p), FileProblem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[Problem, ...]:
+def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
-        return (Problem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
+        return (FileProblem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
     if path.suffix != ".yaml":
-        return (Problem("", "does not end in .yaml", "rename it"),)
+        return (FileProblem("", "does not end in .yaml", "rename it"),)
     try:
         data = {"feed": path.stem} | read_yaml(path, environ)
     except YamlError as error:
         return error.problems
     if "contract" in data:
-        return (Problem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
-    return _validated(reaching_kafka(data, environ), path.resolve().parent.parent)
+        return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
+    return _validate(reaching_kafka(data, environ), path.resolve().parent.parent)
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str
     return data | {"kafka": kafka | {"bootstrap": known}}
 
 
-def _validated(data: dict[str, Any], root: Path) -> Feed | tuple[Problem, ...]:
+def _validate(data: dict[str, Any], root: Path) -> Feed | tuple[FileProblem, ...]:
     found: Feed | None = None
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[FileProblem, ...] = ()
     try:
         found = Feed.model_validate(data, context={"root": root})
     except ValueError as error:
@@ -99,18 +99,18 @@ def _validated(data: dict[str, Any], root: Path) -> Feed | tuple[Problem, ...]:
     return found or problems
 
 
-def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[Problem, ...]:
+def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[FileProblem, ...]:
     """What two feeds must not share: their name, and on one Kafka their group and transactional id."""
     out = []
     for path, other in others.values():
         if other.name == feed.name:
-            out.append(Problem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own"))
+            out.append(FileProblem("feed", f"is `{feed.name}` in {path.name} too", "give each feed a name of its own"))
         elif other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
             out.append(
-                Problem("group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own")
+                FileProblem("group", f"is shared with feed `{other.name}`", "each feed commits for a group of its own")
             )
         elif other.kafka.bootstrap == feed.kafka.bootstrap and other.transactional_id == feed.transactional_id:
             out.append(
-                Problem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
+                FileProblem("transactional_id", f"is shared with feed `{other.name}`", "they would fence each other")
             )
     return tuple(out)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sluice.pipelines.feed.kafka import KAFKA_OWNED
-from sluice.pipelines.feed.yaml_file import Problem
+from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
 
@@ -32,41 +32,41 @@ _REMEDIES = {
 }
 
 
-def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[Problem, ...]:
+def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
     """The problems in pydantic's error, without the values that it holds."""
     if not isinstance(error, ValidationError):
-        return (Problem("", "cannot be validated", "see docs/feeds.md"),)
+        return (FileProblem("", "cannot be validated", "see docs/feeds.md"),)
     details = error.errors(include_url=False, include_input=False)
     return tuple(p for d in details if d["type"] != "default_factory_not_called" for p in _problems(d, model))
 
 
-def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[Problem]:
+def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[FileProblem]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, SchemaError):
-        yield from (Problem(_shown(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
+        yield from (FileProblem(_shown(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
     else:
         yield _problem(detail, model)
 
 
-def _problem(detail: ErrorDetails, model: type[BaseModel]) -> Problem:
+def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
     path = [_shown(str(part)) for part in detail["loc"]]
     key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
-        return _unknown(key, path, model)
+        return _unknown_key(key, path, model)
     if (key, detail["type"]) == ("kafka", "missing"):
         key = "kafka.bootstrap"
     what = "is missing" if detail["type"] == "missing" else detail["msg"].removeprefix("Value error, ")
     what = what.replace("Input should", "should")
-    return Problem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
+    return FileProblem(key, what[:1].lower() + what[1:], _REMEDIES.get(key, ""))
 
 
-def _unknown(key: str, path: Sequence[str], model: type[BaseModel]) -> Problem:
+def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileProblem:
     if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
-        return Problem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
+        return FileProblem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
     known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
     near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
-    return Problem(key, "is unknown", hint)
+    return FileProblem(key, "is unknown", hint)
 
 
 def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
@@ -85,7 +85,7 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else "�" for c in text[:80])
 
 
-def raise_problems(found: Sequence[tuple[str, Problem]]) -> NoReturn:
+def raise_problems(found: Sequence[tuple[str, FileProblem]]) -> NoReturn:
     """One FeedError for all problems, each with the file it is in."""
     lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
     if len(found) == 1:

@@ -89,7 +89,7 @@ class OnDrift(StrEnum):
     FAIL = "fail"
 
 
-class Format(StrEnum):
+class RecordFormat(StrEnum):
     RAW = "raw"
     JSON = "json"
 

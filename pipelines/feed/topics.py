@@ -91,7 +91,7 @@ def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
     if wanted.names:
         return _exact(wanted.names, available)
     known = sorted(n for n in available if is_topic_name(n))
-    kept = {n for pattern in wanted.include for n in _included(pattern, known)} if wanted.include else set(known)
+    kept = {n for pattern in wanted.include for n in _match_pattern(pattern, known)} if wanted.include else set(known)
     kept -= {n for pattern in wanted.exclude for n in _matches(pattern, known)}
     if not kept:
         raise UnknownTopic(
@@ -114,7 +114,7 @@ def _exact(names: Iterable[str], available: Mapping[str, str]) -> tuple[str, ...
     return tuple(sorted(set(names)))
 
 
-def _included(pattern: str, known: list[str]) -> list[str]:
+def _match_pattern(pattern: str, known: list[str]) -> list[str]:
     found = _matches(pattern, known)
     if not found:
         raise UnknownTopic(

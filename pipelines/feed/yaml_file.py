@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """Where in a file (`key`, dotted; empty: the file itself), what is wrong, and what to do."""
 
     key: str
@@ -33,7 +33,7 @@ class Problem:
 class YamlError(Exception):
     """A file that cannot be used, with every problem found."""
 
-    def __init__(self, *problems: Problem) -> None:
+    def __init__(self, *problems: FileProblem) -> None:
         super().__init__("; ".join(f"{p.key}: {p.what}" for p in problems))
         self.problems = problems
 
@@ -42,8 +42,8 @@ def read_yaml(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """The file's mapping, with variables filled in and keys without a value left out. Raises YamlError."""
     data = parse_yaml(_read(path))
     if not isinstance(data, dict):
-        raise YamlError(Problem("", "is not a mapping", "write `key: value` lines"))
-    problems: list[Problem] = []
+        raise YamlError(FileProblem("", "is not a mapping", "write `key: value` lines"))
+    problems: list[FileProblem] = []
     filled: dict[str, Any] = _fill(data, environ, "", problems)
     if problems:
         raise YamlError(*problems)
@@ -51,12 +51,12 @@ def read_yaml(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str:
-    problem = Problem("", "cannot be read", "check that it is a file and its permissions")
+    problem = FileProblem("", "cannot be read", "check that it is a file and its permissions")
     try:
         if path.is_file():
             with path.open("rb") as file:
                 raw = file.read(MAX_BYTES + 1)
-            problem = Problem("", f"is larger than {MAX_BYTES >> 10} KiB, or not UTF-8", "split or re-save it")
+            problem = FileProblem("", f"is larger than {MAX_BYTES >> 10} KiB, or not UTF-8", "split or re-save it")
             if len(raw) <= MAX_BYTES:
                 return raw.decode()
     except (OSError, UnicodeDecodeError):
@@ -70,20 +70,20 @@ def parse_yaml(text: str) -> Any:
     what, remedy = "is not readable YAML", "put values with special characters in quotes"
     try:
         return yaml.load(text, _Loader)  # a SafeLoader, with less
-    except _Refusal as refusal:
+    except _YamlRefused as refusal:
         what, remedy = refusal.what + _place(refusal.problem_mark), refusal.remedy
     except yaml.MarkedYAMLError as error:
         what += _place(error.problem_mark)
     except (yaml.YAMLError, ValueError, RecursionError):
         pass
-    raise YamlError(Problem("", what, remedy))
+    raise YamlError(FileProblem("", what, remedy))
 
 
 def _place(mark: yaml.Mark | None) -> str:
     return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
 
 
-class _Refusal(yaml.MarkedYAMLError):
+class _YamlRefused(yaml.MarkedYAMLError):
     def __init__(self, what: str, remedy: str, mark: yaml.Mark) -> None:
         super().__init__(problem_mark=mark)
         self.what, self.remedy = what, remedy
@@ -98,13 +98,15 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise _Refusal("has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark)
+            raise _YamlRefused("has an anchor or alias (& or *)", "write the value out, or quote it", event.start_mark)
         if getattr(event, "tag", None) is not None:
-            raise _Refusal(
+            raise _YamlRefused(
                 "is not readable YAML: it has a tag (!)", "leave it out, or quote the value", event.start_mark
             )
         if self.depth > MAX_DEPTH:
-            raise _Refusal(f"is nested deeper than {MAX_DEPTH}", "feeds are flat: remove the nesting", event.start_mark)
+            raise _YamlRefused(
+                f"is nested deeper than {MAX_DEPTH}", "feeds are flat: remove the nesting", event.start_mark
+            )
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -114,9 +116,9 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:str":
-                raise _Refusal("has a key that is not a string", "put the key in quotes", key.start_mark)
+                raise _YamlRefused("has a key that is not a string", "put the key in quotes", key.start_mark)
             if key.value in seen:
-                raise _Refusal("has the same key twice", "keep one of the two", key.start_mark)
+                raise _YamlRefused("has the same key twice", "keep one of the two", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -130,7 +132,7 @@ for _tag, _scalar, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_scalar})$"), _first)
 
 
-def _fill(value: Any, environ: Mapping[str, str], key: str, problems: list[Problem]) -> Any:
+def _fill(value: Any, environ: Mapping[str, str], key: str, problems: list[FileProblem]) -> Any:
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: _variable(found, environ, key, problems), value)
     below = f"{key}." if key else ""
@@ -141,18 +143,20 @@ def _fill(value: Any, environ: Mapping[str, str], key: str, problems: list[Probl
     return value
 
 
-def _variable(found: re.Match[str], environ: Mapping[str, str], key: str, problems: list[Problem]) -> str:
+def _variable(found: re.Match[str], environ: Mapping[str, str], key: str, problems: list[FileProblem]) -> str:
     if found[0] == "$${":
         return "${"
     name, default = found[1], found[2]
     if name is None:
         problems.append(
-            Problem(key, "has a `${` that starts no variable", "write ${NAME} or ${NAME:-default}; $${ for ${")
+            FileProblem(key, "has a `${` that starts no variable", "write ${NAME} or ${NAME:-default}; $${ for ${")
         )
         return ""
     given = environ.get(name)
     if given is None or (not given and default is not None):
         given = default
     if given is None:
-        problems.append(Problem(key, f"needs the environment variable {name}, which is not set", f"export {name}=…"))
+        problems.append(
+            FileProblem(key, f"needs the environment variable {name}, which is not set", f"export {name}=…")
+        )
     return given or ""

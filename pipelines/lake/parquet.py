@@ -25,7 +25,7 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, Memory
 
 
 @contextmanager
-def opened(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
+def open_parquet(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
     """The file, its footer read. Raises PartUnreadable; of what is done inside the block, too."""
     with readable(path), lake.open(path) as file:
         yield pq.ParquetFile(file)
@@ -41,7 +41,7 @@ def batches(
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """A file's rows, at most `rows` at once, of these columns and row groups (None: all). Raises PartUnreadable."""
-    with opened(lake, path) as file:
+    with open_parquet(lake, path) as file:
         yield from read(file, path, rows, columns, groups, use_threads=use_threads)
 
 

@@ -76,11 +76,11 @@ def _goes_on(column: pa.ChunkedArray) -> bool:
     if len(seen) < NEIGHBOURS or seen.nbytes > SAMPLE_BYTES:
         return False
     texts = [bytes(text) for text in seen.cast(pa.binary()).to_pylist() if text]
-    shared = sum(_shared(a, b) for a, b in pairwise(texts))
+    shared = sum(_common_prefix(a, b) for a, b in pairwise(texts))
     return shared > SHARED * sum(map(len, texts))
 
 
-def _shared(a: bytes, b: bytes) -> int:
+def _common_prefix(a: bytes, b: bytes) -> int:
     """Bytes that both begin with."""
     n = min(len(a), len(b))
     differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])

@@ -58,7 +58,7 @@ def _judge(claim: Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> O
             return receipt
         except SluiceError as e:
             failures.insert(0, failure(s, e))
-    return failures[0] if failures else failure(s, _failed(s, "no task spoke of this slice"))
+    return failures[0] if failures else failure(s, _proof_failed(s, "no task spoke of this slice"))
 
 
 def failure(s: Slice, error: Exception) -> SliceFailure:
@@ -89,13 +89,13 @@ def check_account(r: Receipt) -> None:
     """Raises ProofFailed unless the slice was read to its end and its classes add up (invariant 5)."""
     s, counts = r.slice, r.counts
     if r.position < s.end:
-        raise _failed(s, f"reading stopped at {r.position}, before the end")
+        raise _proof_failed(s, f"reading stopped at {r.position}, before the end")
     if counts.total != s.span or min(_each(counts)) < 0:
-        raise _failed(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
+        raise _proof_failed(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
     for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
         rows = sum(p.rows for p in r.parts if p.kind is kind)
         if rows != expected:
-            raise _failed(s, f"{expected} records {kind}, {rows} rows in its parts")
+            raise _proof_failed(s, f"{expected} records {kind}, {rows} rows in its parts")
 
 
 def _each(counts: Counts) -> Iterator[int]:
@@ -109,7 +109,7 @@ def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
         staged = paths.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)
         path = paths.part_path(claim.feed, part.kind, folder, name)
         if (part.name, part.staged, part.path) != (name, staged, path):
-            raise _failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
+            raise _proof_failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
 
 
 def _folder(claim: Claim, s: Slice, part: Part) -> str:
@@ -117,7 +117,7 @@ def _folder(claim: Claim, s: Slice, part: Part) -> str:
         return s.folder
     folder = paths.folder_of(part.path, claim.feed, part.kind)
     if not paths.is_window_folder(folder, s.by_time):
-        raise _failed(s, f"{part.path} lies in no folder of a time")
+        raise _proof_failed(s, f"{part.path} lies in no folder of a time")
     return folder
 
 
@@ -125,18 +125,18 @@ def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]
     """Offsets that each row group of the staged file spans, after the file was held against the receipt."""
     size = lake.size(part.staged)
     if size != part.bytes:
-        raise _failed(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
+        raise _proof_failed(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
     try:
-        with parquet.opened(lake, part.staged) as file:
+        with parquet.open_parquet(lake, part.staged) as file:
             footer = file.metadata
     except PartUnreadable as e:
-        raise _failed(r.slice, e.message) from None
+        raise _proof_failed(r.slice, e.message) from None
     if footer.num_rows != part.rows:
-        raise _failed(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
+        raise _proof_failed(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
     said = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
     for key, expected in file_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice).items():
         if said.get(key) != expected:
-            raise _failed(r.slice, f"{part.staged} says {key} = {said.get(key)!r}, expected {expected!r}")
+            raise _proof_failed(r.slice, f"{part.staged} says {key} = {said.get(key)!r}, expected {expected!r}")
     return [_offsets(r.slice, part, footer, i) for i in range(footer.num_row_groups)]
 
 
@@ -146,7 +146,7 @@ def _offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> Range
     column = columns.get("kafka_offset") or columns.get("offset")
     statistics = column.statistics if column else None
     if statistics is None or not statistics.has_min_max or statistics.null_count:
-        raise _failed(s, f"{part.staged}: row group {index} does not say which offsets it holds")
+        raise _proof_failed(s, f"{part.staged}: row group {index} does not say which offsets it holds")
     return Range(statistics.min, statistics.max + 1)
 
 
@@ -154,7 +154,7 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
     at = s.start
     for group in groups:
         if group.start < at or group.end > s.end:
-            raise _failed(s, f"a row group holds offsets {group}, expected within [{at}, {s.end})")
+            raise _proof_failed(s, f"a row group holds offsets {group}, expected within [{at}, {s.end})")
         at = group.end
 
 
@@ -190,7 +190,7 @@ def sha256(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _failed(s: Slice, why: str) -> ProofFailed:
+def _proof_failed(s: Slice, why: str) -> ProofFailed:
     return ProofFailed(
         f"{s}: {why}",
         remedy="nothing of this slice is published; run again, and report it if it stays so",

@@ -14,7 +14,7 @@ from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.proof import sha256
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
-from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import ProofFailed
 from sluice.pipelines.vocabulary.receipts import Part
 
@@ -65,7 +65,7 @@ def in_order(files: Sequence[Rows]) -> Rows:
             else:
                 heads[file] = rest
         together = pa.concat_batches(ready)
-        yield together.take(fixed(pa.int64(), np.argsort(offsets_of(together))))
+        yield together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together))))
 
 
 def offsets_of(rows: pa.RecordBatch) -> np.ndarray:

@@ -42,7 +42,7 @@ def window_ranges(
     state: State, cluster: Cluster, partitions: Sequence[PartitionState], start: int, end: int
 ) -> dict[TopicPartition, Range]:
     """The offsets between two times (ms): as they are pinned in the ledger, otherwise as Kafka tells them now."""
-    pinned = {p.tp: _pinned(state, p, start, end) for p in partitions}
+    pinned = {p.tp: _window_range(state, p, start, end) for p in partitions}
     unknown = [p for p in partitions if pinned[p.tp] is None]
     first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))
     found = {tp: r for tp, r in pinned.items() if r is not None}
@@ -52,7 +52,7 @@ def window_ranges(
     return found
 
 
-def _pinned(state: State, p: PartitionState, start: int, end: int) -> Range | None:
+def _window_range(state: State, p: PartitionState, start: int, end: int) -> Range | None:
     key = state.current.get(p.tp)
     return range_between(state, key, start, end) if key and key.topic_id == p.topic_id else None
 
@@ -94,14 +94,14 @@ def look(
     read."""
     limits, memory = feed.fetch.limits(), feed.limits.task_memory
     work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
-    tools = Tools(_Watched(fetcher, report), lake, shape.format())
+    tools = Tools(_ReportingFetcher(fetcher, report), lake, shape.format())
     outcomes = run_task(Task(0, -1, tuple(slices)), work, tools)
     for failed in (o for o in outcomes if isinstance(o, SliceFailure)):
         raise Failed(failed.message, remedy=failed.remedy, topic=failed.slice.topic, partition=failed.slice.partition)
     return tuple(o for o in outcomes if isinstance(o, Receipt))
 
 
-def landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
+def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
     """Columns of the rows that would land. Tombstones of typed feeds are none."""
     found = []
     for part in (p for r in receipts for p in r.parts if p.kind is PartKind.LANDED):
@@ -125,7 +125,7 @@ def rows_at(
     bare, found = replace(shape, contract=None).format(), {}
     for r in receipts:
         for part in r.parts if str(r.slice.tp) in wanted else ():
-            rows = _chosen(part, lake, wanted[str(r.slice.tp)])
+            rows = _read_rows_at(part, lake, wanted[str(r.slice.tp)])
             if part.kind is PartKind.QUARANTINED and rows.num_rows:
                 chunk = rows.select(_DECODED).combine_chunks().to_batches()[0]
                 rows = pa.Table.from_batches([f.landed for f in bare.convert(r.slice, chunk)])
@@ -138,7 +138,7 @@ def rows_at(
 _DECODED = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
-def _chosen(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
+def _read_rows_at(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
     with lake.open(part.staged) as file:
         read = pq.ParquetFile(file)
         name = offset_column(read.schema_arrow)
@@ -146,7 +146,7 @@ def _chosen(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
         return pa.Table.from_batches([b for b in batches if b.num_rows], schema=read.schema_arrow)
 
 
-class _Watched:
+class _ReportingFetcher:
     """A fetcher that tells how far it is."""
 
     def __init__(self, behind: Fetcher, report: Reporter) -> None:

@@ -24,11 +24,11 @@ import pyarrow as pa
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.proof import Claim, check, check_account, failure, files_stand, is_final, receipt_at
-from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartWriter, Target
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.records.format import Format, Formatted
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.validation.drift import Drifts
 from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
@@ -196,7 +196,7 @@ def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice
     return chunks, replace(limits, active_slices=max(active, 1))
 
 
-class Seen:
+class RowFindings:
     """What pieces of one slice said to the contract and to the schema, added up."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class _Landing:
         )
         self._writers: dict[PartKind, PartWriter] = {}
         self._counts = Counts()
-        self._seen = Seen()
+        self._seen = RowFindings()
         self._input_bytes = 0
         self._waited = 0
         self._typed = 0
@@ -269,7 +269,7 @@ class _Landing:
             self._write(PartKind.LANDED, rows.landed)
             if rows.quarantined is not None:
                 contract = self._tools.format.contract
-                self._write(PartKind.QUARANTINED, quarantined(rows.quarantined, self._work.batch, contract))
+                self._write(PartKind.QUARANTINED, quarantine_rows(rows.quarantined, self._work.batch, contract))
             self._counts += Counts(dropped=rows.dropped)
             self._seen.add(rows)
             self._validated += rows.validate_ns
@@ -285,7 +285,7 @@ class _Landing:
         writer = self._writers.get(kind)
         if writer is None:
             work = self._work
-            target = Target(work.feed, work.batch, work.plan_hash, work.attempt, self._slice, kind)
+            target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, self._slice, kind)
             writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, self._chunk_bytes)
             self._writers[kind] = writer
         writer.write(rows)

@@ -26,7 +26,7 @@ from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.encoding import options
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records import landed_columns
-from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import ProofFailed
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Part, PartKind
@@ -39,7 +39,7 @@ _LAST_YEAR_ENDS = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PartTarget:
     """Where the rows of one slice go: whose batch, whose attempt, which slice, which kind of part."""
 
     feed: str
@@ -71,7 +71,7 @@ class PartWriter:
     """
 
     def __init__(
-        self, lake: Lake, target: Target, schema: pa.Schema, settings: LandingSettings, row_group_bytes: int
+        self, lake: Lake, target: PartTarget, schema: pa.Schema, settings: LandingSettings, row_group_bytes: int
     ) -> None:
         self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
         self._row_group_bytes = row_group_bytes
@@ -80,7 +80,7 @@ class PartWriter:
         self._times = schema.get_field_index(landed_columns.time_column(schema))
         self._pending: list[pa.RecordBatch] = []
         self._folders: set[int] = set()
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _PartFile] = {}
         self._opened = 0
         self._parts: dict[int, Part] = {}
         self._ns = 0
@@ -150,7 +150,7 @@ class PartWriter:
     def _add(self, folder: str, rows: pa.Table) -> None:
         if folder not in self._files:
             chosen = options(rows, self._settings)
-            self._files[folder] = _File(self._lake, self._target, folder, self._opened, self._schema, chosen)
+            self._files[folder] = _PartFile(self._lake, self._target, folder, self._opened, self._schema, chosen)
             self._opened += 1
         self._files[folder].add(rows)
 
@@ -168,7 +168,7 @@ class PartWriter:
                 self._folders.add(window)
         for window in np.unique(windows).tolist():
             folder = paths.window_folder(None if window == _NO_TIME else window, s.by_time)
-            yield folder, rows.take(fixed(pa.int64(), np.flatnonzero(windows == window)))
+            yield folder, rows.take(fixed_width(pa.int64(), np.flatnonzero(windows == window)))
 
     def _finish_file(self, folder: str) -> None:
         begun = time.perf_counter_ns()
@@ -192,11 +192,11 @@ class _Abandoned(Exception):
     """Makes the lake throw a file away."""
 
 
-class _File:
+class _PartFile:
     """One part on its way into staging."""
 
     def __init__(
-        self, lake: Lake, target: Target, folder: str, sequence: int, schema: pa.Schema, options: dict[str, Any]
+        self, lake: Lake, target: PartTarget, folder: str, sequence: int, schema: pa.Schema, options: dict[str, Any]
     ) -> None:
         s = target.slice
         name = paths.part_name(s, target.batch, sequence)

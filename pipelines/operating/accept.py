@@ -132,7 +132,7 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
 
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
     planned = {k: p for k, p in partitions.items() if state.current.get(k.tp) == k}
-    owed, _ = planning.owed(Request(RequestKind.CATCH_UP), state, planned, feed.window)
+    owed, _ = planning.owed_ranges(Request(RequestKind.CATCH_UP), state, planned, feed.window)
     return tuple(KeyRange(key=o.key, range=r) for o in owed for r in o.lost)
 
 
@@ -301,7 +301,7 @@ def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange
     ledger = open_ledger(feed, edges)
     found = survey(feed, edges, ledger)
     request = Request(RequestKind.OFFSETS, (asked,))
-    owed, _ = planning.owed(request, found.state, found.partitions, feed.window)
+    owed, _ = planning.owed_ranges(request, found.state, found.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
     damaged = next((d for key, p, r in due if (d := _damaged(feed, fetcher, key, p, r))), None)
     if damaged is None:

@@ -22,7 +22,7 @@ from sluice.pipelines.committing.commit import Verdict, verdict
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.planning.origins import changed
+from sluice.pipelines.planning.origins import incarnation_change
 from sluice.pipelines.ports import Groups
 from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
 from sluice.pipelines.vocabulary.groups import GroupView
@@ -223,7 +223,7 @@ _STANDS = {
 
 def stands(state: State, spot: Spot) -> Stands:
     """What the next commit will make of the committed offset; of another log than the ledger's, the next plan."""
-    if changed(state, spot.kafka, {}) is not None:
+    if incarnation_change(state, spot.kafka, {}) is not None:
         return Stands.ANOTHER
     if spot.frontier is None:
         return Stands.UNPLANNED

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.schema.arrays import fixed
+from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.vocabulary import scratch
 from sluice.pipelines.vocabulary.errors import PartUnreadable
 from sluice.pipelines.vocabulary.receipts import Part, Receipt
@@ -136,7 +136,7 @@ def _chosen(
     for receipt, part in files:
         path = part.path if published else part.staged
         try:
-            with parquet.opened(lake, path) as file:
+            with parquet.open_parquet(lake, path) as file:
                 groups = list(range(file.num_row_groups))
                 fair = max(1, len(groups) * most // rows) if rows > most else len(groups)
                 yield receipt, path, file, _evenly(groups, fair)
@@ -185,7 +185,7 @@ class _Table:
             self._db.register("t", pa.Table.from_batches(self._read))
 
     def _keep(self, partition: int, offset: str, batch: pa.RecordBatch) -> None:
-        place = fixed(pa.int32(), np.full(batch.num_rows, partition, np.int32))
+        place = fixed_width(pa.int32(), np.full(batch.num_rows, partition, np.int32))
         stored: dict[str, pa.Array] = {"p": place, "o": batch.column(offset)}
         for c in self.columns.values():
             stored |= _stored(c, batch.column(c.name))

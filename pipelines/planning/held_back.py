@@ -18,7 +18,7 @@ from sluice.pipelines.vocabulary.units import many, show_about, show_duration, s
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRange:
     """The offsets of one partition from `start`, its stable end, up to `end`, its high watermark."""
 
     tp: TopicPartition
@@ -38,7 +38,7 @@ class HeldBack:
     """
 
     feed: Feed
-    held: tuple[Held, ...]
+    held: tuple[HeldRange, ...]
     by: OpenTransaction | None
     now: int
     limit: int | None = None
@@ -84,7 +84,7 @@ class HeldBack:
         by_itself = "" if self.limit is None else f", or its coordinator {_limit(self.limit)} after it began"
         return f"runs land it once its producer has ended it{by_itself}. Not to wait, abort it"
 
-    def _abort(self, held: Held) -> str:
+    def _abort(self, held: HeldRange) -> str:
         """Kafka's own tool, and of a cluster that asks who one is, where the answer is to be written down."""
         who = "" if self.feed.kafka.security_protocol in (None, "PLAINTEXT") else " --command-config FILE"
         return (
@@ -133,20 +133,20 @@ def held_back(
     now: int,
 ) -> tuple[HeldBack, ...]:
     """What each open transaction holds of these partitions at `now` (ms), whoever holds most first."""
-    waiting = sorted(held(partitions), key=lambda p: p.tp)
+    waiting = sorted(unstable_partitions(partitions), key=lambda p: p.tp)
     # One that begins beyond these offsets holds others: what held these has ended since Kafka was asked for them.
     known = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
-    by: dict[int | None, list[Held]] = {}
+    by: dict[int | None, list[HeldRange]] = {}
     for p in waiting:
         t = known.get(p.tp)
         start = t.start if t else p.stable_end
-        by.setdefault(t.producer_id if t else None, []).append(Held(p.tp, start, p.high_watermark))
+        by.setdefault(t.producer_id if t else None, []).append(HeldRange(p.tp, start, p.high_watermark))
     limit = broker.transaction_max_timeout
     found = (HeldBack(feed, tuple(h), _newest(h, known), now, limit) for h in by.values())
     return tuple(sorted(found, key=lambda h: -h.offsets))
 
 
-def held(partitions: Iterable[PartitionState]) -> list[PartitionState]:
+def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionState]:
     """The partitions of which something is not stable."""
     return [p for p in partitions if p.stable_end < p.high_watermark]
 
@@ -156,7 +156,7 @@ def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
     return {h.tp: replace(each, held=(h,)) for each in found for h in each.held}
 
 
-def _newest(held: Iterable[Held], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
+def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
     """The transaction as it is in the partition that it was written to last."""
     found = [t for h in held if (t := holders.get(h.tp)) is not None]
     return max(found, key=lambda t: t.last_written, default=None)
@@ -164,7 +164,7 @@ def _newest(held: Iterable[Held], holders: Mapping[TopicPartition, OpenTransacti
 
 def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:
     """What is held of these partitions, with Kafka asked by whom. Raises KafkaUnavailable."""
-    waiting = held(partitions)
+    waiting = unstable_partitions(partitions)
     if not waiting:
         return ()
     holders = cluster.open_transactions([p.tp for p in waiting])

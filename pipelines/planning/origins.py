@@ -59,7 +59,7 @@ def key_of(state: State, partition: PartitionState) -> Key:
     return Key(partition.topic, partition.partition, partition.topic_id)
 
 
-def changed(
+def incarnation_change(
     state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
 ) -> Refusal | None:
     """Why the partition is not the log that the ledger knows any more: recreated, or truncated below what landed."""
@@ -67,16 +67,16 @@ def changed(
     if known is None:
         return None
     if known.topic_id != partition.topic_id:
-        return Refusal(partition.tp, _recreated(known, partition, feed))
+        return Refusal(partition.tp, _topic_recreated(known, partition, feed))
     landed, _ = state.epochs.get(known, (0, -1))
     epoch_end = min(partition.high_watermark, epoch_ends.get(partition.tp, partition.high_watermark))
     for read, log_end in ((landed, epoch_end), (state.frontier(known), partition.high_watermark)):
         if read > log_end:
-            return Refusal(partition.tp, _truncated(partition, log_end, read, feed))
+            return Refusal(partition.tp, _log_truncated(partition, log_end, read, feed))
     return None
 
 
-def _recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
+def _topic_recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreated:
     return TopicRecreated(
         f"{partition.tp} was deleted and created again: its topic id was {known.topic_id}, now {partition.topic_id}",
         remedy=f"restore the topic, or land the new one from its beginning: {accepting(feed, 'recreated')}",
@@ -85,7 +85,7 @@ def _recreated(known: Key, partition: PartitionState, feed: str) -> TopicRecreat
     )
 
 
-def _truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
+def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
     return LogTruncated(
         f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
         remedy="find out which broker lost it (unclean leader election?); what comes now in place of the lost records"

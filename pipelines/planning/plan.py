@@ -70,7 +70,7 @@ class Owed:
         return math.ceil(self.span * self.bytes_per_offset)
 
 
-def owed(
+def owed_ranges(
     request: Request,
     state: State,
     partitions: Mapping[Key, PartitionState],
@@ -85,19 +85,19 @@ def owed(
     """
     found: list[Owed] = []
     refused: list[Refusal] = []
-    for key, wanted in _widened(asked(request, state, partitions, window), replaced):
+    for key, wanted in _widen_to_slices(asked_ranges(request, state, partitions, window), replaced):
         partition = partitions[key]
         if wrong := _unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
             continue
-        due = subtract(wanted, _settled(request, state, key))
+        due = subtract(wanted, _accounted_ranges(request, state, key))
         gone = Range(0, partition.log_start)
         held = Range(partition.log_start, max(wanted.end, partition.log_start))
         found.append(Owed(key, partition, wanted, intersect(due, held), intersect(due, gone)))
     return tuple(found), tuple(refused)
 
 
-def _settled(request: Request, state: State, key: Key) -> Iterable[Range]:
+def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Range]:
     """What is not read although it is asked for. Offsets that were skipped are, when they are named by number."""
     if request.replace:
         return ()
@@ -108,7 +108,7 @@ def _settled(request: Request, state: State, key: Key) -> Iterable[Range]:
     return accounted
 
 
-def _widened(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
+def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
     """The ranges with the whole of each slice that they meet of what is replaced."""
     if not replaced:
         yield from named
@@ -126,14 +126,14 @@ def _unreadable(
     The ledger may be newer than what is known of the partition: what others landed since ends beyond the log.
     """
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
-        return held(key.tp, asked.end, partition.stable_end)
+        return window_held_error(key.tp, asked.end, partition.stable_end)
     if request.replace and asked.start < partition.log_start:
         return _not_again(asked, key, partition)
     beyond = asked.start > partition.high_watermark and asked.start == state.origins[key].offset
     return out_of_range(asked.start, key, partition) if beyond else None
 
 
-def held(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
+def window_held_error(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
     """The refusal of a window that ends above the stable end, by an open transaction, named where it is known."""
     return WindowHeld(
         f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
@@ -158,7 +158,7 @@ def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost
     )
 
 
-def asked(
+def asked_ranges(
     request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> Iterable[tuple[Key, Range]]:
     """The ranges that a request names. Raises UsageError."""
@@ -174,7 +174,7 @@ def asked(
         if request.only and key.tp not in request.only:
             continue
         if request.window is not None:
-            yield key, _pinned(state, key, request.window, request.until or request.window + window.length)
+            yield key, _pinned_range(state, key, request.window, request.until or request.window + window.length)
         else:
             start = state.frontier(key)
             yield key, Range(start, max(start, partition.stable_end))
@@ -199,7 +199,7 @@ def _explicit(
     return key, Range(r.start, r.end)
 
 
-def _pinned(state: State, key: Key, start: int, end: int) -> Range:
+def _pinned_range(state: State, key: Key, start: int, end: int) -> Range:
     if (found := windows.range_between(state, key, start, end)) is None:
         raise UsageError(
             f"{key} has no windows from {show_window(start)} to {show_window(end)}: they were cut otherwise there",
@@ -250,7 +250,7 @@ def build(
     what is replaced is replaced as a whole.
     """
     due = [o for o in found if o.ranges]
-    within = _limited(due, sizing)
+    within = _limit_owed(due, sizing)
     if not within:
         return None
     if request.replace and within != due:
@@ -273,7 +273,7 @@ def _beyond_limits(due: Sequence[Owed]) -> UsageError:
     )
 
 
-def _limited(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
+def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
     """Each partition's ranges shortened by one ratio, so that a limited run moves all partitions alike."""
     span = sum(o.span for o in found)
     size = sum(o.estimated_bytes for o in found)

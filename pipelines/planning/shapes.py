@@ -17,7 +17,7 @@ from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Field, Kind, Schema, SchemaError, Type, parse_schema, path_below
-from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parsed
+from sluice.pipelines.schema.wider import RAW_TYPES, holds, one_table, parse_type
 from sluice.pipelines.validation.drift import drift_of
 from sluice.pipelines.vocabulary.errors import SchemaChanged
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
@@ -37,12 +37,12 @@ def effective_shape(feed: Feed, state: State) -> Shape:
         return shape
     own = {f.name.casefold() for f in shape.columns.fields}
     fields = [_at_least(f, state.evolved.get(f.name)) for f in shape.columns.fields]
-    fields += [Field(name, parsed(text)) for name, text in state.evolved.items() if name.casefold() not in own]
+    fields += [Field(name, parse_type(text)) for name, text in state.evolved.items() if name.casefold() not in own]
     return replace(shape, columns=Schema(tuple(fields)))
 
 
 def _at_least(own: Field, evolved: str | None) -> Field:
-    return replace(own, type=_wider_of(own.type, parsed(evolved))) if evolved else own
+    return replace(own, type=_wider_of(own.type, parse_type(evolved))) if evolved else own
 
 
 def _wider_of(own: Type, evolved: Type) -> Type:
@@ -86,7 +86,7 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
         if newest(state) == shape.name:
             return None
         check_one_table(feed, shape, state)
-        return _entry(feed, shape, _changed(ledger, state, shape))
+        return _entry(feed, shape, _describe_change(ledger, state, shape))
 
     ledger.append(decide)
     return shape
@@ -120,7 +120,7 @@ def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[
         if old != name:
             said = f"{name} differs by case only from {old}, which has landed"
             yield said, f"give {name} another name, or the old one ({old})"
-        elif not holds(parsed(text), parsed(table[name])):
+        elif not holds(parse_type(text), parse_type(table[name])):
             said = f"{name} is {text}, and has landed as {table[name]}, which {text} does not hold"
             yield said, f"give {name} its old type ({table[name]}) or a wider one, or give the new field another name"
 
@@ -139,7 +139,7 @@ def _entry(feed: Feed, shape: Shape, reason: str) -> SchemaEntry:
     )
 
 
-def _changed(ledger: Ledger, state: State, shape: Shape) -> str:
+def _describe_change(ledger: Ledger, state: State, shape: Shape) -> str:
     """What is new about the shape, for people."""
     last = newest(state)
     before = shape_named(ledger, state, last) if last else None
@@ -172,25 +172,25 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
         shape = effective_shape(feed, state)
         if shape.columns is None:
             return None
-        columns = evolved(shape.columns, found, state.table, MOST_EVOLVED - len(state.evolved))
+        columns = evolve_schema(shape.columns, found, state.table, MOST_EVOLVED - len(state.evolved))
         grown = replace(shape, columns=columns)
-        return _entry(feed, grown, _changed(ledger, state, grown)) if grown.name != shape.name else None
+        return _entry(feed, grown, _describe_change(ledger, state, grown)) if grown.name != shape.name else None
 
     ledger.append(decide)
 
 
-def evolved(columns: Schema, found: Iterable[Drift], table: Mapping[str, str], most: int) -> Schema:
+def evolve_schema(columns: Schema, found: Iterable[Drift], table: Mapping[str, str], most: int) -> Schema:
     """The schema with what of the drift it can take in, and stay one table; `most` new columns."""
     begun = len(columns.fields)
     for drift in found:
         if drift.kind is DriftKind.WIDENED:
-            columns = _grown(columns, _widening(drift), table)
+            columns = _grow_if_sound(columns, _widening(drift), table)
         elif len(columns.fields) - begun < most:
-            columns = _grown(columns, _addition(drift), table)
+            columns = _grow_if_sound(columns, _addition(drift), table)
     return columns
 
 
-def _grown(columns: Schema, change: Callable[[Schema], Mapping[str, str]], table: Mapping[str, str]) -> Schema:
+def _grow_if_sound(columns: Schema, change: Callable[[Schema], Mapping[str, str]], table: Mapping[str, str]) -> Schema:
     try:
         after = parse_schema(change(columns))
     except SchemaError:  # a name that cannot be a column's, or that readers would take for another
@@ -210,13 +210,13 @@ def _names(columns: Schema, drift: Drift) -> bool:
 
 
 def _widening(drift: Drift) -> Callable[[Schema], Mapping[str, str]]:
-    return lambda columns: {f.name: _widened(f, f.name, drift).text for f in columns.fields}
+    return lambda columns: {f.name: _widen_field(f, f.name, drift).text for f in columns.fields}
 
 
-def _widened(f: Field, path: str, drift: Drift) -> Field:
+def _widen_field(f: Field, path: str, drift: Drift) -> Field:
     """The field, or one below it, with the type that holds what was seen there."""
     if path == drift.field:
-        wide = parsed(drift.type)
+        wide = parse_type(drift.type)
         return replace(f, type=wide) if holds(wide, f.type) else f
-    members = tuple(_widened(m, path_below(path, f.type.kind, m.name), drift) for m in f.type.fields)
+    members = tuple(_widen_field(m, path_below(path, f.type.kind, m.name), drift) for m in f.type.fields)
     return replace(f, type=replace(f.type, fields=members))

@@ -168,7 +168,7 @@ def _times(state: State, settings: WindowSettings, since: int, last: int) -> Seq
     return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
 
 
-class _Found(NamedTuple):
+class _BoundaryAnswer(NamedTuple):
     """Where a boundary is; `by_clock` and `by_marker` as in the ledger."""
 
     offset: int
@@ -182,7 +182,7 @@ class _Lookup:
     def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
         self._state, self._cluster, self._latest = state, cluster, latest
         self._partitions = partitions
-        self._found: dict[int, dict[Key, _Found]] = {}
+        self._found: dict[int, dict[Key, _BoundaryAnswer]] = {}
 
     def between(self, times: Sequence[int]) -> None:
         self._look(times[-1])
@@ -198,7 +198,7 @@ class _Lookup:
         each(self._look, sorted({times[0], times[min(1, len(times) - 1)], times[-1]}), patience=0)
         self._bisect(times, (0, len(times) - 1))
 
-    def at(self, time: int) -> Mapping[Key, _Found]:
+    def at(self, time: int) -> Mapping[Key, _BoundaryAnswer]:
         """Empty where nobody looked: it is the same as before and after."""
         return self._found.get(time, {})
 
@@ -234,7 +234,7 @@ class _Lookup:
 
     def _look(self, time: int) -> None:
         found = self._cluster.offsets_at({k.tp: time for k in self._partitions})
-        told = {k: _told(p, found.get(k.tp), self._latest) for k, p in self._partitions.items()}
+        told = {k: _interpret_answer(p, found.get(k.tp), self._latest) for k, p in self._partitions.items()}
         self._found[time] = {k: b._replace(offset=clamp(self._state, k, time, b.offset)) for k, b in told.items()}
 
     def _offsets(self, times: Sequence[int], index: int) -> list[int]:
@@ -243,21 +243,21 @@ class _Lookup:
         return [found.offset for found in self._found[times[index]].values()]
 
 
-def _told(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _Found:
+def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) -> _BoundaryAnswer:
     by_marker = hit is not None and hit.by_marker
     if hit is None or hit.timestamp > latest or hit.offset > p.high_watermark:
-        return _Found(p.high_watermark, True, by_marker)
-    return _Found(hit.offset, False, by_marker)
+        return _BoundaryAnswer(p.high_watermark, True, by_marker)
+    return _BoundaryAnswer(hit.offset, False, by_marker)
 
 
-def clamped(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
+def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
     """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
     current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
-    items = tuple(left for item in current if (left := _awaited(state, item)).times)
+    items = tuple(left for item in current if (left := _unpinned_boundaries(state, item)).times)
     return BoundaryEntry(items=items) if items else None
 
 
-def _awaited(state: State, found: Boundaries) -> Boundaries:
+def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
     """Those where the key has windows, and nothing is pinned yet; none below the one before it.
 
     A partition that came later has none before the one that it opened with; others may get earlier ones.
@@ -312,7 +312,7 @@ def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> R
     return range_between(state, key, window, window + settings.length)
 
 
-def searched(state: State, window: int, settings: WindowSettings) -> int:
+def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
     """In how many partitions a boundary of the window was searched for by offset behind transactions' markers."""
     return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
 
@@ -324,21 +324,21 @@ def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
     return None if first is None or last is None else Range(first, last)
 
 
-def listed(state: State, settings: WindowSettings) -> tuple[int, ...]:
+def manifest_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
     """The windows that have both boundaries pinned by name, oldest first: those that get a manifest."""
     times = set(state.boundary_times)
     return tuple(t for t in state.boundary_times if t + settings.length in times and t % settings.length == 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WindowPiece:
     """Part of a range that lies in one window (its start, ms); None below the first boundary."""
 
     range: Range
     window: int | None
 
 
-def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
+def pieces(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
     """`r` cut at the pinned boundaries; what lies after the last one is in the open window that it begins."""
     pinned = state.boundaries.get(key, NO_PINS)
     first = max(bisect_right(pinned.offsets, r.start) - 1, 0)
@@ -346,7 +346,7 @@ def pieces(state: State, key: Key, r: Range) -> tuple[Piece, ...]:
     out = []
     for piece in cut(r, offsets):
         before = first + bisect_right(offsets, piece.start)
-        out.append(Piece(piece, pinned.times[before - 1] if before else None))
+        out.append(WindowPiece(piece, pinned.times[before - 1] if before else None))
     return tuple(out)
 
 
@@ -370,7 +370,7 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
     return found
 
 
-def owed(state: State, settings: WindowSettings, now: int) -> list[int]:
+def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
     """The closed windows of which something is owed, or a boundary not resolved, oldest first.
 
     Without a ledger that is the newest one.
@@ -380,10 +380,10 @@ def owed(state: State, settings: WindowSettings, now: int) -> list[int]:
     closed, keys = range(first, last, settings.length), state.known()
     if not keys:
         return list(closed)
-    return sorted({w for key in keys for w in _owed(state, key, settings, closed) if w in closed})
+    return sorted({w for key in keys for w in _owed_in_partition(state, key, settings, closed) if w in closed})
 
 
-def _owed(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
+def _owed_in_partition(state: State, key: Key, settings: WindowSettings, closed: range) -> Iterator[int]:
     pinned = state.boundaries.get(key) or ((closed.start, 0),)
     time, end = pinned[-1]
     yield from range(max(settings.start_of(time), closed.start), closed.stop, settings.length)

@@ -49,7 +49,7 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     """Declare complete every window that is, with all its rows, and has no manifest yet; returns those. Idempotent."""
     state = ledger.read()
     standing = set(lake.list(paths.manifest_folder(feed)))
-    named = {t: paths.window_path(feed, t, settings.length) for t in windows.listed(state, settings)}
+    named = {t: paths.window_path(feed, t, settings.length) for t in windows.manifest_windows(state, settings)}
     fresh = (t for t, path in named.items() if path not in standing and not is_retired(state, t, settings.length))
     done = windows.complete_of(state, fresh, settings)
     receipts = receipts_by_window(ledger, state, done, settings)

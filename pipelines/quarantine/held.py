@@ -23,7 +23,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, Kind, kinds_of
 from sluice.pipelines.quarantine.staged import staged
-from sluice.pipelines.schema.arrays import fixed, int64s, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
@@ -189,4 +189,4 @@ def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -
 def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
     """The rows but for those of these offsets (an array)."""
     mine = int64s(rows.column(rows.schema.get_field_index("offset")))
-    return rows.take(fixed(pa.int64(), np.flatnonzero(~np.isin(mine, offsets))))
+    return rows.take(fixed_width(pa.int64(), np.flatnonzero(~np.isin(mine, offsets))))

@@ -28,7 +28,7 @@ from sluice.pipelines.ledger.entries import PublishEntry
 from sluice.pipelines.ledger.fold import by_key
 from sluice.pipelines.ports import Lake, Letter
 from sluice.pipelines.records.format import inside
-from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Slice
@@ -187,7 +187,7 @@ def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.Record
             stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
             due = np.flatnonzero(inside(int64s(rows.column("offset")), ranges))
             if len(due):
-                yield stamped.take(fixed(pa.int64(), due))
+                yield stamped.take(fixed_width(pa.int64(), due))
 
 
 def _gone(part: Part) -> LakeUnavailable:

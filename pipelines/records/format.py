@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from sluice.pipelines.schema.arrays import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.ranges import Range, intersect
 from sluice.pipelines.vocabulary.receipts import Drift, Tally
@@ -92,14 +92,14 @@ class RawFormat:
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
             "topic": _constant_text(s.topic, chunk.num_rows),
-            "partition": fixed(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
+            "partition": fixed_width(pa.int32(), np.full(chunk.num_rows, s.partition, np.int32)),
         }
         arrays = [columns[name] for name in self.schema.names]
         yield Formatted(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
 
 def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(fixed(pa.int8(), np.zeros(rows, np.int8)), text_array([text]))
+    return pa.DictionaryArray.from_arrays(fixed_width(pa.int8(), np.zeros(rows, np.int8)), text_array([text]))
 
 
 def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:

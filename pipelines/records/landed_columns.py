@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.records.format import RawFormat
-from sluice.pipelines.schema.arrays import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, arrow_type
 
 
@@ -69,14 +69,14 @@ QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False)
 """The same with the batch that read it, and the hash of the contract that it was held against."""
 
 
-def quarantined(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
+def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
     """Rows of `REFUSED` as they go into the quarantine."""
     n = refused.num_rows
     valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
     places = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
     hashes = pa.DictionaryArray.from_arrays(places, text_array([contract]))
     return pa.RecordBatch.from_arrays(
-        [*refused.columns, fixed(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED
+        [*refused.columns, fixed_width(pa.int64(), np.full(n, batch, np.int64)), hashes], schema=QUARANTINED
     )
 
 

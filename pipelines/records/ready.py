@@ -48,7 +48,7 @@ def ready(report: Reporter = lambda progress: None) -> None:
     with _alone(folder):
         if mark.exists():
             return
-        report(Progress(STAGE, 0, len(SHARES), said()))
+        report(Progress(STAGE, 0, len(SHARES), describe_compiling()))
         if _side_by_side(lambda done: report(Progress(STAGE, done, len(SHARES)))):
             with suppress(OSError):
                 mark.touch()
@@ -60,7 +60,7 @@ def is_ready() -> bool:
     return folder is not None and (folder / f"sluice-loops-{_fingerprint()}").exists()
 
 
-def said() -> str:
+def describe_compiling() -> str:
     """What is going on, why, and for how long, in a few words."""
     cores = _cores()
     seconds = max(max(SHARES.values()) + _START, sum(s + _START for s in SHARES.values()) // cores)

@@ -124,7 +124,7 @@ def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
     """Why the slice's landed rows cannot have today's types; empty when they can."""
     for part in r.parts:
         if part.kind is PartKind.LANDED:
-            with parquet.opened(lake, part.path) as file:
+            with parquet.open_parquet(lake, part.path) as file:
                 landed = file.schema_arrow
             if why := unfit(landed, schema):
                 return why

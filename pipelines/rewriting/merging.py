@@ -19,7 +19,7 @@ import pyarrow as pa
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.landing.proof import check_account
 from sluice.pipelines.landing.rows import Rows, check_source, in_order, rows_of, same_rows
-from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartWriter, Target
+from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
 from sluice.pipelines.vocabulary.plans import Slice
@@ -70,7 +70,7 @@ class Desk:
 
     def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
         """What takes the slice's rows of a kind."""
-        target = Target(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
+        target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
         return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
 
     def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:

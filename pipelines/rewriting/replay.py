@@ -43,7 +43,7 @@ from sluice.pipelines.rewriting.merging import Desk, staged, summed, visible
 from sluice.pipelines.rewriting.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
 from sluice.pipelines.rewriting.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
 from sluice.pipelines.rewriting.trial import Trial, total
-from sluice.pipelines.schema.arrays import fixed
+from sluice.pipelines.schema.arrays import fixed_width
 from sluice.pipelines.schema.recast import plain, recast
 from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -282,13 +282,13 @@ def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
     for some in rows:
         keep = np.flatnonzero(~np.isin(offsets_of(some), but))
         if len(keep):
-            yield recast(some.take(fixed(pa.int64(), keep)), schema)
+            yield recast(some.take(fixed_width(pa.int64(), keep)), schema)
 
 
 def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of all in one."""
     together = pa.concat_batches(batches)
-    return together.take(fixed(pa.int64(), np.argsort(offsets_of(together), kind="stable")))
+    return together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together), kind="stable")))
 
 
 def _ranges(offsets: Sequence[Any]) -> tuple[Range, ...]:

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.landing.rows import offsets_of
-from sluice.pipelines.landing.task import Seen
+from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.quarantine.held import without
 from sluice.pipelines.quarantine.limit import Kind, kinds_of
 from sluice.pipelines.records.format import Formatted, RawFormat
-from sluice.pipelines.records.landed_columns import QUARANTINED, quarantined
+from sluice.pipelines.records.landed_columns import QUARANTINED, quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting.mending import Botched, Mender, Record
 from sluice.pipelines.rewriting.trial import Trial, count_first
-from sluice.pipelines.schema.arrays import fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.schema.recast import plain, recast
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
@@ -54,7 +54,7 @@ class Sorter:
     """
 
     def __init__(self, s: Slice, shape: Shape, mender: Mender | None) -> None:
-        self.trial, self.seen = Trial(), Seen()
+        self.trial, self.seen = Trial(), RowFindings()
         self.missing: dict[str, Drift] = {}
         """By the field, what no re-landed record has so far."""
         self._slice, self._mender = s, mender
@@ -87,7 +87,7 @@ class Sorter:
 
     def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The rows that no value was given for, as they came: they stay, and say why they do not fit today."""
-        alone = rows.take(fixed(pa.int64(), np.array(self._alone, np.int64)))
+        alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
         for piece in self._format.convert(self._slice, _records(alone)):
             self.seen.add(piece)
             self.trial.left_fit += piece.landed.num_rows
@@ -107,7 +107,7 @@ class Sorter:
 
     def _renewed(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
         """Why records do not fit today, beside the batch that read them; without those that were mended in vain."""
-        now = recast(quarantined(refused, 0, self._format.contract), plain(QUARANTINED))
+        now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
         now = without(now, changed)
@@ -145,13 +145,13 @@ class Sorter:
 
 def _records(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of the quarantine as the decoder made them, in buffers of their own."""
-    fresh = rows.take(fixed(pa.int64(), np.arange(rows.num_rows, dtype=np.int64)))
+    fresh = rows.take(fixed_width(pa.int64(), np.arange(rows.num_rows, dtype=np.int64)))
     return recast(fresh, _DECODED)
 
 
 def _with_values(rows: pa.RecordBatch, held: Sequence[tuple[int, bytes]]) -> tuple[pa.RecordBatch, Any]:
     """Some of the rows as the decoder would have made them with these values, and the offsets of those that differ."""
-    some = _records(rows.take(fixed(pa.int64(), np.array([at for at, _ in held], np.int64))))
+    some = _records(rows.take(fixed_width(pa.int64(), np.array([at for at, _ in held], np.int64))))
     values = _binary([value for _, value in held])
     column = some.schema.get_field_index("value")
     before = some.column(column)
@@ -182,7 +182,7 @@ def _as_given(rows: pa.RecordBatch) -> Iterator[Record]:
 def with_offsets(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
     """The rows of these offsets, in order."""
     mine = int64s(rows.column(rows.schema.get_field_index("offset")))
-    return rows.take(fixed(pa.int64(), np.flatnonzero(np.isin(mine, offsets))))
+    return rows.take(fixed_width(pa.int64(), np.flatnonzero(np.isin(mine, offsets))))
 
 
 def _together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:

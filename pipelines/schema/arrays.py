@@ -13,7 +13,7 @@ LEAST_RUN = 200
 
 
 # Not pa.array() nor to_numpy(): their first call imports pandas, a second and 60 MB in each worker.
-def fixed(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+def fixed_width(kind: pa.DataType, values: np.ndarray) -> pa.Array:
     """Numbers as an Arrow array of the same width."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)
 
@@ -23,12 +23,12 @@ def int64s(column: pa.Array) -> np.ndarray:
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
-def chosen(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
+def take_rows(rows: pa.RecordBatch, places: np.ndarray) -> pa.RecordBatch:
     """The rows at these places, which go up. Where few rows are left out, what is between them is copied as a whole:
     of one in 1,000 in a third of the time."""
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     if len(cuts) > len(places) // LEAST_RUN:
-        return rows.take(fixed(pa.int64(), places.astype(np.int64)))
+        return rows.take(fixed_width(pa.int64(), places.astype(np.int64)))
     edges = [0, *cuts.tolist(), len(places)]
     runs = [rows.slice(int(places[a]), b - a) for a, b in pairwise(edges) if b > a]
     return pa.concat_batches(runs) if runs else rows.slice(0, 0)

@@ -32,7 +32,7 @@ def holds(old: pa.DataType, new: pa.DataType) -> bool:
     if old.equals(new) or pa.types.is_null(old):
         return True
     if pa.types.is_nested(old):
-        return _nested(old, new)
+        return _holds_nested(old, new)
     if pa.types.is_integer(old):
         return _integer(old, new)
     if pa.types.is_floating(old):
@@ -44,7 +44,7 @@ def holds(old: pa.DataType, new: pa.DataType) -> bool:
     return False
 
 
-def _nested(old: pa.DataType, new: pa.DataType) -> bool:
+def _holds_nested(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         places = [new.get_field_index(f.name) for f in old]
         held = all(at >= 0 and holds(f.type, new.field(at).type) for f, at in zip(old, places, strict=True))

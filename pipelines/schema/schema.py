@@ -81,7 +81,7 @@ class Type:
             case Kind.MAP:
                 return f"map<string, {self.fields[0].text}>"
             case Kind.STRUCT:
-                return f"struct<{', '.join(f'{_quoted(f.name)}:{f.text}' for f in self.fields)}>"
+                return f"struct<{', '.join(f'{_quote_name(f.name)}:{f.text}' for f in self.fields)}>"
             case kind:
                 return str(kind)
 
@@ -196,7 +196,7 @@ def _field(name: str, value: object, place: str, level: int) -> Field:
         return Field(name, Type(Kind.STRUCT, fields=_members(value, where, level + 1)))
     if not isinstance(value, str):
         raise SchemaProblem(where, "is no type", "write a type such as `string`, or a mapping of names to types")
-    return _Parser(value, where, level).field(name)
+    return _TypeParser(value, where, level).field(name)
 
 
 def _check_name(name: str, where: str) -> None:
@@ -213,7 +213,7 @@ _TYPES = (
 )
 
 
-class _Parser:
+class _TypeParser:
     """Recursive descent over one type's text; nesting is bounded by MOST_LEVELS."""
 
     def __init__(self, text: str, place: str, level: int) -> None:
@@ -359,7 +359,7 @@ def path_below(parent: str, kind: Kind, name: str) -> str:
             return f"{parent}.{name}" if parent else name
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 
 

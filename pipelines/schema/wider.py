@@ -83,20 +83,20 @@ def _whole(t: Type) -> int:
     return t.precision - t.scale
 
 
-def united(a: Type, b: Type) -> Type | None:
+def common_type(a: Type, b: Type) -> Type | None:
     """The type that reads what has landed as `a` and as `b`; None when they are of different kinds."""
     if a.kind is b.kind is Kind.STRUCT:
-        return _united_members(a, b)
+        return _common_struct(a, b)
     if a.kind is b.kind and a.kind in (Kind.LIST, Kind.MAP):
-        inner = united(a.fields[0].type, b.fields[0].type)
+        inner = common_type(a.fields[0].type, b.fields[0].type)
         return Type(a.kind, fields=(Field("", inner),)) if inner else None
     return a if holds(a, b) else b if holds(b, a) else None
 
 
-def _united_members(a: Type, b: Type) -> Type | None:
+def _common_struct(a: Type, b: Type) -> Type | None:
     members = {f.name: f.type for f in a.fields}
     for f in b.fields:
-        found = united(members[f.name], f.type) if f.name in members else f.type
+        found = common_type(members[f.name], f.type) if f.name in members else f.type
         if found is None:
             return None
         members[f.name] = found
@@ -124,16 +124,16 @@ def join(a: Type, b: Type) -> Type:
 
 
 @lru_cache(1024)
-def parsed(text: str) -> Type:
+def parse_type(text: str) -> Type:
     """A type as a feed file says it. Raises SchemaError."""
     return parse_schema({"x": text}).fields[0].type
 
 
 @lru_cache(1024)
-def joined(*texts: str) -> str:
+def join_texts(*texts: str) -> str:
     """The least type for values seen as each; empty ones say nothing."""
     try:
-        known = [parsed(t) for t in dict.fromkeys(texts) if t]
+        known = [parse_type(t) for t in dict.fromkeys(texts) if t]
     except SchemaError:
         return str(Kind.JSON)
     return str(reduce(join, known)) if known else ""
@@ -145,5 +145,5 @@ def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, s
     for name, said in more.items():
         text = said.removesuffix(" not null")
         if out.setdefault(name, text) != text:
-            out[name] = str(united(parsed(out[name]), parsed(text)) or parsed(text))
+            out[name] = str(common_type(parse_type(out[name]), parse_type(text)) or parse_type(text))
     return out

@@ -75,13 +75,13 @@ def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
     found = [d for d in drift_of(receipts) if d.kind is not DriftKind.MISSING]
     if not found:
         return
-    lines = "".join(f"\n    {described(d)}, the first at {_first(d, receipts)}" for d in found[:_SAID])
+    lines = "".join(f"\n    {describe_drift(d)}, the first at {_first(d, receipts)}" for d in found[:_SAID])
     more = f"\n    and {len(found) - _SAID} more" if len(found) > _SAID else ""
     raise SchemaDrifted(
         f"records differ from the schema, and the feed has `on_drift: fail`; nothing is published:{lines}{more}",
         remedy="name these fields in the feed's schema, or take them in with `policies.on_drift: extra` or `evolve`, "
         "and run again: what was read is kept as long as the schema is the same",
-        breaches=[Breach("schema", described(d), "", d.records, 0, (_first(d, receipts),)) for d in found],
+        breaches=[Breach("schema", describe_drift(d), "", d.records, 0, (_first(d, receipts),)) for d in found],
     )
 
 
@@ -93,7 +93,7 @@ _WORDS = {
 }
 
 
-def described(drift: Drift) -> str:
+def describe_drift(drift: Drift) -> str:
     """One line for people: the field, what is the matter, in how many records, and what would hold it."""
     name = "further fields" if drift.field == OTHERS else drift.field
     seen = f" ({drift.type})" if drift.type else ""

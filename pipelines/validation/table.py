@@ -36,7 +36,7 @@ _FLOATS = (Kind.FLOAT32, Kind.FLOAT64)
 _AS_FLOAT = (*_FLOATS, Kind.DECIMAL)
 
 
-class Table:
+class StagedTable:
     """Column `c0`, `c1`, … for each name. Times are whole numbers of their unit, dates of days; of nested values the
     table has only whether they are there. With `placed` it can say where rows are."""
 
@@ -83,7 +83,7 @@ class Table:
             (self.rows,) = self._one("select count(*) from t")
 
     def _insert(self, at: int, batch: pa.RecordBatch) -> None:
-        columns = {c: _stored(batch.column(n), self._types[n]) for n, c in self._names.items()}
+        columns = {c: _to_duckdb(batch.column(n), self._types[n]) for n, c in self._names.items()}
         chosen = [_value(c, self._types[n]) for n, c in self._names.items()]
         if self._offset:
             columns["o"] = batch.column(self._offset)
@@ -189,7 +189,7 @@ class Counted:
         return found or ()
 
 
-def _stored(column: pa.Array, t: Type) -> pa.Array:
+def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
     """What DuckDB is given: plain arrays, without types that it would round."""
     match family(t):
         case Family.TIME:

@@ -26,7 +26,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import Kind, Type
 from sluice.pipelines.validation import volume
-from sluice.pipelines.validation.table import MEMORY, Counted, Table
+from sluice.pipelines.validation.table import MEMORY, Counted, StagedTable
 from sluice.pipelines.vocabulary.receipts import Receipt
 from sluice.pipelines.vocabulary.units import many
 
@@ -44,7 +44,7 @@ def hold_whole(
     Raises Failed when the local disk has no room, LakeUnavailable.
     """
     asked = [e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE]
-    batch = Batch(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
+    batch = BatchFacts(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
     found = [_OF_TABLES[e.type](e, batch) for e in asked if e.type in _OF_TABLES]
     if of_rows := [e for e in asked if e.type not in _OF_TABLES]:
         found += _of_rows(of_rows, shape, receipts, lake, memory)
@@ -64,7 +64,7 @@ def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchFacts:
     """What is known of a batch before it is read: rows that landed, columns, and the rows of the batches before."""
 
     rows: int
@@ -72,7 +72,7 @@ class Batch:
     earlier: Sequence[int]
 
 
-def _row_count(e: Expectation, batch: Batch) -> Result:
+def _row_count(e: Expectation, batch: BatchFacts) -> Result:
     try:
         low, high = volume.bounds(e, batch.earlier)
     except volume.NoHistoryError as none:
@@ -80,20 +80,20 @@ def _row_count(e: Expectation, batch: Batch) -> Result:
     return Result(e.place, between(batch.rows, e, low, high), f"{batch.rows:,} rows")
 
 
-def _rows_equal(e: Expectation, batch: Batch) -> Result:
+def _rows_equal(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, batch.rows == e.kwargs["value"], f"{batch.rows:,} rows")
 
 
-def _column_count(e: Expectation, batch: Batch) -> Result:
+def _column_count(e: Expectation, batch: BatchFacts) -> Result:
     there = len(batch.columns)
     return Result(e.place, between(there, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), f"{there} columns")
 
 
-def _columns_equal(e: Expectation, batch: Batch) -> Result:
+def _columns_equal(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, len(batch.columns) == e.kwargs["value"], f"{len(batch.columns)} columns")
 
 
-def _column_set(e: Expectation, batch: Batch) -> Result:
+def _column_set(e: Expectation, batch: BatchFacts) -> Result:
     wanted, there = set(e.kwargs["column_set"]), set(batch.columns)
     missing, more = sorted(wanted - there), sorted(there - wanted)
     passed = not missing and not (more and argument(e, "exact_match"))
@@ -101,7 +101,7 @@ def _column_set(e: Expectation, batch: Batch) -> Result:
     return Result(e.place, passed, "; ".join(said))
 
 
-def _column_list(e: Expectation, batch: Batch) -> Result:
+def _column_list(e: Expectation, batch: BatchFacts) -> Result:
     return Result(e.place, list(batch.columns) == list(e.kwargs["column_list"]), _brief(batch.columns))
 
 
@@ -110,14 +110,14 @@ def _brief(names: Sequence[str]) -> str:
     return ", ".join(names[:_SAID]) + more
 
 
-def _column_exists(e: Expectation, batch: Batch) -> Result:
+def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
     """As Great Expectations has it, a place counts from 0, and place 0 is any."""
     name, place = e.kwargs["column"], e.kwargs.get("column_index")
     passed = batch.columns[place : place + 1] == (name,) if place else name in batch.columns
     return Result(e.place, passed)
 
 
-_OF_TABLES: Mapping[str, Callable[[Expectation, Batch], Result]] = {
+_OF_TABLES: Mapping[str, Callable[[Expectation, BatchFacts], Result]] = {
     "expect_table_row_count_to_be_between": _row_count,
     "expect_table_row_count_to_equal": _rows_equal,
     "expect_table_column_count_to_be_between": _column_count,
@@ -137,7 +137,7 @@ def _of_rows(
     types = column_types(shape.columns)
     needed = {name: types[name] for e in asked for name in columns(e)}
     placed = any(e.type in _UNIQUE for e in asked)
-    with Table.opened(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
+    with StagedTable.opened(needed, typed=shape.columns is not None, placed=placed, memory=memory) as table:
         table.add(receipts, lake)
         if not table.rows:
             yield from (Result(e.place, True, NO_ROWS) for e in asked)
@@ -160,7 +160,7 @@ _AGGREGATES = {
 }
 
 
-def _of_aggregates(asked: Sequence[Expectation], table: Table, types: Mapping[str, Type]) -> Iterator[Result]:
+def _of_aggregates(asked: Sequence[Expectation], table: StagedTable, types: Mapping[str, Type]) -> Iterator[Result]:
     """All of them in one query."""
     values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in asked])
     for e in asked:
@@ -177,11 +177,13 @@ def _of_aggregates(asked: Sequence[Expectation], table: Table, types: Mapping[st
 def _of_extreme(e: Expectation, value: Any, t: Type) -> Result:
     low, high = (_bound(t, e.kwargs.get(name)) for name in ("min_value", "max_value"))
     compared = value * literals.PER_UNIT[literals.unit_of(t)] if value is not None and _is_time(t) else value
-    return Result(e.place, between(compared, e, low, high), _told(value, t))
+    return Result(e.place, between(compared, e, low, high), _format_value(value, t))
 
 
 def _of_number(e: Expectation, value: Number | None) -> Result:
-    return Result(e.place, between(value, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), told(value))
+    return Result(
+        e.place, between(value, e, e.kwargs.get("min_value"), e.kwargs.get("max_value")), format_number(value)
+    )
 
 
 def _bound(t: Type, said: object) -> Any:
@@ -196,7 +198,7 @@ def _is_time(t: Type) -> bool:
     return literals.family(t) is Family.TIME
 
 
-def _median(e: Expectation, table: Table) -> Result:
+def _median(e: Expectation, table: StagedTable) -> Result:
     column = e.kwargs["column"]
     n = table.aggregates([("count", column)])["count", column]
     if not n:
@@ -207,7 +209,7 @@ def _median(e: Expectation, table: Table) -> Result:
     return _of_number(e, float(middle) if isinstance(middle, Decimal) else middle)
 
 
-def _quantiles(e: Expectation, table: Table) -> Result:
+def _quantiles(e: Expectation, table: StagedTable) -> Result:
     """The nearest value of each place, of two equally near ones that of even rank."""
     column, ranges = e.kwargs["column"], e.kwargs["quantile_ranges"]
     n = table.aggregates([("count", column)])["count", column]
@@ -217,7 +219,7 @@ def _quantiles(e: Expectation, table: Table) -> Result:
     values = table.ranked(column, ranks)
     pairs = zip((values[rank] for rank in ranks), ranges["value_ranges"], strict=True)
     passed = all(_near(value, *limits) for value, limits in pairs)
-    said = (f"{q:g}: {told(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
+    said = (f"{q:g}: {format_number(values[rank])}" for q, rank in zip(ranges["quantiles"], ranks, strict=True))
     return Result(e.place, passed, "; ".join(said))
 
 
@@ -230,13 +232,13 @@ def _near(value: Number, low: Number | None, high: Number | None) -> bool:
     )
 
 
-_QUANTILES: Mapping[str, Callable[[Expectation, Table], Result]] = {
+_QUANTILES: Mapping[str, Callable[[Expectation, StagedTable], Result]] = {
     "expect_column_median_to_be_between": _median,
     "expect_column_quantile_values_to_be_between": _quantiles,
 }
 
 
-def _unique(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+def _unique(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     ignored = argument(e, "ignore_row_if") if "column_list" in e.kwargs else "any_value_is_missing"
     which = {"all_values_are_missing": values.some, "any_value_is_missing": values.full, "never": values.all}[ignored]
     checked, unexpected = values.repeated(which)
@@ -244,16 +246,16 @@ def _unique(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
     return Result(e.place, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, first)
 
 
-def _distinct_count(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+def _distinct_count(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     return _of_number(e, values.distinct)
 
 
-def _distinct_share(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+def _distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     checked, _ = values.repeated(values.full)
     return _of_number(e, values.distinct / checked if checked else 0)
 
 
-def _distinct_set(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     """Whether values are outside, members missing, or both, is told; which, never."""
     strange, missing = values.against([literals.member(t, said) for said in e.kwargs["value_set"]])
     wrong = {
@@ -264,14 +266,14 @@ def _distinct_set(e: Expectation, values: Counted, table: Table, t: Type) -> Res
     return Result(e.place, not wrong, f"{many(strange, 'other value')}, {missing:,} of the set missing")
 
 
-def _most_common(e: Expectation, values: Counted, table: Table, t: Type) -> Result:
+def _most_common(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
     modes, inside, often = values.most_common([literals.member(t, said) for said in e.kwargs["value_set"]])
     passed = inside > 0 if argument(e, "ties_okay") else modes == inside == 1
     return Result(e.place, passed, f"{many(modes, 'value')} {often:,} times, {inside:,} of the set")
 
 
 _UNIQUE = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
-_COUNTED: Mapping[str, Callable[[Expectation, Counted, Table, Type], Result]] = {
+_COUNTED: Mapping[str, Callable[[Expectation, Counted, StagedTable, Type], Result]] = {
     **dict.fromkeys(_UNIQUE, _unique),
     "expect_column_unique_value_count_to_be_between": _distinct_count,
     "expect_column_proportion_of_unique_values_to_be_between": _distinct_share,
@@ -287,20 +289,22 @@ DECIDED = frozenset({*_OF_TABLES, *_AGGREGATES, *_QUANTILES, *_COUNTED})
 # -- as people read it
 
 
-def told(value: Number | None) -> str:
+def format_number(value: Number | None) -> str:
     """A number, to 15 digits."""
     if value is None:
         return "no values"
     return f"{value:,}" if isinstance(value, int | Decimal) else f"{value:,.15g}"
 
 
-def _told(value: Any, t: Type) -> str:
+def _format_value(value: Any, t: Type) -> str:
     if value is None:
-        return told(None)
+        return format_number(None)
     try:
         if _is_time(t):
             return _moment(value * literals.PER_UNIT[literals.unit_of(t)])
-        return str(date(1970, 1, 1) + timedelta(days=value)) if literals.family(t) is Family.DAY else told(value)
+        return (
+            str(date(1970, 1, 1) + timedelta(days=value)) if literals.family(t) is Family.DAY else format_number(value)
+        )
     except OverflowError:
         return f"{value:,} since 1970"
 

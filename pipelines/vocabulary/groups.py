@@ -49,7 +49,7 @@ KINDS: Mapping[str, str] = {
 _PROPOSALS = {"consumer": "KIP-848", "share": "KIP-932", "streams": "KIP-1071"}
 
 
-def spelled(kind: str) -> str:
+def kind_with_proposal(kind: str) -> str:
     """The kind with the proposal that a newer one is known by: `consumer (KIP-848)`."""
     return f"{kind} ({_PROPOSALS[kind]})" if kind in _PROPOSALS else kind
 
@@ -127,7 +127,7 @@ class Counting(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class OffsetExpiry:
     """When committed offsets go. `not_before` (ms) is known only for a group that Sluice left last."""
 
     counting: Counting
@@ -135,15 +135,15 @@ class Expiry:
     not_before: int | None = None
 
 
-def expiry(group: GroupView, retention: int | None, left: int | None = None) -> Expiry:
+def expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
     """What can be known of it. `left`: when Sluice was last a member (ms), which is what the ledger tells.
 
     No coordinator tells when a group became empty, nor when an offset was committed. An empty classic group of
     consumers is counted from the moment when its last member left, and a commit by hand does not begin that anew.
     """
     if not group.free:
-        return Expiry(Counting.NEVER, retention)
+        return OffsetExpiry(Counting.NEVER, retention)
     if group.kind == "classic" and group.protocol_type:
         known = left is not None and retention is not None
-        return Expiry(Counting.EMPTY, retention, left + retention if known and left and retention else None)
-    return Expiry(Counting.COMMIT, retention)
+        return OffsetExpiry(Counting.EMPTY, retention, left + retention if known and left and retention else None)
+    return OffsetExpiry(Counting.COMMIT, retention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice.pipelines.schema.wider import joined
+from sluice.pipelines.schema.wider import join_texts
 from sluice.pipelines.vocabulary.plans import Request, Slice
 from sluice.pipelines.vocabulary.ranges import Range
 
@@ -99,7 +99,7 @@ class Drift:
     def __add__(self, other: Drift) -> Drift:
         """Of other records of the same kind and field; the type is the least that would hold all of them."""
         records, first = self.records + other.records, min(self.first, other.first)
-        return Drift(self.kind, self.field, records, first, joined(self.type, other.type))
+        return Drift(self.kind, self.field, records, first, join_texts(self.type, other.type))
 
 
 @dataclass(frozen=True, slots=True)

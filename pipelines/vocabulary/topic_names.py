@@ -29,7 +29,7 @@ def encode_topic(name: str) -> str:
         raise ValueError("not a topic name")
     signs = [_encode_sign(c, first=i == 0) for i, c in enumerate(name)]
     whole = "".join(signs)
-    return whole if len(whole) <= MAX_ENCODED else _shortened(name, signs)
+    return whole if len(whole) <= MAX_ENCODED else _shorten(name, signs)
 
 
 def _encode_sign(c: str, *, first: bool) -> str:
@@ -38,7 +38,7 @@ def _encode_sign(c: str, *, first: bool) -> str:
     return f"~{c.lower()}" if c.isupper() or (first and c in "._") else c
 
 
-def _shortened(name: str, signs: list[str]) -> str:
+def _shorten(name: str, signs: list[str]) -> str:
     tail = "~1" + hashlib.sha256(name.encode()).hexdigest()
     while sum(map(len, signs)) > MAX_ENCODED - len(tail):
         signs.pop()

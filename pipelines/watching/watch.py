@@ -15,7 +15,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.planning import origins, windows
-from sluice.pipelines.planning.held_back import HeldBack, held, held_back
+from sluice.pipelines.planning.held_back import HeldBack, held_back, unstable_partitions
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.errors import SluiceError, UnknownTopic
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, OpenTransaction, PartitionState, TopicPartition
@@ -74,7 +74,7 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
     for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
         found[p.topic].append(p)
-    waiting = [p.tp for ps in found.values() for p in held(ps)]
+    waiting = [p.tp for ps in found.values() for p in unstable_partitions(ps)]
     return View(cluster.cluster_id(), topics, found, cluster.open_transactions(waiting) if waiting else {})
 
 
@@ -124,7 +124,7 @@ def _under(feed: Feed, p: PartitionState) -> PartitionState:
 
 
 def _unlike(feed: Feed, state: State, partitions: Iterable[PartitionState]) -> dict[TopicPartition, SluiceError]:
-    return {r.tp: r.error for p in partitions if (r := origins.changed(state, p, {}, feed.name))}
+    return {r.tp: r.error for p in partitions if (r := origins.incarnation_change(state, p, {}, feed.name))}
 
 
 def _changed(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
@@ -183,7 +183,7 @@ def _partial(
 ) -> Iterator[Finding]:
     """The oldest windows that closed long ago and of which only a part has landed."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
-    late = [w for w in windows.owed(state, feed.window, now) if w <= closed][:WINDOWS]
+    late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
     known = strip.seen(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)

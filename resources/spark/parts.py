@@ -51,7 +51,7 @@ def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
 
 def _row_groups(lake: Lake, path: str) -> Iterator[tuple[int, ...]]:
     """The row groups of a large file, in runs of about a task's size."""
-    with parquet.opened(lake, path) as file:
+    with parquet.open_parquet(lake, path) as file:
         metadata = file.metadata
     run: tuple[int, ...] = ()
     held = 0

@@ -184,7 +184,7 @@ def _planned(feed: Feed, offsets: str) -> Plan:
     request, nothing = _request(offsets), State()
     with closing(KafkaCluster(feed.kafka)) as cluster:
         found = cluster.partitions(sorted({r.topic for r in request.ranges}), feed.isolation)
-        owed, _ = planning.owed(request, nothing, {key_of(nothing, p): p for p in found}, feed.window)
+        owed, _ = planning.owed_ranges(request, nothing, {key_of(nothing, p): p for p in found}, feed.window)
         for o in owed:
             if o.lost and (gone := out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise gone

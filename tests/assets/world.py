@@ -21,11 +21,11 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.writer import PartWriter, Target
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.records.format import HEADERS, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED, quarantined
+from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, to_json
 from sluice.pipelines.vocabulary.progress import Progress
@@ -133,7 +133,7 @@ class MadeUpEngine:
         return replace(made, tallies=tallies, drift=drift)
 
     def _written(self, job: Job, s: Slice, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
-        target = Target(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
+        target = PartTarget(job.plan.feed, job.batch, job.plan.hash, job.attempt, s, kind)
         writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)
         writer.write(rows)
         return writer.close()
@@ -143,7 +143,7 @@ def _refused(s: Slice, why: tuple[str | None, ...], batch: int) -> pa.RecordBatc
     raw = next(RawFormat().convert(s, _records(s))).landed
     said = [pa.array([word] * s.span, pa.string()).dictionary_encode() for word in why]
     columns = [*raw.columns, *said, pa.nulls(s.span, pa.int32())]
-    return quarantined(
+    return quarantine_rows(
         pa.RecordBatch.from_arrays([c.cast(f.type) for c, f in zip(columns, REFUSED, strict=True)], schema=REFUSED),
         batch,
         "",

@@ -14,7 +14,7 @@ from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
 from sluice.cli import audit, explain, files, quarantine
 from sluice.pipelines.ports import Job
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.plans import RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt
@@ -39,7 +39,7 @@ class JsonEngine(MadeUpEngine):
         (made,) = job.shape.format().convert(s, rows)
         parts = self._written(job, s, PartKind.LANDED, made.landed)
         assert made.quarantined is not None
-        parts += self._written(job, s, PartKind.QUARANTINED, quarantined(made.quarantined, job.batch, ""))
+        parts += self._written(job, s, PartKind.QUARANTINED, quarantine_rows(made.quarantined, job.batch, ""))
         counts = Counts(made.landed.num_rows, made.quarantined.num_rows)
         return Receipt(s, s.end, counts, parts, job.attempt, format=job.shape.name)
 

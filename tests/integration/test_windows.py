@@ -72,10 +72,10 @@ class World:
         return self.land(Request(RequestKind.WINDOW, window=start))
 
     def closed(self, owed: bool = False) -> list[int]:
-        """The windows that are pinned by name; those that are `owed` alone."""
+        """The windows that are pinned by name; those that are owed alone."""
         with self.edges() as opened:
             state = ledger(self.feed, opened).read()
-        found = windows.listed(state, self.feed.window)
+        found = windows.manifest_windows(state, self.feed.window)
         return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
 
     def produce(self, count: int, producer: KafkaProducer | None = None) -> None:

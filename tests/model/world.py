@@ -27,7 +27,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED
-from sluice.pipelines.schema.arrays import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.vocabulary.errors import (
     CommitFenced,
     GroupHeld,
@@ -449,7 +449,7 @@ class Marked(RawFormat):
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
         for rows in super().convert(s, chunk):
             bad = np.array([(v or b"").startswith(b"bad ") for v in rows.landed.column(1).to_pylist()])
-            good, refused = (rows.landed.take(fixed(pa.int64(), np.flatnonzero(m))) for m in (~bad, bad))
+            good, refused = (rows.landed.take(fixed_width(pa.int64(), np.flatnonzero(m))) for m in (~bad, bad))
             yield Formatted(good, _refused(refused) if refused.num_rows else None)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.writer import PartWriter, Target
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry, OriginEntry, OriginItem, PlanEntry
 from sluice.pipelines.ports import Edges
@@ -22,7 +22,7 @@ from sluice.pipelines.publishing import files
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.format import HEADERS, RawFormat
-from sluice.pipelines.records.landed_columns import REFUSED, quarantined
+from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
@@ -90,7 +90,7 @@ class World:
         return Receipt(s, s.end, counts, parts, "a", input_bytes=s.span)
 
     def write(self, s: Slice, batch: int, plan_hash: str, kind: PartKind, rows: pa.RecordBatch) -> tuple[Part, ...]:
-        target = Target("orders", batch, plan_hash, "a", s, kind)
+        target = PartTarget("orders", batch, plan_hash, "a", s, kind)
         writer = PartWriter(self.lake, target, rows.schema, self.feed.landing, 1 << 20)  # type: ignore[arg-type]
         writer.write(rows)
         return writer.close()
@@ -144,7 +144,7 @@ def _refused(s: Slice, offsets: np.ndarray) -> pa.RecordBatch:
     raw = _rows(s, offsets)
     said = {"stage": "decode", "reason": "not_json", "expectation": None, "field": None, "detail": "no", "byte": 3}
     more = [pa.array([v] * len(offsets)).cast(REFUSED.field(n).type) for n, v in said.items()]
-    return quarantined(pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED), 1, "")
+    return quarantine_rows(pa.RecordBatch.from_arrays([*raw.columns, *more], schema=REFUSED), 1, "")
 
 
 def pieces(key: Key, step: int, start: int = 0, end: int = 200) -> list[tuple[Key, int, int]]:

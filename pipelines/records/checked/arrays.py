@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.pipelines.records.compiled import Array
-from sluice.pipelines.schema.arrays import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import Kind, Type
 
 _NAMED = {"float": Kind.FLOAT32, "double": Kind.FLOAT64, "date32[day]": Kind.DATE}
@@ -38,7 +38,7 @@ def array_of(arrow: pa.DataType, values: Sequence[Any]) -> pa.Array:
     if pa.types.is_decimal(arrow):
         raw = b"".join(int(v).to_bytes(16, "little", signed=True) for v in values)
         return pa.Array.from_buffers(arrow, len(values), [None, pa.py_buffer(raw)])
-    return fixed(arrow, np.array(values, numpy_type(arrow)))
+    return fixed_width(arrow, np.array(values, numpy_type(arrow)))
 
 
 def _truths(values: Sequence[Any]) -> pa.Array:

@@ -37,13 +37,13 @@ from sluice.pipelines.records.checked.forms import fixed_form
 from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
-Check = Callable[[Columns], "Found"]
+Check = Callable[[Columns], "CheckResult"]
 """Of the expectation's columns, in its order."""
 Breaks = Callable[[pa.Array], "pa.BooleanArray | None"]
 """Which values of a column break it; null and false are fine, and so is None: all are."""
 
 
-class Found(NamedTuple):
+class CheckResult(NamedTuple):
     """How many rows an expectation looked at, and which broke it: true in `broken`, None when there are none."""
 
     checked: int
@@ -59,12 +59,12 @@ def check_of(expectation: Expectation, types: Sequence[pa.DataType]) -> Check:
 
 
 def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
-    def check(columns: Columns) -> Found:
+    def check(columns: Columns) -> CheckResult:
         column = without_nan(columns[0])
         nulls = column.null_count
         if nulls == (len(column) if wanted else 0):
-            return Found(len(column), None)
-        return Found(len(column), pc.is_valid(column) if wanted else pc.is_null(column))
+            return CheckResult(len(column), None)
+        return CheckResult(len(column), pc.is_valid(column) if wanted else pc.is_null(column))
 
     return check
 
@@ -72,7 +72,7 @@ def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
 def _values(breaks: Breaks) -> Check:
     """Nulls are none of its business; of a column with few values, each is looked at once."""
 
-    def check(columns: Columns) -> Found:
+    def check(columns: Columns) -> CheckResult:
         column = without_nan(columns[0])
         few = pa.types.is_dictionary(column.type)
         broken = breaks(column.dictionary if few else column)
@@ -80,7 +80,7 @@ def _values(breaks: Breaks) -> Check:
             broken = broken.take(column.indices)
         if broken is not None and not broken.true_count:
             broken = None
-        return Found(len(column) - column.null_count, broken)
+        return CheckResult(len(column) - column.null_count, broken)
 
     return check
 
@@ -170,13 +170,13 @@ def _members(arrow: pa.DataType, said: Sequence[object]) -> pa.Array:
     """Members of a set as an array, each once. Zero is in it with both signs: Arrow looks at the bits of floats."""
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
-    found = [_measured(t, member(t, v)) for v in said]
+    found = [_to_units(t, member(t, v)) for v in said]
     if t.kind in _FLOATS and 0 in found:
         found += [0.0, -0.0]
     return array_of(plain, found)
 
 
-def _measured(t: Type, value: Any) -> Any:
+def _to_units(t: Type, value: Any) -> Any:
     if t.kind in _FLOATS:
         return value + 0.0
     return int(Fraction(value) * 10**t.scale) if t.kind is Kind.DECIMAL else value
@@ -228,7 +228,7 @@ def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Chec
     """`good` is null where a null keeps it from saying: such rows break it, unless they are ignored."""
     ignored = _IGNORED.get(argument(e, "ignore_row_if"))
 
-    def check(columns: Columns) -> Found:
+    def check(columns: Columns) -> CheckResult:
         plain = [_plain(c) for c in columns]
         met = good(plain)
         n = checked = len(met)
@@ -236,8 +236,8 @@ def _several(e: Expectation, good: Callable[[Columns], pa.BooleanArray]) -> Chec
             passed = reduce(ignored, map(pc.is_null, plain))
             met, checked = pc.or_kleene(met, passed), n - passed.true_count
         if met.true_count == n:
-            return Found(checked, None)
-        return Found(checked, pc.invert(pc.fill_null(met, _FALSE)))
+            return CheckResult(checked, None)
+        return CheckResult(checked, pc.invert(pc.fill_null(met, _FALSE)))
 
     return check
 
@@ -323,7 +323,7 @@ def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 def _distinct(arrow: pa.DataType, said: Sequence[object]) -> tuple[pa.Array, list[int]]:
     """The members, each once, and the code of each of what was said."""
     t = type_of(arrow)
-    measured = [None if v is None else _measured(t, member(t, v)) for v in said]
+    measured = [None if v is None else _to_units(t, member(t, v)) for v in said]
     order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
     return array_of(_value_type(arrow), [*order]), [len(order) + 1 if v is None else order[v] for v in measured]
 

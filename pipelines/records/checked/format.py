@@ -19,7 +19,7 @@ from sluice.pipelines.records.checked.rows import Broken, RowChecks
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Format, Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED
-from sluice.pipelines.schema.arrays import chosen, fixed, int64s
+from sluice.pipelines.schema.arrays import fixed_width, int64s, take_rows
 from sluice.pipelines.vocabulary.plans import Slice
 
 
@@ -42,7 +42,7 @@ class ContractFormat:
             yield replace(piece, tallies=held.tallies, validate_ns=perf_counter_ns() - began)
 
     def _without(self, s: Slice, chunk: pa.RecordBatch, piece: Formatted, broken: Broken) -> Formatted:
-        landed = chosen(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
+        landed = take_rows(piece.landed, np.delete(np.arange(piece.landed.num_rows), broken.rows))
         if self._dropping:
             return replace(piece, landed=landed, dropped=piece.dropped + len(broken.rows))
         offsets = int64s(piece.landed.column(self._offsets))[broken.rows]
@@ -54,11 +54,11 @@ class ContractFormat:
     def _refused(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
         """The records as they came, and which expectation they broke."""
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
-        records = chunk.take(fixed(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
+        records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)
         return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.said(broken)], schema=REFUSED)
 
 
 def _in_order(refused: pa.Table) -> pa.RecordBatch:
     column = refused.column("offset").combine_chunks()
-    return refused.take(fixed(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]
+    return refused.take(fixed_width(pa.int64(), np.argsort(int64s(column)))).combine_chunks().to_batches()[0]

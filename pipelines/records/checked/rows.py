@@ -21,7 +21,7 @@ from sluice.pipelines.records.checked.checks import Check, check_of
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.landed_columns import KAFKA_FIELDS
 from sluice.pipelines.records.typed.reasons import Stage
-from sluice.pipelines.schema.arrays import fixed, int64s, text_array
+from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.vocabulary.receipts import EXAMPLES, Tally
 
 _TOMBSTONE = KAFKA_FIELDS[-1].name
@@ -36,14 +36,14 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RowResults:
     """What rows said to the contract."""
 
     broken: Broken
     tallies: tuple[Tally, ...]
 
 
-class _Row(NamedTuple):
+class _RowCheck(NamedTuple):
     """One row expectation, ready: its columns' places among those that are looked at."""
 
     expectation: Expectation
@@ -56,12 +56,12 @@ class RowChecks:
 
     def __init__(self, contract: Contract) -> None:
         self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
-        self._said = _Said(contract)
+        self._said = _ReasonColumns(contract)
         self._schema: pa.Schema | None = None
-        self._rows: list[_Row] = []
+        self._rows: list[_RowCheck] = []
         self._looked_at: list[int] = []
 
-    def hold(self, rows: pa.RecordBatch) -> Held:
+    def hold(self, rows: pa.RecordBatch) -> RowResults:
         """Hold landed rows against the contract. Tombstones are none of its business."""
         if self._schema is None:
             self._prepare(rows.schema)
@@ -70,9 +70,9 @@ class RowChecks:
         alive = _alive(rows)
         if alive is None:
             return self._hold(held, offsets)
-        chosen = fixed(pa.int64(), alive)
+        chosen = fixed_width(pa.int64(), alive)
         found = self._hold([c.take(chosen) for c in held], offsets[alive])
-        return Held(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
+        return RowResults(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
 
     def said(self, broken: Broken) -> list[pa.Array]:
         """Of each broken row what `REFUSED` has beside the record: stage, reason, expectation, field, detail, byte."""
@@ -82,10 +82,10 @@ class RowChecks:
         names = list(dict.fromkeys(name for e in self._expectations for name in columns(e)))
         for e in self._expectations:
             types = [schema.field(name).type for name in columns(e)]
-            self._rows.append(_Row(e, tuple(map(names.index, columns(e))), check_of(e, types)))
+            self._rows.append(_RowCheck(e, tuple(map(names.index, columns(e))), check_of(e, types)))
         self._looked_at, self._schema = [schema.get_field_index(name) for name in names], schema
 
-    def _hold(self, held: Sequence[pa.Array], offsets: Array) -> Held:
+    def _hold(self, held: Sequence[pa.Array], offsets: Array) -> RowResults:
         first = np.empty(0, np.int32)
         tallies = []
         for row in self._rows:
@@ -98,7 +98,7 @@ class RowChecks:
                 first = first if len(first) else np.full(len(offsets), -1, np.int32)
                 first[broken[first[broken] < 0]] = e.place
         rows = np.flatnonzero(first >= 0)
-        return Held(Broken(rows, first[rows]), tuple(tallies))
+        return RowResults(Broken(rows, first[rows]), tuple(tallies))
 
 
 _NONE = np.empty(0, np.int64)
@@ -117,7 +117,7 @@ def _alive(rows: pa.RecordBatch) -> Array | None:
     return places_of(pa.compute.invert(tombstones))
 
 
-class _Said:
+class _ReasonColumns:
     """What is said of broken rows: a text for each expectation, and for each row which."""
 
     def __init__(self, contract: Contract) -> None:
@@ -134,7 +134,7 @@ class _Said:
         """Columns of `REFUSED`."""
         n = len(expectations)
         texts = [
-            pa.DictionaryArray.from_arrays(fixed(pa.int16(), places[expectations]), words)
+            pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), places[expectations]), words)
             for places, words in self._texts
         ]
         nowhere = pa.Array.from_buffers(pa.int32(), n, [pa.py_buffer(bytes((n + 7) // 8)), pa.py_buffer(bytes(4 * n))])

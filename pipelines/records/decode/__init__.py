@@ -8,7 +8,7 @@ be written, in the user's), and compiles them the first time, which takes second
 """
 
 from sluice.pipelines.records.decode.columns import SCHEMA
-from sluice.pipelines.records.decode.decoder import BatchDecoder, Counts
+from sluice.pipelines.records.decode.decoder import BatchDecoder, OffsetCounts
 from sluice.pipelines.records.decode.frames import bytes_needed, next_position
 
-__all__ = ["SCHEMA", "BatchDecoder", "Counts", "bytes_needed", "next_position"]
+__all__ = ["SCHEMA", "BatchDecoder", "OffsetCounts", "bytes_needed", "next_position"]

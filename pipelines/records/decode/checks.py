@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import codecs, loops
-from sluice.pipelines.records.decode.errors import REASONS, Place, Problem
+from sluice.pipelines.records.decode.errors import REASONS, BatchProblem, LogPlace
 from sluice.pipelines.records.decode.loops import Frame
 from sluice.pipelines.records.decode.transactions import Aborted
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
@@ -25,7 +25,7 @@ _CONTROL_BYTES = 64 << 10
 class Checks:
     """The checks of one slice, response after response."""
 
-    def __init__(self, place: Place, end: int, *, read_committed: bool, check_crc: bool) -> None:
+    def __init__(self, place: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
         self._place, self._end = place, end
         self._read_committed, self._check_crc = read_committed, check_crc
         self._aborted = Aborted()
@@ -34,7 +34,7 @@ class Checks:
         """A new response, read at `position`, with its aborted transactions."""
         self._aborted.begin(aborted, position)
 
-    def run(self, view: memoryview, table: Array, position: int) -> tuple[int, Problem | None]:
+    def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
         """Decide the modes of these frames: how many come before the first bad one, and what is wrong with that.
 
         Frames from the slice's end on are left out; the first of them becomes one that only moves the position.
@@ -53,7 +53,7 @@ class Checks:
                 return i, e
         return good, problem
 
-    def _checksums(self, view: memoryview, table: Array) -> tuple[int, Problem | None]:
+    def _checksums(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         cells = table[:, loops.CHECKED : loops.KIND + 1].tolist()
         for i, (checked, stop, crc, kind) in enumerate(cells):
             if kind == loops.BATCH:

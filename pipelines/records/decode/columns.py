@@ -79,7 +79,7 @@ def allocate(capacity: Capacity) -> Columns:
 
 def enlarge(columns: Columns, capacity: Capacity) -> Columns:
     """The same rows in buffers of at least the given capacity; those that suffice are kept."""
-    return Columns(*(_enlarged(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True)))
+    return Columns(*(_enlarge_buffer(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True)))
 
 
 def _length(capacity: Capacity, measure: str, how: str) -> int:
@@ -98,7 +98,7 @@ def _buffer(capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
     return new
 
 
-def _enlarged(old: Array, capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
+def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how: str) -> Array:
     if _length(capacity, measure, how) <= len(old):
         return old
     new = _buffer(capacity, kind, measure, how)

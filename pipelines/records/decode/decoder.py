@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode.checks import Checks
-from sluice.pipelines.records.decode.errors import Place, Problem
+from sluice.pipelines.records.decode.errors import BatchProblem, LogPlace
 from sluice.pipelines.records.decode.frames import frame_table, read_only
-from sluice.pipelines.records.decode.rows import Rows
+from sluice.pipelines.records.decode.rows import SliceRows
 from sluice.pipelines.records.decode.scratch import Scratch
 
 # Frames that are checked together: little enough that the processor's caches still hold them when they are decoded.
@@ -27,7 +27,7 @@ _MOST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class OffsetCounts:
     """Offsets of `[start, end)` by what became of them; what is missing to the span was compacted away.
 
     `records` became rows; `control` and `aborted` are records of control batches and of aborted transactions.
@@ -64,11 +64,11 @@ class BatchDecoder:
             raise ValueError(f"not a range of offsets: [{start}, {end})")
         if not (1 <= chunk_rows < _MOST and 1 <= chunk_bytes <= _MOST and 1 <= max_batch_bytes <= _MOST):
             raise ValueError("chunks need at least a row; chunks and batches hold from 1 to 2**31 - 1 bytes")
-        self._place = Place(topic, partition)
+        self._place = LogPlace(topic, partition)
         self._end = end
         self._checks = Checks(self._place, end, read_committed=read_committed, check_crc=check_crc)
         self._scratch = Scratch(self._place, max_batch_bytes)
-        self._rows = Rows(self._place, start, end, chunk_rows, chunk_bytes, check_crc=check_crc)
+        self._rows = SliceRows(self._place, start, end, chunk_rows, chunk_bytes, check_crc=check_crc)
         self._crc_ns = 0
         self._decompress_ns = 0
 
@@ -78,9 +78,9 @@ class BatchDecoder:
         return self._rows.position
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> OffsetCounts:
         """Counts up to `position`, rows that were not yielded yet included."""
-        return Counts(*self._rows.totals)
+        return OffsetCounts(*self._rows.totals)
 
     @property
     def timings(self) -> dict[str, int]:
@@ -126,7 +126,7 @@ class BatchDecoder:
         if problem and self.position < self._end:
             raise problem
 
-    def _decompress(self, view: memoryview, table: Array) -> tuple[int, Problem | None]:
+    def _decompress(self, view: memoryview, table: Array) -> tuple[int, BatchProblem | None]:
         began = perf_counter_ns()
         try:
             return self._scratch.fill(view, table)

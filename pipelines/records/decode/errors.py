@@ -13,7 +13,7 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 
-Problem = CorruptBatch | UnsupportedBatch
+BatchProblem = CorruptBatch | UnsupportedBatch
 
 _CORRUPT = (
     "read it again; if it stays so, this replica's log is damaged: compare it with other replicas "
@@ -44,7 +44,7 @@ REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPlace:
     """Where in the log a decoder is at work, for its errors."""
 
     topic: str | None
@@ -78,7 +78,7 @@ class Place:
         return f"{where}: batch at offset {base}: {reason}{byte}"
 
 
-def frame_error(place: Place, raw: Array, at: int, code: int) -> Problem | None:
+def frame_error(place: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
     """What `loops.scan` says of the frame at byte `at` of a response."""
     if code == loops.DONE:
         return None

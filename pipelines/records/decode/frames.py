@@ -6,7 +6,7 @@ import numpy as np
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
-from sluice.pipelines.records.decode.errors import Place, Problem, frame_error
+from sluice.pipelines.records.decode.errors import BatchProblem, LogPlace, frame_error
 
 
 def read_only(records: bytes | memoryview) -> Array:
@@ -14,7 +14,7 @@ def read_only(records: bytes | memoryview) -> Array:
     return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
 
 
-def frame_table(raw: Array, place: Place) -> tuple[Array, int, Problem | None]:
+def frame_table(raw: Array, place: LogPlace) -> tuple[Array, int, BatchProblem | None]:
     """Headers of all complete frames (one row of `loops.FIELDS` numbers each), bytes they take, what is wrong next."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
@@ -33,7 +33,7 @@ def next_position(
     """
     if not len(records):
         return position
-    frames, _, problem = frame_table(read_only(records), Place(topic, partition))
+    frames, _, problem = frame_table(read_only(records), LogPlace(topic, partition))
     if len(frames):
         return max(position, int(frames[-1, loops.LAST]) + 1)
     if problem:

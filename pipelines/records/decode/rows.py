@@ -15,16 +15,16 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import loops
 from sluice.pipelines.records.decode.columns import Capacity, allocate, enlarge, to_arrow
-from sluice.pipelines.records.decode.errors import REASONS, Place
+from sluice.pipelines.records.decode.errors import REASONS, LogPlace
 from sluice.pipelines.records.decode.loops import Columns, Frame
 from sluice.pipelines.vocabulary.errors import CorruptBatch
 
 
-class Rows:
+class SliceRows:
     """The rows of one slice, chunk after chunk."""
 
     def __init__(
-        self, place: Place, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
+        self, place: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
     ) -> None:
         self.spent_ns = 0
         self._place, self._end, self._chunk_rows, self._chunk_bytes = place, end, chunk_rows, chunk_bytes

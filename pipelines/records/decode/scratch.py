@@ -9,7 +9,7 @@ import numpy as np
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.decode import codecs, loops
-from sluice.pipelines.records.decode.errors import Place
+from sluice.pipelines.records.decode.errors import LogPlace
 from sluice.pipelines.records.decode.loops import Frame
 from sluice.pipelines.vocabulary.errors import CorruptBatch
 
@@ -20,7 +20,7 @@ _GROUP_BYTES = 1 << 20
 class Scratch:
     """One group of decompressed batches."""
 
-    def __init__(self, place: Place, max_batch_bytes: int) -> None:
+    def __init__(self, place: LogPlace, max_batch_bytes: int) -> None:
         self._place, self._most = place, max_batch_bytes
         self._resize(0)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed import fill, scan
-from sluice.pipelines.records.typed.tables import Node
+from sluice.pipelines.records.typed.tables import SchemaNode
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type
 
 _SEED = secrets.randbits(62)
@@ -47,7 +47,7 @@ def buffer(n: int, kind: Any) -> Array:
     return np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
 
 
-def grown(old: Array, used: int, need: int) -> Array:
+def grow(old: Array, used: int, need: int) -> Array:
     """The first `used` items in room for at least `need`."""
     if need <= len(old):
         return old
@@ -56,10 +56,10 @@ def grown(old: Array, used: int, need: int) -> Array:
     return new
 
 
-class Column:
+class ColumnBuilder:
     """What all columns have: a number of items and a bitmap of those that are there."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         self.node, self.type = node, arrow_type(node.type)
         self.items, self._nulls = 0, 0
         self._valid = np.full((items + 7) // 8, 0xFF, np.uint8)
@@ -84,7 +84,7 @@ class Column:
     def _fill(self, values: Array, spans: Array) -> Faults:
         raise NotImplementedError
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         """All items. `columns` are those of all nodes, for children."""
         raise NotImplementedError
 
@@ -98,25 +98,25 @@ class Column:
         return pa.py_buffer(self._valid) if self._nulls else None
 
 
-class Numbers(Column):
+class Numbers(ColumnBuilder):
     """A column of `width` 64-bit numbers an item. Subclasses fill and narrow them."""
 
     kind: Any = np.int64
     width = 1
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self._out = buffer(items * self.width, self.kind)
 
     def _reserve(self, n: int) -> None:
         super()._reserve(n)
-        self._out = grown(self._out, self.items * self.width, (self.items + n) * self.width)
+        self._out = grow(self._out, self.items * self.width, (self.items + n) * self.width)
 
     @property
     def nbytes(self) -> int:
         return 8 * self.items * self.width
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         data = self._narrow(self._out[: self.items * self.width])
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(data)])
 
@@ -139,7 +139,7 @@ def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -
 class Integers(Numbers):
     """Signed and unsigned integers, and times that come as one."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self._kind = _INTEGERS.get(node.type.kind, np.dtype(np.int64))
         self._times = 1000 if node.type.unit == "s" else 1
@@ -186,7 +186,7 @@ class Decimals(Numbers):
 class Times(Numbers):
     """Dates and timestamps that come as text."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self._digits = _DIGITS.get(node.type.unit, -1)
         self._scratch = np.empty(fill.TIME_SCRATCH, np.uint8)
@@ -208,7 +208,7 @@ class Floats(Numbers):
 
     kind = np.float64
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self._single = node.type.kind is Kind.FLOAT32
 
@@ -220,7 +220,7 @@ class Floats(Numbers):
 
     def _parse(self, values: Array, spans: Array, places: Array) -> Faults:
         chosen = spans[places]
-        texts = Texts(Node(0, Type(Kind.STRING), "", 0, 0, ()), len(chosen))
+        texts = Texts(SchemaNode(0, Type(Kind.STRING), "", 0, 0, ()), len(chosen))
         texts.append(values, chosen)
         parsed = texts.array(()).cast(self.type)
         found = np.frombuffer(parsed.buffers()[1], np.float32 if self._single else np.float64)[: len(parsed)]
@@ -236,10 +236,10 @@ class Floats(Numbers):
         return data.astype(np.float32) if self._single else data
 
 
-class Truths(Column):
+class Truths(ColumnBuilder):
     """Booleans, a bit each."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self._out = self._valid.copy()
 
@@ -256,21 +256,21 @@ class Truths(Column):
     def nbytes(self) -> int:
         return self.items // 8
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         return pa.Array.from_buffers(self.type, self.items, [self.validity, pa.py_buffer(self._out)])
 
 
-class _Ends(Column):
+class _Ends(ColumnBuilder):
     """Columns whose items end somewhere: texts, lists."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self.ends = buffer(items + 1, np.int32)
         self.ends[0] = 0
 
     def _reserve(self, n: int) -> None:
         super()._reserve(n)
-        self.ends = grown(self.ends, self.items + 1, self.items + n + 1)
+        self.ends = grow(self.ends, self.items + 1, self.items + n + 1)
 
     @property
     def nbytes(self) -> int:
@@ -280,7 +280,7 @@ class _Ends(Column):
 class Texts(_Ends):
     """Strings, JSON texts and, from Base64, binaries."""
 
-    def __init__(self, node: Node, items: int) -> None:
+    def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
         self.data = buffer(0, np.uint8)
         self._expected = items
@@ -302,15 +302,15 @@ class Texts(_Ends):
         need = used + more
         if need > len(self.data):
             done = self.items + items
-            self.data = grown(self.data, used, max(need, need * self._expected // max(done, 1) * 9 // 8))
+            self.data = grow(self.data, used, max(need, need * self._expected // max(done, 1) * 9 // 8))
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         n = self.items
         buffers = [self.validity, pa.py_buffer(self.ends[: n + 1]), pa.py_buffer(self.data[: self.ends[n]])]
         return pa.Array.from_buffers(self.type, n, buffers)
 
 
-class Structs(Column):
+class Structs(ColumnBuilder):
     """Structs: there or not; what they hold is in the columns of their children."""
 
     def _fill(self, values: Array, spans: Array) -> Faults:
@@ -321,7 +321,7 @@ class Structs(Column):
     def nbytes(self) -> int:
         return self.items // 8
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         children = [columns[c].array(columns) for c in self.node.children]
         return pa.Array.from_buffers(self.type, self.items, [self.validity], children=children)
 
@@ -337,7 +337,7 @@ class Lists(_Ends):
     def nbytes(self) -> int:
         return 4 * self.items
 
-    def array(self, columns: Sequence[Column]) -> pa.Array:
+    def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
         buffers = [self.validity, pa.py_buffer(self.ends[: self.items + 1])]
         children = [columns[c].array(columns) for c in self.node.children]
         if self.node.type.kind is Kind.MAP:
@@ -357,7 +357,7 @@ class Lists(_Ends):
         return found[:n]
 
 
-_COLUMNS: dict[Kind, type[Column]] = {
+_COLUMNS: dict[Kind, type[ColumnBuilder]] = {
     **dict.fromkeys(_INTEGERS, Integers),
     Kind.EPOCH: Integers,
     Kind.FLOAT32: Floats,
@@ -375,6 +375,6 @@ _COLUMNS: dict[Kind, type[Column]] = {
 }
 
 
-def column_of(node: Node, items: int) -> Column:
+def column_of(node: SchemaNode, items: int) -> ColumnBuilder:
     """An empty column for the node, with room for about so many items."""
     return _COLUMNS[node.type.kind](node, items)

@@ -16,9 +16,9 @@ from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import COORDINATES, KAFKA_FIELDS, REFUSED, landed_schema
 from sluice.pipelines.records.typed.reasons import UNKNOWN, detail_of, reason_of, stage_of
-from sluice.pipelines.records.typed.typer import Piece, Refused, Typer, indices
-from sluice.pipelines.records.typed.unfit import Unknown, UnknownFields, misfits, missing
-from sluice.pipelines.schema.arrays import chosen, int64s, text_array
+from sluice.pipelines.records.typed.typer import RefusedRecords, TypedPiece, Typer, indices
+from sluice.pipelines.records.typed.unfit import NewFields, UnknownFields, misfits, missing
+from sluice.pipelines.schema.arrays import int64s, take_rows, text_array
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Drift
@@ -47,14 +47,14 @@ class JsonFormat:
         # Nothing here holds a piece while its rows are written: a contract makes a copy of them, without some.
         yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._typer.pieces(values))
 
-    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: Piece) -> Formatted:
+    def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
         """What becomes of one piece of a chunk, of which these are all rows."""
         values = raw.column(raw.schema.get_field_index("value"))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
         faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
         if self._closed and unknown:
             piece = _without_unknown(piece, unknown, len(self._typer.nodes))
-        rows = _chosen(kafka, piece)
+        rows = _coordinates_of(kafka, piece)
         landed = pa.RecordBatch.from_arrays([*piece.arrays, *rows.columns], schema=self.schema)
         typed = landed.num_rows - rows.columns[-1].true_count
         first = int(offsets[piece.rows[0]]) if typed else -1
@@ -65,8 +65,8 @@ class JsonFormat:
         self,
         landed: pa.RecordBatch,
         raw: pa.RecordBatch,
-        refused: Refused,
-        unknown: Unknown | None,
+        refused: RefusedRecords,
+        unknown: NewFields | None,
         typed: int,
         drift: tuple[Drift, ...],
     ) -> Formatted:
@@ -76,7 +76,7 @@ class JsonFormat:
         rows = self._refused(raw.take(indices(refused.rows)), refused, unknown.called if unknown else ())
         return Formatted(landed, rows, drift=drift, typed=typed)
 
-    def _refused(self, raw: pa.RecordBatch, refused: Refused, unknown: tuple[str, ...]) -> pa.RecordBatch:
+    def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
         """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
         known = self._typer.nodes
         called = [*(n.path for n in known), *unknown]
@@ -97,7 +97,7 @@ class JsonFormat:
         return pa.RecordBatch.from_arrays([*raw.columns, *said], schema=REFUSED)
 
 
-def _without_unknown(piece: Piece, unknown: Unknown, nodes: int) -> Piece:
+def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> TypedPiece:
     """The piece without rows that have unknown fields; these are refused, for the first such."""
     bad = np.flatnonzero(unknown.firsts >= 0)
     keep = indices(np.flatnonzero(unknown.firsts < 0).astype(np.int32))
@@ -109,13 +109,13 @@ def _without_unknown(piece: Piece, unknown: Unknown, nodes: int) -> Piece:
     order = np.argsort(both[0], kind="stable")
     arrays = tuple(a.take(keep) for a in piece.arrays)
     rows = piece.rows[unknown.firsts < 0]
-    return Piece(piece.start, piece.stop, arrays, rows, Refused(*(c[order] for c in both)))
+    return TypedPiece(piece.start, piece.stop, arrays, rows, RefusedRecords(*(c[order] for c in both)))
 
 
-def _chosen(kafka: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+def _coordinates_of(kafka: pa.RecordBatch, piece: TypedPiece) -> pa.RecordBatch:
     """The coordinates of a piece's rows; copies nothing unless rows were refused."""
     if len(piece.refused.rows):
-        return chosen(kafka, piece.rows)
+        return take_rows(kafka, piece.rows)
     return kafka.slice(piece.start, piece.stop - piece.start)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from sluice.pipelines.records.typed import fill, scan
-from sluice.pipelines.records.typed.tables import Node
+from sluice.pipelines.records.typed.tables import SchemaNode
 
 
 class Reason(StrEnum):
@@ -83,6 +83,6 @@ def reason_of(code: int) -> Reason:
     return _SAID[code][0]
 
 
-def detail_of(code: int, node: Node | None) -> str:
+def detail_of(code: int, node: SchemaNode | None) -> str:
     """A sentence about the field, without its value."""
     return _SAID[code][1].format(type=node.type if node else "")

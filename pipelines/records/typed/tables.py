@@ -33,7 +33,7 @@ _SHAPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SchemaNode:
     """A place in the schema. `path` is how people call it: `lines[].sku`, `tags{}`."""
 
     index: int
@@ -57,7 +57,7 @@ class _Growing:
     children: list[int] = field(default_factory=list)
 
 
-def nodes_of(schema: Schema) -> tuple[Node, ...]:
+def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
     """All nodes, breadth first."""
     queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
     levels = 1
@@ -70,7 +70,7 @@ def nodes_of(schema: Schema) -> tuple[Node, ...]:
             node.children.append(len(queue))
             queue.append(_Growing(child, path_below(node.path, t.kind, child.name), node.inner))
     return tuple(
-        Node(i, g.said.type, g.path, g.level, g.inner, tuple(g.children), g.said.required, g.said.name)
+        SchemaNode(i, g.said.type, g.path, g.level, g.inner, tuple(g.children), g.said.required, g.said.name)
         for i, g in enumerate(queue)
     )
 
@@ -81,7 +81,7 @@ def _children(t: Type) -> Iterator[Field]:
     yield from t.fields
 
 
-def tables_of(nodes: tuple[Node, ...]) -> Tables:
+def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
     """The arrays, with room for a block."""
     table = np.zeros((len(nodes), scan.NODE_FIELDS), np.int64)
     names = bytearray()
@@ -135,7 +135,7 @@ def with_room(t: Tables, room: Array) -> Tables:
     return t._replace(spans=np.zeros(int(sizes.sum()), np.int64), room=room)
 
 
-def most_elements(nodes: tuple[Node, ...], level: int) -> int:
+def most_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
     """Elements of one level that one record may have."""
     return MOST_SLOTS // sum(n.level == level for n in nodes)
 
@@ -154,14 +154,14 @@ def _lookup(names: list[bytes]) -> Array:
     size = 1 << (2 * len(names)).bit_length()
     table = np.full(size, -1, np.int32)
     for place, name in enumerate(names):
-        at = _hashed(name) & (size - 1)
+        at = _hash_name(name) & (size - 1)
         while table[at] >= 0:
             at = (at + 1) & (size - 1)
         table[at] = place
     return table
 
 
-def _hashed(name: bytes) -> int:
+def _hash_name(name: bytes) -> int:
     h = 0xCBF29CE484222325
     for b in name:
         h = ((h ^ b) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed import scan
-from sluice.pipelines.records.typed.columns import Faults, Lists, Texts, buffer, column_of, grown
+from sluice.pipelines.records.typed.columns import Faults, Lists, Texts, buffer, column_of, grow
 from sluice.pipelines.records.typed.scan import Found
-from sluice.pipelines.records.typed.tables import Node, most_elements, nodes_of, tables_of, with_room
-from sluice.pipelines.schema.arrays import chosen, fixed
+from sluice.pipelines.records.typed.tables import SchemaNode, most_elements, nodes_of, tables_of, with_room
+from sluice.pipelines.schema.arrays import fixed_width, take_rows
 from sluice.pipelines.schema.schema import Kind, Schema
 
 PIECE_BYTES = 8 << 20
@@ -28,7 +28,7 @@ KEPT_SLOTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecords:
     """Records that are not typed, in order: their rows in the chunk, why, which node, and the byte of the value.
 
     Node −1: the value as a whole.
@@ -41,7 +41,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TypedPiece:
     """Rows [start, stop) of a chunk: arrays of the schema's fields and of `_extra`, the rows of the chunk that they
     came from, and the records that were refused."""
 
@@ -49,7 +49,7 @@ class Piece:
     stop: int
     arrays: tuple[pa.Array, ...]
     rows: Array
-    refused: Refused
+    refused: RefusedRecords
 
 
 class Typer:
@@ -62,7 +62,7 @@ class Typer:
         self._block = int(self._room[0])
         self._found = _found(self._block, 1 << 16)
 
-    def pieces(self, values: pa.Array) -> Iterator[Piece]:
+    def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
         """The typed rows of a binary array without offset. A null is a row of nulls."""
         if not len(values):
             return
@@ -76,10 +76,10 @@ class Typer:
         if len(self._found.extra) > KEPT_SLOTS:
             self._found = _found(self._block, 1 << 16)
 
-    def _piece(self, data: Array, ends: Array, valid: Array) -> Piece:
+    def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
         start, last = int(state[scan.ROW]), int(state[scan.LAST])
-        out = _Piece(self.nodes, last - start)
+        out = _PieceBuilder(self.nodes, last - start)
         most = PIECE_BYTES + 2 * int(ends[last] - ends[0])
         state[scan.EXTRA] = 0
         while state[scan.ROW] < last and out.nbytes < most:
@@ -91,12 +91,12 @@ class Typer:
             self._found = self._found._replace(extra=buffer(1 << 16, np.uint8))
         return piece
 
-    def _make_room(self, code: int, out: _Piece) -> None:
+    def _make_room(self, code: int, out: _PieceBuilder) -> None:
         """What the loop asked for, or the end of a record that asks for too much."""
         t, state = self._tables, self._tables.state
         if code == scan.GROW_EXTRA:
             used = int(state[scan.EXTRA])
-            self._found = self._found._replace(extra=grown(self._found.extra, used, used + int(state[scan.NEED])))
+            self._found = self._found._replace(extra=grow(self._found.extra, used, used + int(state[scan.NEED])))
         elif code == scan.GROW_LEVEL:
             level, room = int(state[scan.NEED]), t.room.copy()
             most = max(most_elements(self.nodes, level), int(self._room[level]))
@@ -126,16 +126,16 @@ def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
     return bytes_, np.frombuffer(ends, np.int32)[: len(values) + 1], valid
 
 
-class _Piece:
+class _PieceBuilder:
     """A piece while it is filled."""
 
-    def __init__(self, nodes: tuple[Node, ...], items: int) -> None:
+    def __init__(self, nodes: tuple[SchemaNode, ...], items: int) -> None:
         self._nodes = nodes
         self._columns = [column_of(n, items if n.level == 0 else 0) for n in nodes]
         self._source: list[Array] = []
         self._extra_ends: list[Array] = []
         self._refused: list[tuple[Array, ...]] = []
-        self._faults: list[tuple[Node, Faults]] = []
+        self._faults: list[tuple[SchemaNode, Faults]] = []
 
     @property
     def nbytes(self) -> int:
@@ -164,7 +164,7 @@ class _Piece:
         """Refuse one record."""
         self._refused.append(tuple(np.array([x], np.int32) for x in (row, code, node, 0)))
 
-    def finish(self, start: int, stop: int, ends: Array, extra: Array) -> Piece:
+    def finish(self, start: int, stop: int, ends: Array, extra: Array) -> TypedPiece:
         """The piece, of rows [start, stop) of the chunk; `ends` are those of its values."""
         rows = np.concatenate([np.empty(0, np.int32), *self._source])
         arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
@@ -173,15 +173,15 @@ class _Piece:
             faulty = self._faulty(rows, ends)
             self._refused.append(faulty)
             kept = np.flatnonzero(~np.isin(rows, faulty[0]))
-            arrays = chosen(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
+            arrays = take_rows(pa.RecordBatch.from_arrays(arrays, [*map(str, range(len(arrays)))]), kept).columns
             rows = rows[kept]
-        return Piece(start, stop, tuple(arrays), rows, self._all_refused())
+        return TypedPiece(start, stop, tuple(arrays), rows, self._all_refused())
 
-    def _note(self, node: Node, faults: Faults) -> None:
+    def _note(self, node: SchemaNode, faults: Faults) -> None:
         if len(faults.items):
             self._faults.append((node, faults))
 
-    def _repeated(self, node: Node, first: int) -> Faults:
+    def _repeated(self, node: SchemaNode, first: int) -> Faults:
         """Maps from item `first` on that have a key twice."""
         maps, keys = self._columns[node.index], self._columns[node.children[0]]
         if not isinstance(maps, Lists) or not isinstance(keys, Texts):
@@ -212,17 +212,17 @@ class _Piece:
             level = holder.level
         return items
 
-    def _all_refused(self) -> Refused:
+    def _all_refused(self) -> RefusedRecords:
         if not self._refused:
-            return Refused(*(np.empty(0, np.int32) for _ in range(4)))
+            return RefusedRecords(*(np.empty(0, np.int32) for _ in range(4)))
         columns = [np.concatenate(column) for column in zip(*self._refused, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        return Refused(*(c[order] for c in columns))
+        return RefusedRecords(*(c[order] for c in columns))
 
 
 def indices(places: Array) -> pa.Array:
     """Places as an Arrow array, for `take`."""
-    return fixed(pa.int32(), places)
+    return fixed_width(pa.int32(), places)
 
 
 def _extra_array(ends: Array, data: Array) -> pa.Array:

@@ -15,10 +15,10 @@ import pyarrow as pa
 from sluice.pipelines.records.compiled import Array
 from sluice.pipelines.records.typed import fill, names, scan
 from sluice.pipelines.records.typed.columns import column_of
-from sluice.pipelines.records.typed.tables import Node
-from sluice.pipelines.records.typed.typer import Refused
+from sluice.pipelines.records.typed.tables import SchemaNode
+from sluice.pipelines.records.typed.typer import RefusedRecords
 from sluice.pipelines.schema.schema import MOST_NAME, Kind, Type
-from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, joined
+from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, join_texts
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 OTHERS = "…"
@@ -36,7 +36,7 @@ _WIDENING = (fill.OUT_OF_RANGE, fill.INEXACT)
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class NewFields:
     """Unknown fields of the rows of a piece: drift, and for each row the number of its first one in `called`, −1 for
     none; a number beyond has no name of its own."""
 
@@ -51,7 +51,7 @@ class UnknownFields:
     def __init__(self) -> None:
         self._names = names.no_names()
 
-    def of(self, extra: pa.Array, offsets: Array) -> Unknown | None:
+    def of(self, extra: pa.Array, offsets: Array) -> NewFields | None:
         """What is in the column `_extra` of rows with these offsets; None: nothing."""
         if extra.null_count == len(extra):
             return None
@@ -65,7 +65,7 @@ class UnknownFields:
         rows = [(name, found.told[i]) for i, name in enumerate(called)]
         if found.told[names.MOST_NAMES, names.COUNT]:
             rows.append((OTHERS, found.told[names.MOST_NAMES]))
-        return Unknown(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
+        return NewFields(tuple(_new(name, told, offsets) for name, told in rows), firsts, called)
 
     def _text(self, place: int) -> bytes:
         begin = place * names.MOST_BYTES
@@ -73,7 +73,7 @@ class UnknownFields:
 
 
 def _new(name: str, told: Array, offsets: Array) -> Drift:
-    types = joined(*(t for bit, t in _KINDS.items() if told[names.KINDS] & bit))
+    types = join_texts(*(t for bit, t in _KINDS.items() if told[names.KINDS] & bit))
     return Drift(DriftKind.NEW, name, int(told[names.COUNT]), int(offsets[told[names.FIRST]]), types)
 
 
@@ -92,7 +92,7 @@ def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first
                 yield Drift(DriftKind.MISSING, name, typed, first)
 
 
-def misfits(nodes: Sequence[Node], refused: Refused, values: pa.Array, offsets: Array) -> Iterator[Drift]:
+def misfits(nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array) -> Iterator[Drift]:
     """Fields that records were refused for, because of what is in them. `offsets` are the chunk's."""
     _, ends, data = values.buffers()
     ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
@@ -100,17 +100,17 @@ def misfits(nodes: Sequence[Node], refused: Refused, values: pa.Array, offsets: 
     for code, node in sorted({(int(c), int(n)) for c, n in zip(*_columns(refused, of_schema), strict=True)}):
         rows = np.flatnonzero(of_schema & (refused.codes == code) & (refused.nodes == node))
         chosen = refused.rows[rows]
-        group = _Group(data, ends[chosen] + refused.places[rows], ends[chosen + 1], offsets[chosen])
+        group = _Misfits(data, ends[chosen] + refused.places[rows], ends[chosen + 1], offsets[chosen])
         yield from _of_group(nodes[node], code, group)
 
 
-def _columns(refused: Refused, chosen: Array) -> tuple[Array, Array]:
+def _columns(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
     pairs = np.unique(np.stack([refused.codes[chosen], refused.nodes[chosen]], 1), axis=0)
     return pairs[:, 0], pairs[:, 1]
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Misfits:
     """Values that one field refused for one reason: where they begin, where their records end, and offsets."""
 
     data: Array
@@ -118,8 +118,8 @@ class _Group:
     ends: Array
     offsets: Array
 
-    def only(self, chosen: Array) -> _Group:
-        return _Group(self.data, self.starts[chosen], self.ends[chosen], self.offsets[chosen])
+    def only(self, chosen: Array) -> _Misfits:
+        return _Misfits(self.data, self.starts[chosen], self.ends[chosen], self.offsets[chosen])
 
     def spans(self, *, texts: bool) -> Array:
         found = np.empty(len(self.starts), np.int64)
@@ -131,19 +131,19 @@ class _Group:
             yield Drift(kind, field, len(self.offsets), int(self.offsets.min()), type_)
 
 
-def _of_group(node: Node, code: int, group: _Group) -> Iterator[Drift]:
+def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
     if code not in _WIDENING:
-        yield from group.drift(DriftKind.WRONG, node.path, _seen(group, code))
+        yield from group.drift(DriftKind.WRONG, node.path, _type_of_values(group, code))
         return
     if node.type.kind is Kind.DECIMAL:
         held, wide = _wider_decimal(node.type, group)
     else:
         held, wide = _wider(node.type, _candidates(node.type, code), group)
     yield from group.only(held).drift(DriftKind.WIDENED, node.path, wide)
-    yield from group.only(~held).drift(DriftKind.WRONG, node.path, _said(node.type))
+    yield from group.only(~held).drift(DriftKind.WRONG, node.path, _unheld_type(node.type))
 
 
-def _seen(group: _Group, code: int) -> str:
+def _type_of_values(group: _Misfits, code: int) -> str:
     """The type of values that are of another kind than their field."""
     if code != scan.WRONG_TYPE:
         return "string"
@@ -157,10 +157,10 @@ def _seen(group: _Group, code: int) -> str:
         "float64": odd,
         "int64": ~odd,
     }
-    return joined(*(t for t, there in found.items() if there.any()))
+    return join_texts(*(t for t, there in found.items() if there.any()))
 
 
-def _said(t: Type) -> str:
+def _unheld_type(t: Type) -> str:
     """What values are that no wider type of their field's kind holds."""
     return "string" if t.kind is Kind.TIMESTAMP else "float64"
 
@@ -176,7 +176,7 @@ def _candidates(t: Type, code: int) -> list[Type]:
     return [w for w in wider if w != t and holds(w, t)]
 
 
-def _wider(t: Type, candidates: Sequence[Type], group: _Group) -> tuple[Array, str]:
+def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
     """Which of the values some wider type holds, and the least one that holds all of these."""
     left = np.ones(len(group.starts), np.bool_)
     spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
@@ -184,15 +184,15 @@ def _wider(t: Type, candidates: Sequence[Type], group: _Group) -> tuple[Array, s
         places = np.flatnonzero(left)
         if not len(places):
             break
-        faults = column_of(Node(0, wide, "", 0, 0, ()), len(places)).append(group.data, spans[places])
+        faults = column_of(SchemaNode(0, wide, "", 0, 0, ()), len(places)).append(group.data, spans[places])
         held = np.ones(len(places), np.bool_)
         held[faults.items] = False
         left[places[held]] = False
         taken += [str(wide)] if held.any() else []
-    return ~left, joined(*taken)
+    return ~left, join_texts(*taken)
 
 
-def _wider_decimal(t: Type, group: _Group) -> tuple[Array, str]:
+def _wider_decimal(t: Type, group: _Misfits) -> tuple[Array, str]:
     whole, scale = np.empty(len(group.starts), np.int64), np.empty(len(group.starts), np.int64)
     names.digits_of(group.data, group.starts, group.ends, whole, scale)
     whole, scale = np.maximum(whole, t.precision - t.scale), np.maximum(scale, t.scale)

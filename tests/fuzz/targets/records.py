@@ -18,7 +18,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from sluice.pipelines.records.decode import BatchDecoder, bytes_needed, columns, loops, next_position
-from sluice.pipelines.records.decode.errors import Problem
+from sluice.pipelines.records.decode.errors import BatchProblem
 from sluice.pipelines.records.decode.scratch import Scratch
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
 from tests.fuzz.mutation import INTEGERS, mutated
@@ -373,7 +373,7 @@ def _decoded(raw: memoryview, options: _Options) -> str:
     return said
 
 
-def _named(error: Problem) -> str:
+def _named(error: BatchProblem) -> str:
     """What is wrong, of an error that names its batch."""
     assert (error.topic, error.partition) == ("orders", 3)
     assert error.start is not None

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sluice.pipelines.records.typed import columns, typer
 from sluice.pipelines.records.typed.reasons import detail_of, reason_of
-from sluice.pipelines.records.typed.typer import Piece, Typer
+from sluice.pipelines.records.typed.typer import TypedPiece, Typer
 from sluice.pipelines.schema.schema import Schema, parse_schema
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
@@ -240,7 +240,7 @@ def _run(data: bytes) -> str:
         _GUARDED.free()
 
 
-def _sound(made: Typer, piece: Piece) -> list[str]:
+def _sound(made: Typer, piece: TypedPiece) -> list[str]:
     """Each record typed or refused, once; each refusal with a reason, a field and a byte that are there."""
     both = np.sort(np.concatenate([piece.rows, piece.refused.rows]))
     assert both.tolist() == list(range(piece.start, piece.stop))

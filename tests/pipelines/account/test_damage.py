@@ -252,5 +252,5 @@ def test_what_the_lake_says_goes_through(world: World) -> None:
             raise Terminal("the store is away")
 
     lake: Lake = Away()  # type: ignore[assignment]
-    with pytest.raises(Terminal, match="away"), parquet.opened(lake, "data/x"):
+    with pytest.raises(Terminal, match="away"), parquet.open_parquet(lake, "data/x"):
         pass

@@ -154,7 +154,7 @@ class World:
 
     def windows(self, owed: bool = False) -> list[int]:
         state = self.ledger.read()
-        found = windows.listed(state, self.feed.window)
+        found = windows.manifest_windows(state, self.feed.window)
         return [w for w in found if not (owed and windows.complete(state, w, self.feed.window))]
 
     def rows(self, paths: Iterable[str]) -> list[tuple[int, int]]:
@@ -377,8 +377,10 @@ def test_windows_below_the_origin_are_backfilled_in_any_order_and_tile(feed: Fee
     assert visible(world) == [(p, o) for p in (0, 1) for o in range(4, 10)]
     state = world.ledger.read()
     assert (state.frontiers(), state.first_window) == (frontiers, first)
-    assert windows.owed(state, world.feed.window, world.now + 2 * HOUR) != [], "what lies before is owed to nobody"
-    assert all(w >= (first or 0) for w in windows.owed(state, world.feed.window, world.now + 2 * HOUR))
+    assert windows.owed_windows(state, world.feed.window, world.now + 2 * HOUR) != [], (
+        "what lies before is owed to nobody"
+    )
+    assert all(w >= (first or 0) for w in windows.owed_windows(state, world.feed.window, world.now + 2 * HOUR))
     assert windows.complete(state, START + 4 * HOUR, world.feed.window)
     assert not windows.complete(state, START + 5 * HOUR, world.feed.window)
 

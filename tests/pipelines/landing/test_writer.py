@@ -18,7 +18,7 @@ import pytest
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.writer import MAX_FOLDERS, PartWriter, Target
+from sluice.pipelines.landing.writer import MAX_FOLDERS, PartTarget, PartWriter
 from sluice.pipelines.records.format import HEADERS, RawFormat
 from sluice.pipelines.vocabulary.errors import LakeFull, ProofFailed
 from sluice.pipelines.vocabulary.plans import Slice
@@ -26,7 +26,7 @@ from sluice.pipelines.vocabulary.receipts import Part
 from sluice.resources.lake_local import LocalLake
 
 SLICE = Slice("orders.v1", 3, "topic-id", 100, 10_000)
-TARGET = Target("sales", 12, "hash", "a-1", SLICE)
+TARGET = PartTarget("sales", 12, "hash", "a-1", SLICE)
 STAGING = "_sluice/sales/staging"
 
 
@@ -53,7 +53,7 @@ def raw(offsets: Sequence[int], **columns: Sequence[Any]) -> pa.RecordBatch:
     return next(RawFormat().convert(SLICE, decoded(offsets, **columns))).landed
 
 
-def writer(lake: Any, row_group_bytes: int = 1 << 20, target: Target = TARGET, **settings: Any) -> PartWriter:
+def writer(lake: Any, row_group_bytes: int = 1 << 20, target: PartTarget = TARGET, **settings: Any) -> PartWriter:
     return PartWriter(lake, target, RawFormat.schema, LandingSettings(**settings), row_group_bytes)
 
 
@@ -163,7 +163,7 @@ def sha256(lake: LocalLake, part: Part) -> str:
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "gzip", "none"])
 def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
     rows = [raw(range(100, 3000)), raw(range(3000, 3100))]
-    other = Target("sales", 12, "hash", "a-2", SLICE)
+    other = PartTarget("sales", 12, "hash", "a-2", SLICE)
     first = land(lake, *rows, compression=compression)
     second = land(lake, *rows, compression=compression, target=other)
     assert [p.sha256 for p in first] == [p.sha256 for p in second]
@@ -173,7 +173,7 @@ def test_equal_rows_give_equal_bytes(lake: LocalLake, compression: str) -> None:
 def test_row_groups_are_bounded_by_rows_and_by_bytes(lake: LocalLake) -> None:
     batches = [raw(range(i, i + 100)) for i in range(100, 1100, 100)]
     assert groups(lake, land(lake, *batches, row_group_rows=300)) == [300, 300, 300, 100]
-    other = Target("sales", 12, "hash", "a-2", SLICE)
+    other = PartTarget("sales", 12, "hash", "a-2", SLICE)
     assert groups(lake, land(lake, *batches, row_group_bytes=2 * batches[0].nbytes, target=other)) == [200] * 5
 
 

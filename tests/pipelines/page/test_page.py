@@ -17,14 +17,14 @@ import pytest
 from sluice.pipelines.contract.suite import parse_contract
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.writer import PartWriter, Target
+from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
 from sluice.pipelines.page import markup, profiles, store
 from sluice.pipelines.page.account import Account, Behind, account, newest
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.format import HEADERS
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.volume import earlier_rows
@@ -189,10 +189,10 @@ class Typed:
         form, parts, tallies, drift = self.shape.format(), [], dict[int, Tally](), list[Drift]()
         landed = refused = 0
         for made in form.convert(s, _chunk(s.start, records)) if records else ():
-            bad = quarantined(made.quarantined, batch, form.contract) if made.quarantined is not None else None
+            bad = quarantine_rows(made.quarantined, batch, form.contract) if made.quarantined is not None else None
             for kind, rows in ((PartKind.LANDED, made.landed), (PartKind.QUARANTINED, bad)):
                 if rows is not None and rows.num_rows:
-                    target = Target(self.name, batch, plan, attempt, s, kind)
+                    target = PartTarget(self.name, batch, plan, attempt, s, kind)
                     writer = PartWriter(self.lake, target, rows.schema, LandingSettings(), 1 << 20)  # type: ignore[arg-type]
                     writer.write(rows)
                     parts += writer.close()

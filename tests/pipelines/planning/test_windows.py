@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import BoundaryEntry, OriginEntry, OriginItem
-from sluice.pipelines.planning.plan import owed
+from sluice.pipelines.planning.plan import owed_ranges
 from sluice.pipelines.planning.windows import (
     LISTED,
     check_window,
-    clamped,
+    clamp_boundaries,
     complete,
+    count_marker_searches,
     due,
-    listed,
+    manifest_windows,
     opening,
     pieces,
     range_of,
-    searched,
 )
 from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld
 from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
@@ -79,7 +79,7 @@ class World:
     def pin(self) -> None:
         """As a run does, now."""
         for entry in due(self.state, self.log, lambda: self.now, self.log.partitions_by_key, SETTINGS):
-            self.ledger.append(partial(clamped, entry=entry))
+            self.ledger.append(partial(clamp_boundaries, entry=entry))
 
     def window(self, start: int) -> Range | None:
         return range_of(self.state, KEY, start, SETTINGS)
@@ -122,7 +122,7 @@ def test_rivals_that_saw_different_ends_still_tile(looks: list[tuple[bool, int]]
         waiting += due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, SETTINGS)
     random.shuffle(waiting)
     for entry in waiting:
-        world.ledger.append(partial(clamped, entry=entry))
+        world.ledger.append(partial(clamp_boundaries, entry=entry))
     offsets = [o for _, o in world.state.boundaries[KEY]]
     assert offsets == sorted(offsets)
 
@@ -156,18 +156,18 @@ def test_fifty_years_in_few_questions() -> None:
     assert world.window(HOUR) == world.window(START - HOUR) == Range(1, 1)
     assert world.window(START) == Range(1, 2)
     assert world.window(START + HOUR) == Range(2, 4)
-    assert LISTED - 2 <= len(listed(world.state, SETTINGS)) < LISTED + 60
+    assert LISTED - 2 <= len(manifest_windows(world.state, SETTINGS)) < LISTED + 60
 
 
 def test_longer_windows_begin_where_the_shorter_ones_ended() -> None:
     short, day = WindowSettings(length="15m"), WindowSettings(length="1d")
     world = World([START + i * HOUR // 8 for i in range(96)], START + 3 * HOUR, opens=START)
     for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, short):
-        world.ledger.append(partial(clamped, entry=entry))
+        world.ledger.append(partial(clamp_boundaries, entry=entry))
     begun = world.state.boundary_times[-1]
     world.now += 48 * HOUR
     for entry in due(world.state, world.log, lambda: world.now, world.log.partitions_by_key, day):
-        world.ledger.append(partial(clamped, entry=entry))
+        world.ledger.append(partial(clamp_boundaries, entry=entry))
     assert all(t % (24 * HOUR) == 0 for t in world.state.boundary_times if t > begun)
     offsets = [o for _, o in world.state.boundaries[KEY]]
     assert offsets == sorted(offsets)
@@ -207,7 +207,7 @@ def test_a_boundary_that_was_searched_for_is_marked_for_good() -> None:
     world = World([START, START + HOUR, START + 2 * HOUR + 5, START + 3 * HOUR], START + 5 * HOUR, opens=START)
     world.log.hidden = range(2, 3)
     world.pin()
-    assert [searched(world.state, START + n * HOUR, SETTINGS) for n in range(4)] == [0, 1, 1, 0]
+    assert [count_marker_searches(world.state, START + n * HOUR, SETTINGS) for n in range(4)] == [0, 1, 1, 0]
     (entry,) = [e for e in entries(world) if isinstance(e, BoundaryEntry)]
     assert entry.items[0].by_marker == (START + 2 * HOUR,)
     assert world.window(START + HOUR) == Range(1, 2)
@@ -274,9 +274,9 @@ def test_an_open_transaction_holds_a_window() -> None:
     world.pin()
     parts = world.log.partitions_by_key
     asked = Request(RequestKind.WINDOW, window=START)
-    assert owed(asked, world.state, parts, SETTINGS)[1] == ()
+    assert owed_ranges(asked, world.state, parts, SETTINGS)[1] == ()
     stuck = {KEY: partition(stable_end=1, high_watermark=3)}
-    (refused,) = owed(asked, world.state, stuck, SETTINGS)[1]
+    (refused,) = owed_ranges(asked, world.state, stuck, SETTINGS)[1]
     assert (refused.tp, type(refused.error)) == (TP, WindowHeld)
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.pipelines.schema.arrays import chosen
+from sluice.pipelines.schema.arrays import take_rows
 
 
 @settings(deadline=None)
@@ -15,6 +15,6 @@ from sluice.pipelines.schema.arrays import chosen
 def test_chosen_rows_are_those_that_were_asked_for(left_out: list[int], every: int) -> None:
     rows = pa.RecordBatch.from_pydict({"n": list(range(1000)), "t": [str(i) * (i % 3) for i in range(1000)]})
     places = np.setdiff1d(np.arange(0, 1000, every), left_out)
-    found = chosen(rows, places)
+    found = take_rows(rows, places)
     assert found["n"].to_pylist() == places.tolist()
     assert found["t"].to_pylist() == [str(i) * (i % 3) for i in places.tolist()]

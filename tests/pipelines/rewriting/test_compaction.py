@@ -28,7 +28,7 @@ from sluice.pipelines.landing.writer import PartWriter
 from sluice.pipelines.ledger.entries import Boundaries, BoundaryEntry
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting import compaction, merging, rewriting
 from sluice.pipelines.rewriting.compaction import Compacted, compact, find, foreseen
@@ -455,7 +455,7 @@ def test_typed_rows_of_every_kind_come_through(tmp_path: Path) -> None:
         (made,) = typed.convert(s, rows)
         assert made.quarantined is not None
         parts = world.write(s, batch, plan.hash, PartKind.LANDED, made.landed)
-        parts += world.write(s, batch, plan.hash, PartKind.QUARANTINED, quarantined(made.quarantined, batch, ""))
+        parts += world.write(s, batch, plan.hash, PartKind.QUARANTINED, quarantine_rows(made.quarantined, batch, ""))
         counts = Counts(landed=made.landed.num_rows, quarantined=made.quarantined.num_rows)
         receipts.append(Receipt(s, s.end, counts, parts, "a", format=Shape(parse_schema(ALL_TYPES)).name))
     publish(world.ledger, batch, owner("landing"), receipts, [])

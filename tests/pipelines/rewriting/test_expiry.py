@@ -102,7 +102,7 @@ def test_the_window_stays_complete_and_its_manifest_goes_for_good(world: World) 
     assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
     assert manifest.stands(world.lake, "orders", START + HOUR, world.feed.window)  # type: ignore[arg-type]
     assert windows.complete(world.state(), START, world.feed.window)
-    assert windows.owed(world.state(), world.feed.window, world.now)[:1] != [START]
+    assert windows.owed_windows(world.state(), world.feed.window, world.now)[:1] != [START]
 
 
 def test_landed_anew_a_retired_window_can_be_read_again(world: World) -> None:

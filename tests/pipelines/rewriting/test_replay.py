@@ -27,7 +27,7 @@ from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import Kind
-from sluice.pipelines.records.landed_columns import quarantined
+from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.rewriting import replay as replaying
 from sluice.pipelines.rewriting import sorter
 from sluice.pipelines.rewriting.candidates import find
@@ -78,7 +78,7 @@ class Typed(World):
             parts += self.write(s, batch, plan_hash, PartKind.LANDED, made.landed)
             counts += Counts(landed=made.landed.num_rows)
             if made.quarantined is not None:
-                refused = quarantined(made.quarantined, batch, form.contract)
+                refused = quarantine_rows(made.quarantined, batch, form.contract)
                 parts += self.write(s, batch, plan_hash, PartKind.QUARANTINED, refused)
                 counts += Counts(quarantined=refused.num_rows)
         drift = (Drift(DriftKind.WRONG, "amount", 1, s.start),)

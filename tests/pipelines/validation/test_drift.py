@@ -23,10 +23,10 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
-from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolved
+from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
-from sluice.pipelines.schema.wider import holds, join, joined, parsed
+from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
 from sluice.pipelines.vocabulary.errors import FeedError, SchemaChanged, SchemaDrifted
 from sluice.pipelines.vocabulary.kafka import FetchLimits
@@ -144,8 +144,8 @@ def world(tmp_path: Path) -> World:
     ],
 )  # fmt: skip
 def test_a_type_holds_another(wide: str, narrow: str) -> None:
-    assert holds(parsed(wide), parsed(narrow))
-    arrow_type(parsed(wide))
+    assert holds(parse_type(wide), parse_type(narrow))
+    arrow_type(parse_type(wide))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_type_holds_another(wide: str, narrow: str) -> None:
     ],
 )  # fmt: skip
 def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
-    assert not holds(parsed(wide), parsed(narrow))
+    assert not holds(parse_type(wide), parse_type(narrow))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_type_does_not_hold_another(wide: str, narrow: str) -> None:
     ],
 )  # fmt: skip
 def test_types_seen_are_joined(seen: tuple[str, ...], becomes: str) -> None:
-    assert joined(*seen) == joined(*reversed(seen)) == becomes
+    assert join_texts(*seen) == join_texts(*reversed(seen)) == becomes
 
 
 NUMBERS = [*(Type(k) for k in list(Kind)[:10]), Type(Kind.DECIMAL, 9, 2), Type(Kind.DECIMAL, 20, 0), Type(Kind.JSON)]
@@ -358,9 +358,11 @@ def test_two_runs_that_evolve_at_once_lose_nothing(world: World) -> None:
 def test_columns_from_records_are_bounded_and_never_break_the_table() -> None:
     columns = parse_schema({"id": "int32", "in": "struct<n:int8>"})
     found = [Drift(NEW, f"n{i}", 1, 0, "bool") for i in range(5)]
-    grown = evolved(columns, [*found, Drift(WIDENED, "in.n", 1, 0, "int16"), Drift(WIDENED, "id", 1, 0, "json")], {}, 3)
+    grown = evolve_schema(
+        columns, [*found, Drift(WIDENED, "in.n", 1, 0, "int16"), Drift(WIDENED, "id", 1, 0, "json")], {}, 3
+    )
     assert grown.texts() == {"id": "int32", "in": "struct<n:int16>", "n0": "bool", "n1": "bool", "n2": "bool"}
-    assert evolved(columns, [Drift(NEW, "was", 1, 0, "bool")], {"was": "string"}, 3) == columns
+    assert evolve_schema(columns, [Drift(NEW, "was", 1, 0, "bool")], {"was": "string"}, 3) == columns
 
 
 # -- one table

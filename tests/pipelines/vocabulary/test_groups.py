@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.pipelines.vocabulary.groups import Counting, Expiry, GroupState, GroupView, expiry, spelled
+from sluice.pipelines.vocabulary.groups import Counting, GroupState, GroupView, OffsetExpiry, expiry, kind_with_proposal
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from tests.fake_groups import BROKER, member
 
@@ -19,22 +19,22 @@ def view(state: str, kind: str = "classic", protocol_type: str = "consumer", **g
 @pytest.mark.parametrize(
     ("group", "left", "expected"),
     [
-        (view("Stable"), 5, Expiry(Counting.NEVER, WEEK)),
-        (view("PreparingRebalance"), None, Expiry(Counting.NEVER, WEEK)),
-        (view("Empty"), 5, Expiry(Counting.EMPTY, WEEK, WEEK + 5)),
-        (view("Empty"), None, Expiry(Counting.EMPTY, WEEK)),
-        (view("Empty", protocol_type=""), 5, Expiry(Counting.COMMIT, WEEK)),
-        (view("Empty", kind="consumer"), 5, Expiry(Counting.COMMIT, WEEK)),
+        (view("Stable"), 5, OffsetExpiry(Counting.NEVER, WEEK)),
+        (view("PreparingRebalance"), None, OffsetExpiry(Counting.NEVER, WEEK)),
+        (view("Empty"), 5, OffsetExpiry(Counting.EMPTY, WEEK, WEEK + 5)),
+        (view("Empty"), None, OffsetExpiry(Counting.EMPTY, WEEK)),
+        (view("Empty", protocol_type=""), 5, OffsetExpiry(Counting.COMMIT, WEEK)),
+        (view("Empty", kind="consumer"), 5, OffsetExpiry(Counting.COMMIT, WEEK)),
     ],
 )
 def test_offsets_last_as_kafka_counts_and_no_more_is_claimed_than_is_known(
-    group: GroupView, left: int | None, expected: Expiry
+    group: GroupView, left: int | None, expected: OffsetExpiry
 ) -> None:
     assert expiry(group, WEEK, left) == expected
 
 
 def test_without_a_known_retention_nothing_is_claimed() -> None:
-    assert expiry(view("Empty"), None, 5) == Expiry(Counting.EMPTY, None)
+    assert expiry(view("Empty"), None, 5) == OffsetExpiry(Counting.EMPTY, None)
 
 
 def test_who_holds_a_partition() -> None:
@@ -57,4 +57,8 @@ def test_only_an_empty_group_is_free(state: GroupState) -> None:
 
 
 def test_newer_kinds_are_told_by_their_proposal() -> None:
-    assert [spelled(k) for k in ("classic", "consumer", "newest")] == ["classic", "consumer (KIP-848)", "newest"]
+    assert [kind_with_proposal(k) for k in ("classic", "consumer", "newest")] == [
+        "classic",
+        "consumer (KIP-848)",
+        "newest",
+    ]
