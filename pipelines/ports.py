@@ -1,7 +1,8 @@
-"""Consumer groups as their coordinator describes them: values, the port that asks, and what the words mean.
+"""The outside world as protocols: Kafka, the lake, the engine that runs tasks, the clock.
 
-Any group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does not tell is
-None here, never a guess: when a group became empty, above all, which is what its offsets expire by.
+The pipelines know only these protocols. `resources/` implements them; tests use fakes. Read `Edges` first: it holds all
+the ports of one feed. Every method may raise a SluiceError when the outside fails (KafkaUnavailable, NotAuthorized,
+LakeUnavailable); a docstring names only the errors that a caller treats in a special way.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
 
 
 class Groups(Protocol):
-    """Every group of one cluster. All may raise NotAuthorized, KafkaUnavailable."""
+    """Every consumer group of one cluster. Each method may raise NotAuthorized or KafkaUnavailable."""
 
     def listed(self) -> tuple[ListedGroup, ...]:
         """The groups that this client may see, sorted by name."""
@@ -40,57 +41,73 @@ class Groups(Protocol):
         ...
 
     def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
-        """All that it has committed, stable (KIP-447): waits while a transaction on its offsets is open."""
+        """All offsets that the group has committed. Waits while a transaction on them is open (KIP-447)."""
         ...
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Commit in the name of nobody. Raises GroupHeld when the group has members, Unknown (read back)."""
+        """Commit offsets without being a member.
+
+        Raises GroupHeld when the group has members, and Unknown when no answer came: read the offsets back.
+        """
         ...
 
 
 class Cluster(Protocol):
-    """What Kafka says of itself, read-only."""
+    """What Kafka says about itself. Read-only."""
 
-    def cluster_id(self) -> str: ...
+    def cluster_id(self) -> str:
+        """The id that this cluster gave itself."""
+        ...
 
     def topics(self) -> Mapping[str, str]:
-        """Every visible topic that is not internal, name → topic id. Raises BrokerTooOld without topic ids."""
+        """Every visible topic that is not internal, as name → topic id.
+
+        Raises BrokerTooOld when the brokers have no topic ids.
+        """
         ...
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
-        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized."""
+        """All partitions of the topics, sorted by topic and number. Raises UnknownTopic, NotAuthorized."""
         ...
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
+        """For each partition, the first record stamped at or after its time (ms since the epoch), or None.
 
-        Never a transaction's marker, which has the broker's clock: where one hides the record, `by_marker` may say so.
+        Counts all records, as read_uncommitted does. The answer is never a transaction's marker, which carries the
+        broker's clock; where a marker hides the record, `by_marker` may be set.
         """
         ...
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
-        """The transaction that holds the stable end of each partition, where one does and the cluster tells."""
+        """The open transaction that holds back each partition's stable end.
+
+        Partitions without one, or whose cluster does not tell, are left out.
+        """
         ...
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        """Where each leader epoch ended in today's log (KIP-101): below what we read means truncation."""
+        """The offset at which each leader epoch ends in today's log (KIP-101).
+
+        An end below what was read means that the log was truncated.
+        """
         ...
 
     def configs(self, topics: Iterable[str]) -> Configs:
-        """How long the topics keep records, and brokers offsets. It only explains: what may not be read is unknown.
+        """How long the topics keep records, and the brokers keep offsets.
 
-        Topics that are refused are named.
+        The answer only explains, so missing rights raise nothing: such settings are unknown, and the topics that
+        were refused are in `denied`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Record bytes of one slice, as they came. `index` is the slice's place in the sequence given to `stream`.
+    """Record bytes of one slice, as Kafka sent them.
 
-    `aborted` holds (producer id, first offset) pairs; `next_position` follows the last complete batch.
-    `last` is set once, with the bytes (maybe none) that bring the slice's position to its end, after the
-    topic id was seen to be unchanged.
+    `index` is the slice's place in the sequence given to `stream`. `aborted` holds (producer id, first offset) pairs.
+    `next_position` is the offset after the last complete batch. `last` is set once per slice, with the bytes (maybe
+    none) that reach its end, after the topic id was checked again. `waited_ns` is the time that the consumer waited.
     """
 
     index: int
@@ -103,30 +120,34 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """The slice at `index` cannot go on; the others do."""
+    """The slice at `index` failed with this error; the other slices go on."""
 
     index: int
     error: SluiceError
 
 
 class Fetcher(Protocol):
-    """Raw, bounded, by leader (FetchRequest v12–v13)."""
+    """Fetches raw record bytes from partition leaders, within bounds (FetchRequest v12–v13)."""
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
-        """Bytes of the slices from their leaders, fetching ahead of the consumer in a thread.
+        """The bytes of the slices. A thread fetches ahead of the consumer.
 
-        Slices are started in order, at most `active_slices` at once; a partition never stands twice in one
-        request. Guarantee: for each slice either one `last` or one FetchFailed comes, unless the iterator is
-        closed before. Follows leadership; out of range, topic-id change, truncation and lack of rights are
-        FetchFailed; a leader that stays away is FetchFailed with KafkaUnavailable.
+        Slices start in order, at most `limits.active_slices` at once; one request never names a partition twice.
+        Guarantee: each slice ends with either one `last` or one FetchFailed, unless the iterator is closed first.
+        The fetcher follows a leader that moves. An offset out of range, a changed topic id, truncation and missing
+        rights end a slice with FetchFailed; so does a leader that stays away (KafkaUnavailable).
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End every stream. A consumer that waits for an item gets KafkaUnavailable."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """A member of the group, as its coordinator lists it."""
+
     member_id: str
     client_id: str
     host: str
@@ -135,9 +156,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A record to publish to a partition of the dead-letter topic, stamped in ms (-1: never was).
+    """A record to publish to a partition of the dead-letter topic.
 
-    `source` is the record that it is made of, as `topic:partition:offset`.
+    `timestamp` is in ms, −1 when the record never had one. `source` names the record that the letter was made from, as
+    `topic:partition:offset`.
     """
 
     partition: int
@@ -149,33 +171,33 @@ class Letter:
 
 
 class Membership(Protocol):
-    """Our place in the group: the member id and generation of one join, never refreshed."""
+    """Our place in the group: the member id and generation of one join. They are never refreshed."""
 
     def init_transactions(self) -> None:
         """Fence older committers of the same transactional id (KIP-98, KIP-447)."""
         ...
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
+        """The committed offset of each partition, or None. Waits while a transaction on them is open (KIP-447)."""
         ...
 
     def partitions_of(self, topic: str) -> int:
-        """How many partitions a topic has that letters are to go to. Raises UnknownTopic; it is never created."""
+        """How many partitions the dead-letter topic has. Never creates the topic: raises UnknownTopic."""
         ...
 
     def commit_transaction(
         self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
     ) -> None:
-        """All offsets in one transaction under our member id and generation, and with them the letters to `topic`.
+        """Commit all offsets in one transaction, and publish the letters to `topic` in the same one.
 
-        Letters are taken one after the other, and each partition keeps their order. Whatever is raised but Unknown:
-        neither offsets nor letters are there for anybody. CommitFenced, Unknown; UsageError for a letter that the
-        topic does not take, and for more of them than the transaction's time allows.
+        Letters are read one at a time; each partition keeps their order. Raises CommitFenced when a newer member took
+        our place, UsageError when the topic does not take a letter or the letters need more time than a transaction
+        has, and Unknown when no answer came. After any error but Unknown, neither offsets nor letters are visible.
         """
         ...
 
     def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """The same by an ordinary OffsetCommit. Raises CommitFenced, Unknown."""
+        """Commit the offsets with an ordinary OffsetCommit. Raises CommitFenced, Unknown."""
         ...
 
 
@@ -183,42 +205,52 @@ class Group(Protocol):
     """The consumer group whose committed offsets a feed moves."""
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
-        """As Membership.committed, without joining."""
+        """The same as `Membership.committed`, without joining."""
         ...
 
-    def members(self) -> tuple[Member, ...]: ...
+    def members(self) -> tuple[Member, ...]:
+        """The group's members now."""
+        ...
 
     def join(self, topics: Sequence[str], transactional_id: str | None) -> AbstractContextManager[Membership]:
-        """Join as the only member; leaves on exit. Raises GroupHeld when anybody else is or comes in."""
+        """Join the group as its only member, and leave when the block ends.
+
+        `transactional_id` None: the membership commits without transactions. Raises GroupHeld when somebody else is
+        a member or comes in.
+        """
         ...
 
 
 class Lake(Protocol):
-    """Where ledger and parts live. Paths are relative, with `/`; every write is atomic: seen whole or not at all."""
+    """The store of ledger and parts. Paths are relative, with `/`. Writes are atomic: a reader sees all or nothing."""
 
     @property
-    def uri(self) -> str: ...
+    def uri(self) -> str:
+        """The lake's own address, for people and programs."""
+        ...
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create durably; False when something stands there. A lost answer raises Unknown."""
+        """Create the file durably. Returns False when the path is taken. Raises Unknown when the answer was lost."""
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """Create or replace."""
+        """Create or replace the file."""
         ...
 
     def get(self, path: str) -> bytes | None:
-        """None when there is nothing."""
+        """The file's bytes; None when there is no file."""
         ...
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Paths below the folder `prefix`, in order of name, those greater than `after` only."""
+        """The paths below the folder `prefix`, sorted by name; only those greater than `after`."""
         ...
 
-    def size(self, path: str) -> int | None: ...
+    def size(self, path: str) -> int | None:
+        """The file's size in bytes; None when there is no file."""
+        ...
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file to write; it appears when the block ends, never when the block raises."""
+        """A file to write. It appears when the block ends, and never when the block raises."""
         ...
 
     def open(self, path: str) -> BinaryIO:
@@ -226,34 +258,39 @@ class Lake(Protocol):
         ...
 
     def show(self, source: str, target: str) -> None:
-        """Make the staged file visible at `target` too (link or copy); idempotent. FileNotFoundError: no source."""
+        """Make the staged file visible at `target` too, by link or copy. Idempotent.
+
+        Raises FileNotFoundError when there is no source.
+        """
         ...
 
     def remove(self, path: str) -> None:
-        """Idempotent."""
+        """Remove the file. Idempotent: no file is no error."""
         ...
 
     def unfinished(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Writes below the folder that have not ended, and for how long (ms) each has stood still.
+        """Unfinished writes below the folder, as (name, ms since the last change).
 
-        Nothing else shows them. A killed process leaves them behind; their names are for `discard` alone. Where folders
-        are things of their own, an empty one is such a write, too, and its name ends in `/`.
+        A killed process leaves such writes behind, and no other method shows them. The names are for `discard` alone.
+        Where a store has real folders, an empty one counts as such a write; its name ends in `/`.
         """
         ...
 
     def discard(self, name: str) -> None:
-        """Do away with a write that `unfinished` named: if it goes on after all, it fails. Idempotent."""
+        """End a write that `unfinished` named. If its process goes on after all, its write fails. Idempotent."""
         ...
 
     def locate(self, path: str) -> str:
-        """The address by which other tools read it (an absolute path or s3:// URI)."""
+        """The address by which other tools read the file: an absolute path or an s3:// URI."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything that a task needs, picklable. `wiring` is what the executor side builds its ports from, `shape` what
-    rows are made to."""
+    """Everything that a task needs. Picklable.
+
+    Executors build their own ports from `wiring`. Records become rows of `shape`.
+    """
 
     plan: Plan
     batch: int
@@ -263,43 +300,48 @@ class Job:
 
 
 class Engine(Protocol):
-    """Carries out tasks, each perhaps more than once; receipts come back, data does not."""
+    """Runs tasks, each perhaps more than once. Receipts come back; data does not."""
 
     def start(self) -> None:
-        """Get ready, and return once it is: what is slow about that is done once in a process. `run` needs no call.
+        """Start the engine and wait until it is ready. Raises SetupError.
 
-        Raises SetupError.
+        Slow work is done once per process. `run` starts the engine by itself if nobody did.
         """
         ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        """One outcome for each slice of the tasks (by index)."""
+        """Run the job's tasks with these indices. Returns one outcome for each of their slices, in no particular order.
+
+        Raises SetupError when the engine does not start, and Failed when the job failed or was cancelled.
+        """
         ...
 
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """End what `run` is doing: it raises Failed. Any thread may call this, at any time."""
+        ...
 
 
 class Liveness(Protocol):
-    """Whether the owner of a batch may still be at work."""
+    """Tells whether the owner of a batch may still be at work."""
 
     def beat(self, owner: Owner) -> AbstractContextManager[None]:
-        """Say that we live, now and then, until the block ends."""
+        """Write a sign of life now and then, until the block ends."""
         ...
 
     def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        """By token, how each stands: alive, or dead, with the evidence. The one judge of that.
+        """How each owner stands, by token: alive, dead or not known yet, with the evidence. Nobody else decides this.
 
-        With `watch` suspects are watched, all at once, until it is known; without, nobody waits, and of a suspect it
-        is not known yet.
+        With `watch`, suspects are watched side by side until the answer is known. Without, nothing waits, and a
+        suspect is not known yet.
         """
         ...
 
     def owners(self) -> tuple[Owner, ...]:
-        """Everybody of whom there is a sign of life, at work or killed."""
+        """Every owner that left a sign of life, whether at work or killed."""
         ...
 
     def last_beat(self, owner: Owner) -> int | None:
-        """The time (ms, by the owner's clock) of the owner's last beat; None without one. Never waits."""
+        """When the owner last gave a sign of life (ms, by the owner's clock); None when it never did. Never waits."""
         ...
 
 
@@ -309,7 +351,7 @@ Clock = Callable[[], int]
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """The outside of one feed."""
+    """All the ports of one feed."""
 
     cluster: Cluster
     group: Group
@@ -318,5 +360,6 @@ class Edges:
     liveness: Liveness
     clock: Clock
     wiring: object
-    """What executors build their own edges from."""
+    """What executors build their own ports from."""
     parallelism: int = 2
+    """How many tasks the engine runs at once."""

@@ -1,50 +1,50 @@
-"""Every way in which Sluice can stop, by name.
+"""Every way in which Sluice can stop, by name. The class decides the exit code and whether a retry makes sense.
 
     SluiceError
-    ├── UsageError                 exit 2: the request, a feed file or the set-up is wrong
-    │   ├── FeedError              a feed file: names file, key and remedy
-    │   └── SetupError             Java, the local Kafka, a missing extra
+    ├── UsageError                 exit 2: the request, a feed file or the setup is wrong
+    │   ├── FeedError              a feed file is missing or wrong
+    │   └── SetupError             Java, the local Kafka or an extra is missing
     ├── Refused                    exit 3: going on could lose or duplicate data
-    │   ├── PlanBusy               a live plan of another run reserves these ranges
-    │   ├── OwnershipLost          another run took this batch over; what we would publish is void
+    │   ├── PlanBusy               another run's live plan reserves these ranges
+    │   ├── OwnershipLost          another run took this batch over; ours must not be published
     │   ├── OffsetsLost            owed offsets are gone from Kafka
-    │   ├── IncarnationChanged     Kafka is not what the ledger knows any more
+    │   ├── IncarnationChanged     Kafka is no longer what the ledger knows
     │   │   ├── ClusterChanged     another cluster answers
-    │   │   ├── TopicRecreated     deleted and created again: another topic id
-    │   │   └── LogTruncated       what was read is not in the log any more
-    │   ├── NothingToAccept        what somebody accepts has not happened
+    │   │   ├── TopicRecreated     the topic was deleted and created again: its id changed
+    │   │   └── LogTruncated       the log lost records that were read
+    │   ├── NothingToAccept        the event to accept has not happened
     │   ├── GroupHeld              somebody else is a member of the group
     │   ├── GroupMoved             committed offsets are not what the ledger expects
-    │   ├── WindowIncomplete       reading it now would miss records
-    │   ├── WindowRetired          what had landed in it is not kept any longer
+    │   ├── WindowIncomplete       reading the window now would miss records
+    │   ├── WindowRetired          the window's rows have expired
     │   ├── WindowHeld             an open transaction reaches into the window
-    │   ├── BatchRefused           what a batch holds must not be published
+    │   ├── BatchRefused           the batch's contents must not be published
     │   │   ├── QuarantineExceeded too many records broke the contract
     │   │   ├── ContractBroken     the batch as a whole is not what the contract expects
-    │   │   └── SchemaDrifted      records differ from the schema, and the feed does not take that
-    │   ├── SchemaChanged          what would land is not one table with what has landed
-    │   ├── NotLocal               sample events for a Kafka that is not the project's own
+    │   │   └── SchemaDrifted      records differ from the schema, and the feed forbids it
+    │   ├── SchemaChanged          new rows would not form one table with the landed ones
+    │   ├── NotLocal               sample events go only to the project's own Kafka
     │   ├── EntriesLost            the ledger lost its newest entries
     │   └── LedgerTooNew           written by a newer Sluice
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
-    │   │   ├── KafkaUnavailable   no answer, no leader, connection cut
+    │   │   ├── KafkaUnavailable   no answer, no leader, or a connection cut
     │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
-    │   │   └── LakeUnavailable    the store said "later", or did not answer
-    │   └── Terminal               it will not, until somebody changes something
+    │   │   └── LakeUnavailable    the store said "later" or did not answer
+    │   └── Terminal               it will fail again until somebody changes something
     │       ├── BrokerTooOld       no topic ids (< 2.8)
     │       ├── UnknownTopic
     │       ├── NotAuthorized
     │       ├── CorruptBatch       record bytes that do not parse or do not match their CRC
-    │       ├── UnsupportedBatch   a record format or codec that we do not know
+    │       ├── UnsupportedBatch   a record format or codec that Sluice does not know
     │       ├── LedgerCorrupt      an entry that cannot be read
     │       ├── PartUnreadable     a Parquet file of the lake is missing, cut short or damaged
-    │       ├── LakeFull           disk or quota exhausted
+    │       ├── LakeFull           the disk or quota is exhausted
     │       ├── ProofFailed        receipts, footers and ranges do not add up
     │       └── BatchIncomplete    some partitions failed; the rest is published
-    └── Unknown                    done or not done: nobody answered; read back, never clean up
+    └── Unknown                    no answer came: done or not. Read back, never clean up
 
-An error carries topic, partition and range as fields and says what to do next in `remedy`.
+An error carries topic, partition and range as fields. Its `remedy` says what to do next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from typing import Any, ClassVar
 
 
 class SluiceError(Exception):
-    """Base of all. `message` says what happened, `remedy` what to do next; neither ever holds a secret."""
+    """Base of all errors. `message` says what happened, `remedy` what to do next. Neither ever holds a secret."""
 
     exit_code: ClassVar[int] = 1
 
@@ -85,7 +85,7 @@ class SluiceError(Exception):
         return (_rebuild, (type(self), dict(self.__dict__)))
 
     def fields(self) -> dict[str, Any]:
-        """The error as a JSON-ready dict: `error`, `message`, `remedy` and whatever coordinates it has."""
+        """The error as a JSON-ready dict: `error` (the class), `message`, `remedy`, and the coordinates that it has."""
         out = {"error": type(self).__name__, "message": self.message, "remedy": self.remedy}
         coordinates = {k: getattr(self, k) for k in ("topic", "partition", "start", "end")}
         return out | {k: v for k, v in coordinates.items() if v is not None}
@@ -111,7 +111,7 @@ class SetupError(UsageError):
 
 
 class Refused(SluiceError):
-    """Stopped to protect data; `remedy` holds the command that accepts the consequence."""
+    """Stopped to protect data. `remedy` holds the command that accepts the consequence."""
 
     exit_code = 3
 
@@ -161,9 +161,11 @@ class WindowHeld(Refused): ...
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One thing that keeps a batch from being published: the stage that says so (`decode`, `schema`, `contract`), the
-    sentence, the type of the expectation where there is one, `records` of `checked` ones that are not so (0: none were
-    counted), and `topic:partition:offset` of the first of them.
+    """One reason why a batch must not be published.
+
+    `stage` is `decode`, `schema` or `contract`; `said` is the sentence for people; `expectation` is the type of the
+    expectation that was broken, if any. `records` of `checked` records are wrong (0: nobody counted), and `first` names
+    the first of them as `topic:partition:offset`.
     """
 
     stage: str
@@ -178,7 +180,7 @@ MOST_BREACHES = 50
 
 
 class BatchRefused(Refused):
-    """`breaches` say what is wrong with the batch, the worst first, and no more than `MOST_BREACHES`."""
+    """A whole batch is refused. `breaches` say why, the worst first, at most `MOST_BREACHES` of them."""
 
     def __init__(self, message: str, *, remedy: str = "", breaches: Sequence[Breach] = ()) -> None:
         super().__init__(message, remedy=remedy)
@@ -243,7 +245,7 @@ class LedgerCorrupt(Terminal): ...
 
 
 class PartUnreadable(Terminal):
-    """`path` is the file's place in the lake; `gone`: nothing stands there."""
+    """`path` is the file's path in the lake; `gone` is set when no file is there."""
 
     def __init__(self, message: str, *, remedy: str = "", path: str = "", gone: bool = False) -> None:
         super().__init__(message, remedy=remedy)
@@ -263,4 +265,4 @@ class BatchIncomplete(Terminal): ...
 
 
 class Unknown(SluiceError):
-    """The outcome was not observed. The only way on is to read back."""
+    """Nobody saw the outcome. The only way on is to read back."""

@@ -1,7 +1,8 @@
-"""Consumer groups as their coordinator describes them: values, the port that asks, and what the words mean.
+"""Consumer groups as their coordinator describes them: values, and what the coordinator's words mean.
 
-Any group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does not tell is
-None here, never a guess: when a group became empty, above all, which is what its offsets expire by.
+These cover every group of a cluster, Sluice's or not, of the classic protocol or a newer one. What a coordinator does
+not tell is None, never a guess. In particular no coordinator tells when a group became empty, from which its offsets
+expire. The port that asks is `ports.Groups`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Assignment = tuple[TopicPartition, ...]
 
 
 class GroupState(StrEnum):
-    """States of a coordinator, in its own spelling; newer brokers may tell others."""
+    """A group's state, in the coordinator's spelling. Newer brokers may know others."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -44,13 +45,13 @@ KINDS: Mapping[str, str] = {
     "share": "hands records out one by one and has no committed offsets; its members: kafka-share-groups.sh --describe",
     "streams": "Kafka Streams' own protocol; its members: kafka-streams-groups.sh --describe",
 }
-"""What each kind of group is, by the coordinator's word for it."""
+"""What each kind of group is, by the coordinator's name for it."""
 
 _PROPOSALS = {"consumer": "KIP-848", "share": "KIP-932", "streams": "KIP-1071"}
 
 
 def kind_with_proposal(kind: str) -> str:
-    """The kind with the proposal that a newer one is known by: `consumer (KIP-848)`."""
+    """The kind, followed by the proposal that introduced it if it is a newer one: `consumer (KIP-848)`."""
     return f"{kind} ({_PROPOSALS[kind]})" if kind in _PROPOSALS else kind
 
 
@@ -65,7 +66,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """One group in the list of its coordinator. `kind` is empty where brokers do not tell (before Kafka 3.8)."""
+    """One group in its coordinator's list. `kind` is empty before Kafka 3.8, where brokers do not tell."""
 
     name: str
     kind: str
@@ -76,7 +77,7 @@ class ListedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """`assignment` is None where it is not told, or not in consumers' own format."""
+    """One member. `assignment` is None where the coordinator does not tell it, or not in the consumers' format."""
 
     member_id: str
     client_id: str
@@ -87,7 +88,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group. `members` is None for a kind whose members we cannot list; `assignor` is empty while unsettled."""
+    """One group at one moment. `members` is None for a kind whose members Sluice cannot list; `assignor` is empty while
+    the group settles."""
 
     name: str
     kind: str
@@ -103,7 +105,7 @@ class GroupView:
 
     @property
     def free(self) -> bool:
-        """Whether nobody is a member, so that its offsets may be moved."""
+        """Whether the group has no members, so that its offsets may be moved."""
         return self.state in (GroupState.EMPTY, GroupState.DEAD)
 
     def holder(self, tp: TopicPartition) -> GroupMember | None:
@@ -111,7 +113,7 @@ class GroupView:
         return next((m for m in self.members or () if tp in (m.assignment or ())), None)
 
     def who(self) -> str:
-        """The members in a few words."""
+        """The members in a few words, for people."""
         if self.members is None:
             return f"members of the '{self.kind}' protocol"
         named = [f"{m.client_id} at {m.host}" for m in self.members] or ["nobody is listed yet"]
@@ -119,7 +121,7 @@ class GroupView:
 
 
 class Counting(StrEnum):
-    """What the retention of a group's offsets is counted from (KIP-211)."""
+    """The event from which the retention of a group's offsets counts (KIP-211)."""
 
     EMPTY = "empty"
     COMMIT = "commit"
@@ -128,7 +130,11 @@ class Counting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OffsetExpiry:
-    """When committed offsets go. `not_before` (ms) is known only for a group that Sluice left last."""
+    """When a group's committed offsets expire.
+
+    `retention` is in ms, None when unknown. `not_before` (ms since the epoch) is known only if Sluice left the group
+    last.
+    """
 
     counting: Counting
     retention: int | None
@@ -136,10 +142,11 @@ class OffsetExpiry:
 
 
 def expiry(group: GroupView, retention: int | None, left: int | None = None) -> OffsetExpiry:
-    """What can be known of it. `left`: when Sluice was last a member (ms), which is what the ledger tells.
+    """What can be known about when the group's offsets expire.
 
-    No coordinator tells when a group became empty, nor when an offset was committed. An empty classic group of
-    consumers is counted from the moment when its last member left, and a commit by hand does not begin that anew.
+    `retention` is in ms. `left` is when Sluice was last a member (ms since the epoch), as the ledger tells it. No
+    coordinator tells when a group became empty or when an offset was committed. For an empty classic group of
+    consumers the time counts from when its last member left; a commit by hand does not restart it.
     """
     if not group.free:
         return OffsetExpiry(Counting.NEVER, retention)

@@ -1,4 +1,4 @@
-"""What Kafka says, as values: partitions, offsets, transactions, settings; and the bounds of a fetch."""
+"""What Kafka says, as values: partitions, offsets, transactions and settings. Also the bounds of a fetch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sluice.pipelines.vocabulary.units import show_instant
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """What a topic keeps: `retention_ms` and `retention_bytes` (of each partition), None for no end.
+    """How long a topic keeps records.
 
-    `deletes` and `compacts` are its cleanup.policy; without `deletes` neither bound means anything.
+    `retention_ms` and `retention_bytes` (per partition) are None where there is no bound. `deletes` and `compacts` are
+    its cleanup.policy; without `deletes` neither bound applies.
     """
 
     retention_ms: int | None = None
@@ -25,7 +26,7 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """In ms; None: the cluster does not tell, or there is no such bound.
+    """The brokers' time limits, in ms; None where the cluster does not tell or has no such limit.
 
     `offsets_retention`: how long an empty group's offsets last (offsets.retention.minutes);
     `transactional_id_expiration`: how long an unused transactional id lasts (transactional.id.expiration.ms);
@@ -39,7 +40,8 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Configs:
-    """Topics whose settings the client may not see are left out; of these, `denied` are refused by name."""
+    """Settings of topics and brokers. Topics whose settings are not visible are left out; `denied` names those of them
+    that the cluster refused to show."""
 
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     broker: BrokerConfig = BrokerConfig()
@@ -47,6 +49,8 @@ class Configs:
 
 
 class TopicPartition(NamedTuple):
+    """One partition of a topic, by name. As text: `orders:3`."""
+
     topic: str
     partition: int
 
@@ -55,9 +59,9 @@ class TopicPartition(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What all accounting is by: one partition during one life of its topic.
+    """One partition during one life of its topic. The ledger accounts for offsets by this key.
 
-    `incarnation` is the topic id, followed by `#n` after the n-th accepted truncation of this partition's log.
+    `incarnation` is the topic id, followed by `#n` after the n-th accepted truncation of the partition's log.
     """
 
     topic: str
@@ -74,7 +78,7 @@ class Key(NamedTuple):
 
     @property
     def life(self) -> str:
-        """The incarnation for people, as short as it can be told from others: `27YBcOdd`, `27YBcOdd#1`."""
+        """The incarnation in short, for people: `27YBcOdd`, `27YBcOdd#1`."""
         return self.topic_id[:8] + self.incarnation[len(self.topic_id) :]
 
     def __str__(self) -> str:
@@ -82,6 +86,8 @@ class Key(NamedTuple):
 
 
 class Isolation(StrEnum):
+    """Which records a reader sees, in Kafka's own words."""
+
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
 
@@ -90,8 +96,8 @@ class Isolation(StrEnum):
 class PartitionState:
     """One partition as Kafka describes it at one moment.
 
-    `stable_end` is the end under the feed's isolation (LSO or high watermark); `log_bytes` the size of the
-    leader's log, None where the cluster does not tell.
+    `stable_end` is the end under the feed's isolation: the last stable offset or the high watermark. `log_bytes` is the
+    size of the leader's log, None where the cluster does not tell.
     """
 
     topic: str
@@ -112,7 +118,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A group's committed offset with what was stored beside it; `leader_epoch` −1 when unknown."""
+    """A group's committed offset and what was stored with it. `leader_epoch` is −1 when unknown."""
 
     offset: int
     leader_epoch: int = -1
@@ -121,10 +127,10 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAtTime:
-    """The first record stamped at or after the time asked for.
+    """The first record stamped at or after the requested time (ms).
 
-    `by_marker`: transactions' markers hide it, and it was searched for by offset: right where stamps are in order
-    there, else near. Then `timestamp` may be no record's: the time asked for.
+    `by_marker` is set where transaction markers hide the record and it was searched for by offset. The offset is then
+    exact if stamps are in order there, else near, and `timestamp` may be the requested time instead of a record's.
     """
 
     offset: int
@@ -134,9 +140,10 @@ class OffsetAtTime:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that has not ended: its first offset in a partition, which is the stable end there.
+    """A transaction that has not ended.
 
-    `name` is its transactional id, empty where the cluster does not tell; `last_written` in ms, −1 when unknown.
+    `start` is its first offset in a partition, which is the stable end there. `name` is its transactional id, empty
+    where the cluster does not tell. `last_written` is in ms, −1 when unknown.
     """
 
     start: int
@@ -153,7 +160,11 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Bounds of a stream: slices at once, bytes asked for in one answer (in all, of a partition), bytes held ahead."""
+    """Bounds of a fetch stream.
+
+    `active_slices` are read at once. One response holds at most `request_bytes`, and `partition_bytes` of each
+    partition. `ahead_bytes` may wait in memory for the consumer.
+    """
 
     active_slices: int = 16
     request_bytes: int = 16 << 20

@@ -1,4 +1,4 @@
-"""What is asked for and how it is read: requests, slices, tasks, plans."""
+"""What a run is asked for and how it is read: requests, slices, tasks, plans."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from sluice.pipelines.vocabulary.units import show_window
 
 
 class RequestKind(StrEnum):
+    """What kind of work a run was asked for."""
+
     CATCH_UP = "catch-up"
     OFFSETS = "offsets"
     WINDOW = "window"
@@ -23,7 +25,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AskedRange:
-    """Offsets of one partition that somebody asked for by number."""
+    """Offsets [start, end) of one partition, asked for by number."""
 
     topic: str
     partition: int
@@ -33,10 +35,11 @@ class AskedRange:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a run was asked to land, or to merge. `only` restricts to partitions.
+    """What a run was asked to land or to merge.
 
-    `window` is the start of a window in ms, `until` the end of the last one where several are asked for. With
-    `replace`, what has landed is landed anew.
+    `ranges` are offsets by number. `window` is the start of a window (ms), and `until` the end of the last one when
+    several are asked for. `only` restricts the request to these partitions; empty means all. With `replace`, rows that
+    have landed are landed again.
     """
 
     kind: RequestKind
@@ -68,10 +71,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One contiguous range that one task reads. `window` is the start of its window in ms, None outside windows.
+    """One contiguous range of offsets [start, end) that one task reads.
 
-    Its parts go to `folder` below the feed's data, or, where `by_time` is the length of a window (ms), to the folders
-    of their records' own time.
+    `window` is the start of its window (ms), None outside windows. Its parts go to `folder` below the feed's data.
+    Where `by_time` is set (the length of a window, ms), they go to the folders of their records' own times instead.
     """
 
     topic: str
@@ -107,7 +110,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The slices that one Spark task reads from one leader (a broker id)."""
+    """The slices that one Spark task reads from one leader. `leader` is a broker id."""
 
     index: int
     leader: int
@@ -120,7 +123,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch will read, decided before anything is read. Its batch id is the number of its ledger entry."""
+    """What a batch will read, decided before anything is read.
+
+    The batch id is the number of the plan's ledger entry. `replaces` holds the paths of the parts that it replaces.
+    """
 
     feed: str
     cluster: str
@@ -135,7 +141,7 @@ class Plan:
 
     @property
     def span(self) -> int:
-        """Offsets covered; the most records that can land."""
+        """How many offsets the plan covers: no more records can land."""
         return sum(s.span for s in self.slices)
 
     @property
@@ -144,12 +150,12 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """SHA-256 (hex) over the canonical JSON of the plan: equal plans, equal hash."""
+        """SHA-256 (hex) of the plan's canonical JSON. Equal plans have equal hashes."""
         return hashlib.sha256(to_json(self).encode()).hexdigest()
 
 
 def to_json(value: Any) -> str:
-    """Canonical JSON of a value (sorted keys, no spaces)."""
+    """A dataclass as canonical JSON: sorted keys, no spaces."""
     return json.dumps(value, default=_fields, sort_keys=True, separators=(",", ":"))
 
 

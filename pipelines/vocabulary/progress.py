@@ -1,4 +1,4 @@
-"""How far long work is, as values, and who is told."""
+"""Progress of long work, as values, and the callable that receives them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from sluice.pipelines.vocabulary.receipts import Met
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a batch is: a stage's name, and offsets done of all where it counts. `met`: another run's batch that was
-    just taken over, given up or left; what is said last of a batch holds."""
+    """How far a batch is.
+
+    `stage` is the stage's name; `done` of `total` offsets are done where the stage counts them. `met` is another run's
+    batch that was just taken over, given up or left; the last report about a batch holds.
+    """
 
     stage: str
     done: int = 0

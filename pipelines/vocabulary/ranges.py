@@ -15,11 +15,11 @@ class Range(NamedTuple):
 
     @property
     def span(self) -> int:
-        """How many offsets it covers."""
+        """How many offsets the range covers."""
         return self.end - self.start
 
     def meets(self, other: Range) -> bool:
-        """Whether the two share an offset."""
+        """Whether the two ranges share an offset."""
         return self.start < other.end and other.start < self.end
 
     def __str__(self) -> str:
@@ -27,7 +27,7 @@ class Range(NamedTuple):
 
 
 def union(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """The same offsets as sorted, disjoint, non-touching ranges; empty ones vanish."""
+    """The same offsets as sorted ranges that neither overlap nor touch. Empty ranges vanish."""
     out: list[Range] = []
     for r in sorted(r for r in ranges if r.start < r.end):
         if out and r.start <= out[-1].end:
@@ -60,7 +60,7 @@ def intersect(ranges: Iterable[Range], bound: Range) -> tuple[Range, ...]:
 
 
 def contiguous_end(start: int, ranges: Iterable[Range]) -> int:
-    """Where the accounted prefix that begins at `start` ends: the frontier."""
+    """The first offset from `start` on that no range holds: the frontier."""
     at = start
     for r in union(ranges):
         if r.start <= at < r.end:
@@ -69,7 +69,7 @@ def contiguous_end(start: int, ranges: Iterable[Range]) -> int:
 
 
 def cut(r: Range, at: Iterable[int]) -> tuple[Range, ...]:
-    """`r` cut at the given offsets (those outside it are passed over)."""
+    """`r` cut at the given offsets. Offsets outside of it are ignored."""
     edges = [r.start, *sorted({x for x in at if r.start < x < r.end}), r.end]
     return tuple(Range(a, b) for a, b in itertools.pairwise(edges) if a < b)
 

@@ -1,4 +1,4 @@
-"""What came of a slice: parts, counts, drift, receipts, and who owns the batch."""
+"""What came of a slice: parts, counts, drift and receipts. Also who owns the batch, and whether that owner lives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from sluice.pipelines.vocabulary.ranges import Range
 
 
 class PartKind(StrEnum):
+    """Whether a part holds rows that landed or records that went into quarantine."""
+
     LANDED = "landed"
     QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One Parquet file. `staged` is its lake path until it is published, `path` its lake path afterwards."""
+    """One Parquet file. `staged` is its lake path before publishing, `path` its lake path afterwards."""
 
     name: str
     kind: PartKind
@@ -30,9 +32,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where the offsets of a range went; they add up to its span.
+    """Where the offsets of a range went. The counts add up to its span.
 
-    `compacted` counts offsets that no batch holds (log compaction, or gaps that transactions leave).
+    `control` and `aborted` are records of control batches and of aborted transactions. `compacted` are offsets that no
+    batch holds: log compaction and transactions leave such gaps.
     """
 
     landed: int = 0
@@ -56,8 +59,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What rows say to one row expectation: its place in the contract, how many rows it looked at (nulls are none of
-    its business, unless it is about them), how many of these broke it, and the offsets of the first of those.
+    """How rows stood against one row expectation.
+
+    `expectation` is its place in the contract. It looked at `checked` rows (nulls are left out, unless it is about
+    nulls). `unexpected` of them broke it; `first` holds the offsets of the first of these.
     """
 
     expectation: int
@@ -72,12 +77,15 @@ class Tally:
 
 
 EXAMPLES = 3
-"""Offsets that a tally keeps: what was in the records stays out of receipts and the ledger."""
+"""How many offsets a tally keeps. Only offsets: record contents stay out of receipts and the ledger."""
 
 
 class DriftKind(StrEnum):
-    """How records differ from the schema: a field that it does not name, one that no record has, one of a larger type
-    of the same kind, one of another kind."""
+    """How a field differs from the schema.
+
+    NEW: the schema does not name it. MISSING: no record has it. WIDENED: it holds a larger type of the same kind.
+    WRONG: it holds a type of another kind.
+    """
 
     NEW = "new"
     MISSING = "missing"
@@ -87,8 +95,11 @@ class DriftKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One field that drifts: in how many records, the offset of the first, and the type (as a schema says it; empty:
-    unknown) that would hold what was seen."""
+    """One field that differs from the schema.
+
+    `records` counts the records, `first` is the offset of the first one. `type` would hold what was seen, spelled as in
+    a schema; empty when unknown.
+    """
 
     kind: DriftKind
     field: str
@@ -97,20 +108,20 @@ class Drift:
     type: str = ""
 
     def __add__(self, other: Drift) -> Drift:
-        """Of other records of the same kind and field; the type is the least that would hold all of them."""
+        """Add other records of the same kind and field. The type is the smallest that would hold all of them."""
         records, first = self.records + other.records, min(self.first, other.first)
         return Drift(self.kind, self.field, records, first, join_texts(self.type, other.type))
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a task says of a finished slice.
+    """What a task reports about a finished slice.
 
-    `position` is where reading stopped (≥ `slice.end`), `input_bytes` what came over the wire, `timings` the
-    nanoseconds spent by activity (`wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`),
-    `format` the name of what made rows of the records (`Shape.name`), `tallies` and `drift` what it saw of them.
-    `relanded` are offsets that were quarantined and landed later, by a replay; `mended` are those of them whose bytes
-    are not the log's any more.
+    `position` is where reading stopped (≥ `slice.end`). `input_bytes` came over the wire. `timings` are nanoseconds by
+    activity: `wait`, `crc`, `decompress`, `decode`, `type`, `validate`, `encode`, `write`. `format` is the name of the
+    shape that made the rows (`Shape.name`), and `tallies` and `drift` are what it saw. `relanded` are offsets that were
+    quarantined first and landed later by a replay; `mended` are those of them whose bytes a mending function changed.
+    `adopted` is set when an earlier attempt wrote the receipt.
     """
 
     slice: Slice
@@ -130,7 +141,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class SliceFailure:
-    """Why a slice was not finished. `error` is the error's class name; `fatal` says that a retry will not help."""
+    """Why a slice was not finished. `error` is the error's class name; `fatal` means that a retry will not help."""
 
     slice: Slice
     error: str
@@ -144,7 +155,7 @@ Outcome = Receipt | SliceFailure
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who works on a batch. `token` is unique to a run's process; `run` is the Dagster run id."""
+    """Who works on a batch. `token` is unique to a run's process, `run` is the Dagster run id, `started` is in ms."""
 
     token: str
     run: str
@@ -157,7 +168,7 @@ class Owner:
 
 
 class Life(StrEnum):
-    """How an owner, or a run, stands."""
+    """Whether an owner or a run lives."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -166,8 +177,10 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an owner, or a run, stands, and by what evidence: "its process (pid 7) is gone from this machine". Of one
-    that is not known yet: what would tell."""
+    """Whether an owner or a run lives, and the evidence: "its process (pid 7) is gone from this machine".
+
+    While it is not known yet, `why` says what would tell.
+    """
 
     life: Life
     why: str
@@ -178,7 +191,7 @@ class Verdict:
 
 
 class Fate(StrEnum):
-    """What became of a batch that a dead run left."""
+    """What a run did with an unfinished batch of another run."""
 
     TAKEN_OVER = "taken over"
     GIVEN_UP = "given up"
@@ -187,9 +200,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A live batch of another run that somebody came upon: how that run stands, and what became of the batch.
+    """An unfinished batch of another run that this run met, and what was done with it.
 
-    `why`: what it was given up for, or what keeps it. `ways`: commands, each with what it does to the batch.
+    `verdict` says whether the other run lives. `why` is the reason for giving the batch up or leaving it. `ways` are
+    pairs of a command and what that command does to the batch.
     """
 
     batch: int
@@ -202,7 +216,7 @@ class Met:
 
     @property
     def text(self) -> str:
-        """Without the evidence."""
+        """One sentence, without the evidence."""
         return f"batch {self.batch} ({self.request}) {_STANDS[self.verdict.life].format(self.owner.describe())}"
 
     def __str__(self) -> str:

@@ -1,10 +1,10 @@
-"""A process's temporary folder: everything that it leaves outside of lakes lies in it, Spark's folders too.
+"""A process's temporary folder. Everything that a process leaves outside of lakes lies in it, Spark's folders too.
 
     <temporary folder>/sluice-xxxxxxxx/held     locked for as long as the process lives
 
-Promises: it is gone when the process ends; what a killed one left is removed by whoever makes the next, or by `clear`.
-Evidence that it is a dead process's is the lock alone, which the system takes back: never a name, an age or a pid. A
-folder without it, of another user, or behind a link is not touched.
+Promises: the folder is gone when its process ends. The next process, or `clear`, removes what a killed one left. Only
+the lock shows that a process is dead, because the system releases it; a name, an age or a pid never does. A folder that
+has no lock file, belongs to another user or lies behind a link is not touched.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _HELD = "held"
 
 
 def root() -> Path:
-    """This process's folder, that nobody else may enter; made when it is first asked for, where what killed processes
-    left is removed. Raises OSError."""
+    """This process's folder, which no other user may enter. Raises OSError.
+
+    The first call makes it, and removes what killed processes left.
+    """
     return _root(os.getpid())
 
 
@@ -48,7 +50,7 @@ def _leave(folder: Path, pid: int) -> None:
 
 
 def clear() -> list[Path]:
-    """Remove the folders of processes of this user that are dead, and say which they were."""
+    """Remove the folders of this user's dead processes. Returns those that were removed."""
     there = Path(tempfile.gettempdir())
     with suppress(OSError):
         return [folder for folder in sorted(there.glob(f"{_PREFIX}*")) if _is_dead(folder) and _remove(folder)]
@@ -61,7 +63,7 @@ def dead() -> list[Path]:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether it is one of ours, and nobody holds its lock any more."""
+    """Whether the folder is this user's, and nobody holds its lock any more."""
     with suppress(OSError):
         here = folder.lstat()
         if not stat.S_ISDIR(here.st_mode) or here.st_uid != os.geteuid():
@@ -76,7 +78,7 @@ def _is_dead(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> bool:
-    """Whether all of it is gone. What tells whose it is goes last: the rest is then left to the next one."""
+    """Remove the folder, its lock file last, so that others can go on. Returns whether all of it is gone."""
     with suppress(OSError):
         for child in folder.iterdir():
             if child.name != _HELD:

@@ -1,4 +1,4 @@
-"""Several calls side by side, for what mostly waits: a store or a cluster that is far away takes its time."""
+"""Several calls at the same time, for work that mostly waits: a distant store or cluster takes its time to answer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 AT_ONCE = 8
-"""Calls under way at most."""
+"""The most calls under way at once."""
 PATIENCE = 0.01
-"""Seconds in which one thread alone has to get something done. What is quick, as on a local disk, it does in a third of
-the processor time: threads would pass the interpreter's lock around for every call."""
+"""Seconds that one thread works alone before the others join, counted anew whenever it finishes an item. It does quick
+work, as on a local disk, in a third of the processor time: several threads would pass the interpreter's lock around."""
 
 One = TypeVar("One")
 Done = TypeVar("Done")
 
 
 def each(work: Callable[[One], Done], items: Sequence[One], patience: float = PATIENCE) -> list[Done]:
-    """What the work makes of each item, in their order. Raises the first error, when all that began have ended.
+    """The results of `work` for each item, in order.
 
-    One thread begins; the others join once nothing was done for so many seconds (0: at once).
+    One thread begins; the others join once no item was finished for `patience` seconds (0: at once). After an error no
+    further item begins; when those under way have ended, the error of the first item in order is raised.
     """
     if len(items) < 2:
         return [work(one) for one in items]

@@ -1,4 +1,4 @@
-"""Partitions, ranges and records as people spell them, read into values; a topic's name never holds a colon."""
+"""Partitions, ranges and records as people write them, parsed into values. A topic's name never holds a colon."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _RECORD = re.compile(rf"{_PARTITION.pattern}:([0-9]{{1,18}})")
 
 
 def partition(text: str) -> TopicPartition:
-    """`orders:3`. Raises UsageError."""
+    """The partition that `orders:3` names. Raises UsageError."""
     found = _read(_PARTITION, text, "a partition", "TOPIC:PARTITION, such as orders:3")
     return TopicPartition(found[1], int(found[2]))
 
 
 def asked_range(text: str) -> AskedRange:
-    """`orders:0:100-200`: offsets 100 up to, not including, 200. Raises UsageError."""
+    """The range that `orders:0:100-200` names: offsets 100 up to, not including, 200. Raises UsageError."""
     found = _read(_RANGE, text, "a range of offsets", "TOPIC:PARTITION:START-END, such as orders:0:100-200")
     return AskedRange(found[1], int(found[2]), int(found[3]), int(found[4]))
 
 
 def record(text: str) -> tuple[TopicPartition, int]:
-    """`orders:0:150`. Raises UsageError."""
+    """The partition and offset of the record that `orders:0:150` names. Raises UsageError."""
     found = _read(_RECORD, text, "a record's place", "TOPIC:PARTITION:OFFSET, such as orders:0:150")
     return TopicPartition(found[1], int(found[2])), int(found[3])
 

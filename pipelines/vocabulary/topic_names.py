@@ -1,4 +1,4 @@
-"""Topic names: which are legal, and how each is spelled reversibly in paths."""
+"""Topic names: which are legal, and how each is encoded, reversibly, for paths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 
 MAX_ENCODED = 160
-"""Characters of an encoded topic; with partition, offsets and batch behind it a name stays under 255."""
+"""The most characters of an encoded topic. With partition, offsets and batch a file name stays under 255."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -17,13 +17,12 @@ def is_topic_name(name: str) -> bool:
 
 
 def encode_topic(name: str) -> str:
-    """The topic's name for use in a file's name: of a-z 0-9 . _ ~ only, never starting with `.` or `_`.
+    """The topic's name, encoded for a file name. Raises ValueError when `name` is not a topic name.
 
-    Lower-case letters, digits, `.` and `_` stay; `A` becomes `~a`, `-` becomes `~~`; a leading `.` or `_`
-    gets a `~` (tools take such files for hidden). Injective, also where case is ignored; `decode_topic`
-    reverses it.
-    What would exceed MAX_ENCODED is cut and ends in `~1` and a SHA-256: still injective, not reversible.
-    Raises ValueError when `name` is no topic name.
+    The result holds only a-z 0-9 . _ ~ and never starts with `.` or `_`, because tools treat such files as hidden.
+    Lower-case letters, digits, `.` and `_` stay; `A` becomes `~a`, `-` becomes `~~`; a leading `.` or `_` gets a `~`.
+    Different names get different encodings, also where case is ignored, and `decode_topic` reverses them. A result
+    longer than MAX_ENCODED is cut and ends in `~1` and a SHA-256: still unique, but not reversible.
     """
     if not is_topic_name(name):
         raise ValueError("not a topic name")
@@ -46,7 +45,7 @@ def _shorten(name: str, signs: list[str]) -> str:
 
 
 def decode_topic(encoded: str) -> str:
-    """The topic whose `encode_topic` is `encoded`. Raises ValueError when there is none, or it was cut."""
+    """The topic whose encoding is `encoded`. Raises ValueError when there is none, or when it was cut."""
     name = re.sub(r"~(.)", lambda sign: "-" if sign[1] == "~" else sign[1].upper(), encoded)
     if not is_topic_name(name) or encode_topic(name) != encoded:
         raise ValueError("not an encoded topic name, or one that was cut")

@@ -1,7 +1,7 @@
-"""Sizes, durations, instants and numbers of things as people write them; the first three read into bytes and ms, too.
+"""Sizes, durations, instants and numbers of things, as people write them. Parsers return bytes and ms.
 
-Every parser takes what a feed file or a command line holds and raises ValueError with the accepted spellings;
-no message repeats the text, which may have come from a secret.
+Every parser takes a value from a feed file or a command line, and raises ValueError with the accepted spellings. No
+message repeats the value, which may have come from a secret.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _AMOUNT = re.compile(r"([0-9]{1,15})\s*([A-Za-z]*)")
 
 
 def parse_size(value: object) -> int:
-    """Bytes of `1048576`, `128MiB` or `2 GB`. Raises ValueError."""
+    """The bytes that `1048576`, `128MiB` or `2 GB` means. Raises ValueError."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return _amount(value, _SIZES, default="B", wanted="a size: bytes as a number, or such as 64KiB, 128MiB, 2GiB")
 
 
 def parse_duration(value: object) -> int:
-    """Milliseconds of `250ms`, `30s`, `30m`, `12h` or `7d`. Raises ValueError."""
+    """The milliseconds that `250ms`, `30s`, `30m`, `12h` or `7d` means. Raises ValueError."""
     return _amount(value, _DURATIONS, default="", wanted="a duration such as 30s, 30m, 12h or 7d")
 
 
@@ -42,7 +42,7 @@ def _amount(value: object, units: dict[str, int], default: str, wanted: str) -> 
 
 
 def parse_instant(value: object) -> int:
-    """Milliseconds since the epoch of an ISO 8601 time with zone, from 1970 on. Raises ValueError."""
+    """An ISO 8601 time with zone, from 1970 on, as ms since the epoch. Raises ValueError."""
     if isinstance(value, datetime):
         return _since_epoch(value)
     try:
@@ -59,13 +59,13 @@ def _since_epoch(moment: datetime) -> int:
 
 
 def show_duration(ms: int) -> str:
-    """The shortest spelling that `parse_duration` reads back to the same number."""
+    """The shortest text that `parse_duration` reads back to the same number."""
     unit = next(u for u, f in reversed(_DURATIONS.items()) if ms % f == 0) if ms else "s"
     return f"{ms // _DURATIONS[unit]}{unit}"
 
 
 def show_instant(ms: int) -> str:
-    """An ISO time in UTC, or the number itself where no calendar reaches (timestamps may be absurd)."""
+    """An ISO time in UTC. Where the calendar ends (timestamps may be absurd), the number itself."""
     try:
         moment = EPOCH + timedelta(milliseconds=ms)
     except OverflowError:
@@ -74,8 +74,9 @@ def show_instant(ms: int) -> str:
 
 
 def parse_window(value: object) -> int:
-    """Milliseconds since the epoch of a window's start as people write it: `2026-11-20`, `2026-11-20T14` or
-    `2026-11-20T14:15`, in UTC. Raises ValueError.
+    """A window's start as ms since the epoch. Raises ValueError.
+
+    People write it in UTC: `2026-11-20`, `2026-11-20T14` or `2026-11-20T14:15`.
     """
     found = _WINDOW.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
@@ -88,12 +89,12 @@ def parse_window(value: object) -> int:
 
 
 def show_window(ms: int) -> str:
-    """A window's start, in UTC: `2026-11-20T14:00`. `parse_window` reads it back."""
+    """A window's start in UTC, such as `2026-11-20T14:00`. `parse_window` reads it back."""
     return (EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M")
 
 
 def show_about(ms: int) -> str:
-    """A span of time as people say it, in two units at most: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
+    """A span of time in at most two units: `40 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
     seconds = max(ms, 0) // 1000
     spoken = ((unit, divmod(seconds, length), lesser) for unit, length, lesser in _SPOKEN if seconds >= 2 * length)
     unit, (whole, rest), (small, part) = next(spoken, ("s", (seconds, 0), ("", 1)))
@@ -101,7 +102,7 @@ def show_about(ms: int) -> str:
 
 
 _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, ("", 1)))
-"""Units that are said from two of them on, in seconds, with the lesser one that is said beside them."""
+"""A unit, its length in seconds, and the smaller unit shown beside it. A unit is used from two of them on."""
 
 
 def many(n: int, thing: str, things: str = "") -> str:
