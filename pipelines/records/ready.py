@@ -28,7 +28,7 @@ from typing import Any
 
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
-SHARES = {"typed.scan": 23, "typed.fill": 15, "decode.loops": 11, "typed.names": 4, "contract.forms": 1}
+SHARES = {"typed.scan": 23, "typed.fill": 15, "decode.loops": 11, "typed.names": 4, "checked.forms": 1}
 """Modules with entry points, and about how many seconds of one core each takes; what takes longest comes first."""
 STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides
@@ -153,7 +153,7 @@ def _compile(share: str) -> None:
     """The entry points of one module, and no others that it happens to import."""
     from sluice.pipelines.records import compiled
 
-    module, one = f"sluice.pipelines.{share}", compiled.compiled
+    module, one = f"sluice.pipelines.records.{share}", compiled.compiled
 
     def only(signature: Any) -> Callable[[Any], Any]:
         return lambda f: one(signature)(f) if f.__module__ == module else f

@@ -16,7 +16,7 @@ from sluice.pipelines.records import ready
 from sluice.pipelines.vocabulary.progress import Progress
 
 PIPELINES = Path(ready.__file__).parent
-QUICK = "contract.forms"
+QUICK = "checked.forms"
 
 
 @pytest.fixture
