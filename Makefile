@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check pytest bench faults soak fuzz lakes lock clean setup
+.PHONY: help demo test quick check pytest bench faults soak fuzz lakes lock clean setup
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
@@ -22,6 +22,11 @@ demo: setup      ## a real local Kafka, real events, whole batches, and the proo
 	.venv/bin/sluice demo
 
 test: check pytest  ## all checks, then all tests, as CI runs them
+
+quick: $(READY)  ## lint, types and unit tests: what to run while you work; ARGS="-k ledger" passes options on
+	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+	.venv/bin/python -m pytest -n 2 --dist worksteal -q -m "not kafka and not spark and not slow and not soak and not faults" \
+		tests/pipelines tests/testing tests/checker $(ARGS)
 
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
