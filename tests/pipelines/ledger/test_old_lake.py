@@ -1,0 +1,105 @@
+"""A lake that version 0.1.0 wrote is read, appended to, rewritten and audited.
+
+`lake_0_1_0/` was written by the code of that version: four catch-ups over logs in memory, one of which kept a slice
+owed, offsets landed anew, two commits, a checkpoint. It has neither `tip.json` nor `by_marker`. `group.json` has what
+it committed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import Class, explain
+from sluice.pipelines.committing.commit import CommitSettings, CommitStatus, commit
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.ledger import BatchStatus
+from sluice.pipelines.planning import windows
+from sluice.pipelines.rewriting.compaction import compact
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from tests.fakes import owner
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
+from tests.pipelines.records.decode.logs import COMMIT
+
+OLD = Path(__file__).parent / "lake_0_1_0"
+A, B = PARTITIONS
+LOGS: tuple[tuple[Any, ...], ...] = (
+    ("write", A, [-2 * HOUR, -2 * HOUR + 1, -HOUR], False),
+    ("write", B, [-2 * HOUR, -HOUR, -1], True),
+    ("end", B, COMMIT),
+    ("pass", 2 * HOUR),
+    ("write", A, [-1, 0], False),
+    ("write", A, [0, 0, 0], False),
+    ("write", B, [-HOUR, 0], False),
+    ("pass", 6 * HOUR),
+    ("write", B, [0, 0], False),
+    ("pass", HOUR),
+    ("write", A, [-HOUR], False),
+)
+"""What Kafka held when the lake was written. The last record came late: its hour had been complete."""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> World:
+    """The old lake, and Kafka as it was."""
+    path = tmp_path / "orders.yaml"
+    path.write_text("kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n")
+    world = World(load_feed(path, {}))
+    for step in LOGS:
+        act(world, step)
+    lake = OLD / "lake"
+    for file in sorted(p for p in lake.rglob("*") if p.is_file()):
+        world.lake.put(file.relative_to(lake).as_posix(), file.read_bytes())
+    for held in json.loads((OLD / "group.json").read_text()):
+        tp = TopicPartition(held["topic"], held["partition"])
+        world.group.offsets[tp] = CommittedOffset(held["offset"], held["epoch"], held["metadata"])
+    return world
+
+
+def read(world: World) -> list[tuple[int, int]]:
+    """Partition and offset of every row that readers see."""
+    return sorted(world.rows(world.lake.list("data/orders")))
+
+
+def in_kafka(world: World) -> list[tuple[int, int]]:
+    """The same of what Kafka holds."""
+    return [(tp.partition, r["offset"]) for tp in PARTITIONS for r in world.topic.log(tp).visible(0, 1 << 40)]
+
+
+def test_it_is_read_and_closes(old: World) -> None:
+    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+    assert read(old) == in_kafka(old)
+    assert all(windows.complete(old.ledger.read(), w, old.feed.window) for w in old.windows())
+    assert {b.status for b in old.ledger.read().batches.values()} == {BatchStatus.PUBLISHED}
+
+
+def test_it_is_appended_to_and_committed(old: World) -> None:
+    before = old.ledger.read().number
+    act(old, ("write", A, [0, 0], False))
+    act(old, ("write", B, [0], True))
+    act(old, ("end", B, COMMIT))
+    act(old, ("pass", 2 * HOUR))
+    landed = old.land(Request(RequestKind.CATCH_UP))
+    landed.check()
+    assert old.ledger.read().number > before
+    assert read(old) == in_kafka(old)
+    settings = CommitSettings(old.feed.commit, old.feed.transactional_id, old.feed.policies.on_group_moved)
+    assert commit(old.ledger, old.group, settings).status is CommitStatus.COMMITTED
+    assert [old.group.offsets[tp].offset for tp in PARTITIONS] == [old.topic.log(tp).end for tp in PARTITIONS]
+    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+
+
+def test_what_is_there_is_landed_anew_and_merged(old: World) -> None:
+    act(old, ("offsets", A, 3, 2, True, frozenset()))
+    compact(old.feed, old.edges(), None, owner("merging", "compact"), lambda progress: None)
+    assert read(old) == in_kafka(old)
+    assert audit(old.ledger, old.lake, "orders", hashes=True).problems == ()  # type: ignore[arg-type]
+
+
+def test_one_offset_is_explained(old: World) -> None:
+    assert explain(old.ledger, old.lake, A, 3).found is Class.LANDED  # type: ignore[arg-type]
