@@ -69,7 +69,7 @@ class Checks:
 
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
         """Mode of a frame, and how many records count when it is passed over."""
-        if f.codec > (codecs.ZSTD if f.kind == loops.BATCH else codecs.LZ4):
+        if not codecs.is_known(f.codec, in_old=f.kind != loops.BATCH):
             raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
         if f.kind != loops.BATCH:
             return (loops.PASS, 0) if f.last < position else (loops.EMIT, 0)

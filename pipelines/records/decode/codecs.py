@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import cramjam
-
-NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
-GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_HEADER = 16
@@ -38,9 +36,14 @@ class NoRoom(Exception):
 def decompress(codec: int, data: memoryview, out: memoryview) -> int:
     """Decompress `data` into the beginning of `out`; returns the bytes written. Raises Undecodable, NoRoom."""
     try:
-        return _DECODERS[codec](data, out)
+        return CODECS[codec].decode(data, out)
     except struct.error:
         raise Undecodable("cut short") from None
+
+
+def is_known(codec: int, *, in_old: bool = False) -> bool:
+    """Whether record batches may carry this codec, or with `in_old` message sets of magic 0 and 1."""
+    return codec == 0 or (codec in CODECS and (CODECS[codec].in_old or not in_old))
 
 
 def _stream(decode: Callable[[memoryview, memoryview], int]) -> Callable[[memoryview, memoryview], int]:
@@ -116,9 +119,20 @@ def _lz4_block(block: memoryview, out: memoryview, most: int, stored: bool) -> i
 
 _lz4_frame = _stream(cramjam.lz4.decompress_into)
 
-_DECODERS = {
-    GZIP: _stream(cramjam.gzip.decompress_into),
-    SNAPPY: _snappy,
-    LZ4: _lz4,
-    ZSTD: _stream(cramjam.zstd.decompress_into),
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """`decode` fills a buffer from compressed bytes; `in_old`: whether messages of magic 0 and 1 know it, too."""
+
+    name: str
+    decode: Callable[[memoryview, memoryview], int]
+    in_old: bool = True
+
+
+CODECS = {
+    1: Codec("gzip", _stream(cramjam.gzip.decompress_into)),
+    2: Codec("snappy", _snappy),
+    3: Codec("lz4", _lz4),
+    4: Codec("zstd", _stream(cramjam.zstd.decompress_into), in_old=False),
 }
+"""By the number in a batch's attributes (Kafka's CompressionType)."""

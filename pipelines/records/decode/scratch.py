@@ -52,7 +52,7 @@ class Scratch:
                 if not used:
                     self._resize(0)
                 frame = Frame(*table[i].tolist())
-                reason = f"{codecs.NAMES[codec]} data does not decompress: {e}"
+                reason = f"{codecs.CODECS[codec].name} data does not decompress: {e}"
                 return i, self._place.corrupt(reason, frame.first, frame.last)
             if size < 0:
                 return i, None

@@ -41,9 +41,9 @@ def _run(data: bytes) -> str:
     try:
         written = codecs.decompress(codec, memoryview(data[1:]), room.data)
         assert 0 <= written <= _ROOM
-        return f"{codecs.NAMES[codec]}: done"
+        return f"{codecs.CODECS[codec].name}: done"
     except (codecs.Undecodable, codecs.NoRoom) as error:
-        return f"{codecs.NAMES[codec]}: {type(error).__name__}"
+        return f"{codecs.CODECS[codec].name}: {type(error).__name__}"
     finally:
         _GUARDED.free()
 
@@ -97,7 +97,7 @@ def _run_bomb(data: bytes) -> str:
     try:
         list(decoder.feed(batch))
     except CorruptBatch as error:
-        return codecs.NAMES[data[0]] + _named(error)
+        return codecs.CODECS[data[0]].name + _named(error)
     raise AssertionError("nothing was refused")
 
 
