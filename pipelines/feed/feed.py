@@ -1,7 +1,6 @@
-"""A feed as its file says it: typed, frozen and validated; secrets are masked wherever a feed is shown.
+"""A feed, as its file describes it: typed, frozen and validated. Secrets are masked wherever a feed is shown.
 
-`load_feed` reads one file of `feeds/`, `load_feeds` the folder. What is wrong raises FeedError, which names
-file, key and remedy, all problems at once, and never quotes a value. Each stage gets its own settings object.
+`feed.load` makes feeds from files. Each stage gets its own section of the feed, never the whole of it.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _check_letters(letters: DeadLetters | None, info: ValidationInfo) -> DeadLet
 
 
 class Feed(Settings):
-    """One dataset: its topics, its group, and how they are landed and committed."""
+    """One dataset: its topics, its consumer group, and how its records are landed and committed."""
 
     name: Name = Field(alias="feed")
     kafka: KafkaSettings
@@ -96,7 +95,7 @@ class Feed(Settings):
 
     @property
     def shape(self) -> Shape:
-        """What its files say that records are made to."""
+        """What the feed's files ask records to become: schema, contract and policies."""
         dropping = self.policies.on_undecodable is OnUndecodable.DROP
         closed = self.columns is not None and self.policies.on_drift is OnDrift.QUARANTINE
         return Shape(self.columns, self.contract, dropping, closed)

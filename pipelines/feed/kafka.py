@@ -1,6 +1,7 @@
-"""How a feed reaches Kafka: what it may set of kafka-python, by its own names, and what it must not, and why.
+"""How a feed reaches Kafka: which settings of kafka-python it may set, and which it must not, with the reason.
 
-Together the two are every setting of kafka-python's consumer, producer and admin; a test compares them.
+Settings keep kafka-python's names. Both lists together are every setting of its consumer, producer and admin client; a
+test compares them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ _NOT_FOR_ALL = {"bootstrap", "session_timeout_ms", "transaction_timeout_ms"}
 
 
 class KafkaSettings(Settings):
-    """How to reach Kafka: addresses, and kafka-python's security and time-out settings by its names."""
+    """Kafka's addresses, and kafka-python's settings for security and time-outs."""
 
     bootstrap: Annotated[str, StringConstraints(max_length=4000), AfterValidator(lambda text: _addresses(text))]
 
@@ -149,10 +150,10 @@ class KafkaSettings(Settings):
         return any(n.startswith(prefix) for n in self.model_dump(exclude_none=True))
 
     def client_settings(self) -> dict[str, Any]:
-        """Keywords for any kafka-python client (consumer, producer, admin), besides `bootstrap_servers`.
+        """Keyword arguments for any kafka-python client, except `bootstrap_servers`.
 
-        Plain values, secrets among them: for the client's constructor only. Raises FeedError when the named
-        token provider cannot be made.
+        The values are plain, secrets too: pass them to a client's constructor and nowhere else. Raises FeedError when
+        the token provider that the feed names cannot be made.
         """
         given = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
         plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
@@ -161,13 +162,13 @@ class KafkaSettings(Settings):
         return plain
 
     def producer_settings(self) -> dict[str, Any]:
-        """`client_settings`, and the transaction's time-out where the feed gives one."""
+        """The same as `client_settings`, and the transaction's time-out if the feed gives one."""
         own = {"transaction_timeout_ms": self.transaction_timeout_ms} if self.transaction_timeout_ms else {}
         return self.client_settings() | own
 
 
 def _addresses(text: str) -> str:
-    """`host:port,host:port` without spaces."""
+    """The addresses as `host:port,host:port`, without spaces. Raises ValueError."""
     addresses = [a.strip() for a in text.split(",")]
     found = [_ADDRESS.fullmatch(a) for a in addresses]
     if not all(f and int(f[1]) < 1 << 16 for f in found):

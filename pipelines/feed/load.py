@@ -1,4 +1,4 @@
-"""Feed files, read. What is wrong raises FeedError: file, key and remedy, all problems at once, never a value."""
+"""Reads feed files. Problems raise one FeedError, which names each file, key and remedy, and never quotes a value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sluice.pipelines.vocabulary.errors import FeedError
 
 
 def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
-    """The feed in the file; its relative paths count from the parent of the file's folder.
+    """The feed in the file, with the contract in the file beside it, if there is one. Raises FeedError.
 
-    With the contract in the file beside it, if there is one. Raises FeedError.
+    Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`.
     """
     found = _load(path, environ)
     if isinstance(found, Feed):
@@ -26,7 +26,7 @@ def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
 
 
 def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
-    """Every feed of the folder's `*.yaml`, by name. Raises one FeedError with all problems of all files."""
+    """Every feed in the folder's `*.yaml` files, by name. Raises one FeedError with all problems of all files."""
     if not folder.is_dir():
         raise FeedError(f"no folder {folder}", remedy="run in the project's folder, where feeds/ is, or name it")
     feeds: dict[str, tuple[Path, Feed]] = {}
@@ -59,7 +59,7 @@ def _under_contract(feed: Feed, path: Path) -> Feed | tuple[tuple[str, FileProbl
 
 
 def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
-    """Contracts of no feed: somebody believes that they are kept."""
+    """Contract files without a feed. Somebody believes that these contracts hold."""
     found = sorted(p for p in folder.glob(f"*{CONTRACT}") if not p.name.startswith("."))
     names = [(p, f"{p.name.removesuffix(CONTRACT)}.yaml") for p in found]
     missing = [(p, name) for p, name in names if not (folder / name).exists()]
@@ -82,7 +82,7 @@ def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, .
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The feed with where Kafka is, from the environment where the file does not say so."""
+    """The feed file's data with Kafka's address, from the environment if the file names none."""
     kafka, known = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
     if not known or not isinstance(kafka, dict) or kafka.get("bootstrap") is not None:
         return data
@@ -100,7 +100,7 @@ def _validate(data: dict[str, Any], root: Path) -> Feed | tuple[FileProblem, ...
 
 
 def _clashes(feed: Feed, others: Mapping[str, tuple[Path, Feed]]) -> tuple[FileProblem, ...]:
-    """What two feeds must not share: their name, and on one Kafka their group and transactional id."""
+    """What this feed shares with another and must not: a name, or on one Kafka a group or transactional id."""
     out = []
     for path, other in others.values():
         if other.name == feed.name:

@@ -1,4 +1,4 @@
-"""What is wrong with a feed file, said so that it can be mended: file, key, what, remedy; never a value."""
+"""Turns pydantic's errors into problems that a user can fix: file, key, what is wrong, remedy. Never a value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REMEDIES = {
 
 
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
-    """The problems in pydantic's error, without the values that it holds."""
+    """The problems in pydantic's error, without the values in it."""
     if not isinstance(error, ValidationError):
         return (FileProblem("", "cannot be validated", "see docs/feeds.md"),)
     details = error.errors(include_url=False, include_input=False)
@@ -86,7 +86,7 @@ def _shown(text: str) -> str:
 
 
 def raise_problems(found: Sequence[tuple[str, FileProblem]]) -> NoReturn:
-    """One FeedError for all problems, each with the file it is in."""
+    """Raise one FeedError for all problems, each given with its file."""
     lines = [f"{file}: {p.key}: {p.what}" if p.key else f"{file}: {p.what}" for file, p in found]
     if len(found) == 1:
         raise FeedError(lines[0], remedy=found[0][1].remedy)

@@ -1,10 +1,10 @@
-"""A report: SQL over the rows of one complete window of a feed, as a file `reports/<name>.sql` says it.
+"""A report: SQL over the rows of one complete window of a feed, from a file `reports/<name>.sql`.
 
     -- Revenue by hour and currency.
     -- feed: orders
     SELECT currency, sum(amount) AS revenue FROM orders GROUP BY currency
 
-The comment at its head names the feed, which is also the table's name; what else it says describes the report. The
+The comment at its head names the feed, which is also the table's name. The rest of it describes the report. The
 window's start and end are the parameters `:window_start` and `:window_end`.
 """
 
@@ -25,7 +25,7 @@ _TAKEN = frozenset({"landed", "quarantined", "committed"})
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`feed` is the name of the feed whose windows it reads; `sql` the whole file."""
+    """One report. `feed` names the feed whose windows it reads; `sql` is the whole file."""
 
     name: str
     feed: str
@@ -34,7 +34,7 @@ class Report:
 
     @property
     def version(self) -> str:
-        """The same text, the same version."""
+        """A hash of the text: the same text has the same version."""
         return hashlib.sha256(self.sql.encode()).hexdigest()[:12]
 
 
@@ -64,7 +64,7 @@ def _text(path: Path) -> str:
 
 
 def _head(sql: str) -> list[str]:
-    """The comment lines before the first that is none."""
+    """The comment lines before the first line of SQL."""
     lines = sql.strip().splitlines()
     end = next((i for i, line in enumerate(lines) if not line.strip().startswith("--")), len(lines))
     return lines[:end]

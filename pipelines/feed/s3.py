@@ -1,7 +1,7 @@
-"""How a feed reaches a lake on S3, or on anything that speaks its language: address, access, encryption, patience.
+"""How a feed reaches a lake on S3 or a compatible store: address, access, encryption, time-outs.
 
-Whatever is not said is boto3's own to find: region, endpoint and credentials in its environment variables, files, and
-what the machine was given.
+What the feed leaves out, boto3 finds by itself: region, endpoint and credentials, in its environment variables, its
+files and the machine's role.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Secret = Annotated[SecretStr, Field(min_length=1)]
 
 
 def s3_address(text: str) -> str:
-    """`s3://bucket` or `s3://bucket/prefix`, without a slash at its end. Raises ValueError."""
+    """The address `s3://bucket` or `s3://bucket/prefix`, without a slash at the end. Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
     if found is None or any(part in (".", "..") for part in found[2].split("/")):
         raise ValueError("is no s3://bucket/prefix")
@@ -29,7 +29,7 @@ def s3_address(text: str) -> str:
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """The two parts of what `s3_address` gave; the prefix is empty or ends in a slash."""
+    """The bucket and the prefix in an address from `s3_address`. The prefix is empty or ends in a slash."""
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     return bucket, f"{prefix}/" if prefix else ""
 
@@ -41,21 +41,23 @@ def _endpoint(text: str) -> str:
 
 
 def _tags(tags: dict[str, str]) -> dict[str, str]:
-    """As many and as long as S3 takes them."""
+    """Checks that S3 takes so many tags of such length. Raises ValueError."""
     if len(tags) > 10 or any(not 1 <= len(k) <= 128 or len(v) > 256 for k, v in tags.items()):
         raise ValueError("has more than 10 tags, or one that is too long")
     return tags
 
 
 class S3Settings(Settings):
-    """Access to the bucket. `retries` are those of each request; `part_bytes` is what one upload request carries, and
-    `buffer_bytes` what waits in a process's memory to be uploaded: what is beyond that waits on its disk.
+    """Access to the bucket.
+
+    `retries` count per request. One upload request carries `part_bytes`. At most `buffer_bytes` wait for upload in a
+    process's memory; the rest waits on its disk.
     """
 
     endpoint: Annotated[Text, AfterValidator(_endpoint)] | None = None
     region: Text | None = None
     path_style: bool | None = None
-    """`endpoint/bucket/key` instead of `bucket.endpoint/key`; without a word, with an endpoint of one's own."""
+    """Use `endpoint/bucket/key` instead of `bucket.endpoint/key`. None: do so if the feed names an endpoint."""
     ca_bundle: LocalFile | None = None
 
     profile: Text | None = None

@@ -1,4 +1,7 @@
-"""The sections of a feed file: typed, frozen and validated; secrets are masked wherever one is shown."""
+"""The sections of a feed file: typed, frozen and validated. Secrets are masked wherever a section is shown.
+
+docs/feeds.md explains every key. Sizes are in bytes, durations in ms.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE
 
 
 class StartKind(StrEnum):
+    """The ways to say where a partition begins."""
+
     EARLIEST = "earliest"
     LATEST = "latest"
     TIME = "time"
@@ -32,7 +37,10 @@ class StartKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a partition without committed offset begins. `ms`: the time since the epoch, or how far back."""
+    """Where a partition without a committed offset begins.
+
+    `ms` is a time since the epoch (TIME) or how far to look back (LOOK_BACK).
+    """
 
     kind: StartKind
     ms: int = 0
@@ -52,7 +60,10 @@ class Start:
 
 
 def parse_start(value: object) -> Start:
-    """`earliest`, `latest`, `fail`, a look-back such as `7d`, or an ISO time with zone. Raises ValueError."""
+    """The start that a feed file names. Raises ValueError.
+
+    One of `earliest`, `latest`, `fail`, a look-back such as `7d`, or an ISO time with zone.
+    """
     if isinstance(value, Start):
         return value
     if value in ("earliest", "latest", "fail"):
@@ -66,23 +77,31 @@ def parse_start(value: object) -> Start:
 
 
 class OnLoss(StrEnum):
+    """What to do when Kafka no longer holds owed offsets."""
+
     FAIL = "fail"
     ACCEPT = "accept"
 
 
 class OnGroupMoved(StrEnum):
+    """What to do when somebody else moved the group's committed offsets."""
+
     REFUSE = "refuse"
     ADOPT = "adopt"
     OVERWRITE = "overwrite"
 
 
 class OnUndecodable(StrEnum):
+    """What to do with records that cannot become rows."""
+
     QUARANTINE = "quarantine"
     FAIL = "fail"
     DROP = "drop"
 
 
 class OnDrift(StrEnum):
+    """What to do with fields that the schema does not name or that outgrow it."""
+
     EXTRA = "extra"
     EVOLVE = "evolve"
     QUARANTINE = "quarantine"
@@ -90,22 +109,30 @@ class OnDrift(StrEnum):
 
 
 class RecordFormat(StrEnum):
+    """What records hold: raw bytes, or JSON that a schema types."""
+
     RAW = "raw"
     JSON = "json"
 
 
 class CommitMode(StrEnum):
+    """How offsets are committed to the group."""
+
     TRANSACTIONAL = "transactional"
     PLAIN = "plain"
     NONE = "none"
 
 
 class PublishPolicy(StrEnum):
+    """Whether a batch with failed slices publishes the partitions that succeeded."""
+
     BY_PARTITION = "by_partition"
     ALL_OR_NOTHING = "all_or_nothing"
 
 
 class Compression(StrEnum):
+    """Parquet compression."""
+
     ZSTD = "zstd"
     SNAPPY = "snappy"
     LZ4 = "lz4"
@@ -114,12 +141,14 @@ class Compression(StrEnum):
 
 
 class Layout(StrEnum):
+    """Which folder a row goes to: that of its window, or that of its own time."""
+
     WINDOW = "window"
     RECORD_TIME = "record_time"
 
 
 class LandingSettings(Settings):
-    """How parts are written. `row_group_rows` bounds a row group, `target_file_bytes` a part."""
+    """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`."""
 
     layout: Layout = Layout.WINDOW
     compression: Compression = Compression.ZSTD
@@ -138,8 +167,9 @@ class LandingSettings(Settings):
 
 
 class CompactionSettings(Settings):
-    """How small parts are merged: into files of about `target_file_bytes`, and not those that have half of that;
-    `batch_bytes` of them are put in place at once, and `memory` is what that may take.
+    """How small parts are merged into files of about `target_file_bytes`. Parts of half that size are left alone.
+
+    One compaction replaces at most `batch_bytes` of parts at once, and may use `memory`.
     """
 
     target_file_bytes: Size = 256 << 20
@@ -148,7 +178,7 @@ class CompactionSettings(Settings):
 
 
 class Limits(Settings):
-    """Bounds. `records` and `bytes` are for one run; the rest shapes slices and tasks."""
+    """Bounds of a run (`records`, `bytes`), and of its slices and tasks."""
 
     records: Count | None = None
     bytes: Size | None = None
@@ -159,8 +189,11 @@ class Limits(Settings):
 
 
 class QuarantineLimit(Settings):
-    """A batch fails before publishing once more than `share` of its records are bad, and `at_least` are; and once more
-    than `at_most` are, whatever their share."""
+    """How many bad records a batch may have. Beyond that it fails before it is published.
+
+    A batch fails when more than `share` of its records are bad and `at_least` of them are, or when more than `at_most`
+    are bad, whatever their share.
+    """
 
     share: Annotated[float, BeforeValidator(number), Field(ge=0, le=1, allow_inf_nan=False)] = 0.01
     at_least: Annotated[int, BeforeValidator(number), Field(ge=0, lt=1 << 62)] = 100
@@ -168,7 +201,7 @@ class QuarantineLimit(Settings):
 
 
 class Policies(Settings):
-    """What to do about each event that has a name (DESIGN §8)."""
+    """What to do about each named event (DESIGN §8)."""
 
     on_loss: OnLoss = OnLoss.FAIL
     on_recreated: Literal["refuse"] = "refuse"
@@ -180,15 +213,17 @@ class Policies(Settings):
 
 
 class DeadLetters(Settings):
-    """Where the records that are quarantined go, too, in the transaction that commits the offsets."""
+    """The topic to which quarantined records are published as well, in the transaction that commits the offsets."""
 
     topic: TopicName
 
 
 class Alerts(Settings):
-    """From when on the sensor speaks up, in ms. `lag`: how old the oldest record that is owed may be; without it, two
-    windows and what they settle. `partial`: how long after it closed a window may be landed in part. `transaction`: how
-    long ago one that holds records back was last written to. `retention`: how long before Kafka deletes what is owed.
+    """When the sensor raises an alarm. All in ms.
+
+    `lag`: the oldest owed record is older than this (None: two windows and their settling). `partial`: a window closed
+    this long ago is landed only in part. `transaction`: a transaction that holds records back was last written to this
+    long ago. `retention`: Kafka will delete owed records within this time.
     """
 
     lag: Duration | None = None
@@ -197,7 +232,7 @@ class Alerts(Settings):
     retention: Duration = DAY
 
     def late(self, window: WindowSettings) -> int:
-        """The lag that is told of."""
+        """The lag (ms) beyond which the sensor raises an alarm."""
         return 2 * window.length + window.settle if self.lag is None else self.lag
 
 
@@ -205,7 +240,7 @@ _FETCH = FetchLimits()
 
 
 class FetchSettings(Settings):
-    """Bounds of a task's reading, and the rack whose replicas it prefers."""
+    """Bounds of what a task fetches, and the rack whose replicas it prefers."""
 
     request_bytes: Size = _FETCH.request_bytes
     partition_bytes: Size = _FETCH.partition_bytes
@@ -214,6 +249,7 @@ class FetchSettings(Settings):
     rack: Text | None = None
 
     def limits(self) -> FetchLimits:
+        """The bounds as the fetcher takes them."""
         return FetchLimits(self.active_slices, self.request_bytes, self.partition_bytes, self.ahead_bytes)
 
 
@@ -225,7 +261,7 @@ MASK = "**********"
 
 
 class SparkSettings(Settings):
-    """Which Spark runs the tasks. `conf` goes to the session as it is; what looks secret in it is masked."""
+    """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown."""
 
     master: Text | None = None
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
@@ -245,14 +281,18 @@ def _conf_value(value: object) -> object:
 
 
 def _even_window(length: int) -> int:
-    """Windows that a calendar has: every hour, and every day, holds a whole number of them."""
+    """Checks that an hour, or else a day, holds a whole number of windows. Raises ValueError."""
     if length < MINUTE or length % MINUTE or (HOUR % length and (length % HOUR or DAY % length)):
         raise ValueError("is no part of an hour in whole minutes, nor of a day in whole hours (15m, 1h, 6h, 1d)")
     return length
 
 
 class WindowSettings(Settings):
-    """All in ms: a window's `length`, how long to `settle` after its end, how far ahead of the clock a stamp may be."""
+    """How a feed is cut into windows. All in ms.
+
+    A window lasts `length`. Its boundaries are resolved `settle` after it ended. A record stamped more than `max_skew`
+    ahead of the clock does not decide a boundary.
+    """
 
     length: Annotated[Duration, AfterValidator(_even_window)] = HOUR
     settle: Duration = 600_000
@@ -261,11 +301,11 @@ class WindowSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _spelled(cls, value: object) -> object:
-        """`window: 15m` says the length alone."""
+        """Accept `window: 15m`, which gives the length alone."""
         return {"length": value} if isinstance(value, str) else value
 
     def start_of(self, time: int) -> int:
-        """The start of the window that holds `time`; windows are aligned to the epoch, in UTC."""
+        """The start of the window that holds `time`. Windows are aligned to the epoch, in UTC."""
         return time - time % self.length
 
     def last_boundary(self, now: int) -> int:
@@ -273,9 +313,9 @@ class WindowSettings(Settings):
         return self.start_of(now - self.settle)
 
     def closed(self, window: int, now: int) -> bool:
-        """Whether the window that starts at `window` has ended, and settled."""
+        """Whether the window that starts at `window` has ended and settled."""
         return window + self.length <= self.last_boundary(now)
 
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
-"""Variables of the environment: where Kafka is for feeds that do not say so, the second where the first is not set."""
+"""Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""

@@ -1,4 +1,4 @@
-"""What all settings share: frozen, nothing unknown, no value in an error; and the kinds of value in them."""
+"""The base of all settings, and the kinds of value in them: sizes, counts, durations, names, paths."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from sluice.pipelines.vocabulary.units import parse_duration, parse_size
 
 
 def number(value: object) -> object:
+    """The value, unless it is true or false, which pydantic would take for a number. Raises ValueError."""
     if isinstance(value, bool):
         raise ValueError("is not a number")
     return value
 
 
 def printable(text: str) -> str:
+    """The text, if every character can be printed. Raises ValueError."""
     if not text.isprintable():
         raise ValueError("has characters that cannot be printed")
     return text
 
 
 def below_root(text: str, info: ValidationInfo) -> str:
-    """The path, counted from the project's root when the validation's context names one."""
+    """The path, relative to the project's root if the validation context names one. Raises ValueError."""
     root = (info.context or {}).get("root")
     try:
         return str(root / Path(text).expanduser()) if root else text
@@ -51,6 +53,6 @@ LocalFile = Annotated[Text, AfterValidator(below_root)]
 
 
 class Settings(BaseModel):
-    """Frozen, nothing unknown, and no value in an error."""
+    """Settings are frozen, forbid unknown keys, and keep values out of errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

@@ -1,8 +1,7 @@
-"""Which topics a feed reads, and how a topic's name becomes part of a file's name.
+"""Which topics a feed reads.
 
-The filter is an exact list, or patterns to include and exclude; patterns are RE2 and match whole names, so no
-name, however hostile, makes matching slow. `encode_topic` gives different topics different file names, also
-where upper and lower case are one.
+The filter is an exact list, or patterns to include and exclude. Patterns are RE2 and match whole names, so that no
+topic name, however hostile, makes matching slow.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ Pattern = Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATTERN)
 
 
 class TopicFilter(BaseModel):
-    """Exact `names`, or patterns over whole names: `include` (all, when there is none) without `exclude`.
+    """Exact `names`, or patterns over whole names: those that match `include` (empty: all) and not `exclude`.
 
-    A feed spells it as a name, a list of names, or `{include: [...], exclude: [...]}`.
+    A feed file gives a name, a list of names, or `{include: [...], exclude: [...]}`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -69,7 +68,7 @@ class TopicFilter(BaseModel):
         return self
 
     def takes(self, name: str) -> bool:
-        """Whether a topic of that name is, or would be, among those that are asked for."""
+        """Whether the filter asks for a topic of that name, which need not exist."""
         if self.names:
             return name in self.names
         wanted = not self.include or any(_matches(p, [name]) for p in self.include)
@@ -83,10 +82,10 @@ class TopicFilter(BaseModel):
 
 
 def match(wanted: TopicFilter, available: Mapping[str, str]) -> tuple[str, ...]:
-    """The topics of `available` (name → topic id) that the filter asks for, sorted, never none.
+    """The topics of `available` (name → topic id) that the filter asks for: sorted, at least one.
 
-    Raises UnknownTopic for an exact name that is not there, an include pattern that matches nothing, and a
-    filter that leaves nothing: a run never silently reads less than was asked for.
+    Raises UnknownTopic for an exact name that is missing, an include pattern that matches nothing, and a filter that
+    leaves nothing: a run never silently reads less than was asked for.
     """
     if wanted.names:
         return _exact(wanted.names, available)
@@ -125,7 +124,7 @@ def _match_pattern(pattern: str, known: list[str]) -> list[str]:
 
 
 def _matches(pattern: str, names: list[str]) -> list[str]:
-    """Those of `names` that the pattern matches from end to end. Raises ArrowInvalid."""
+    """The names that the pattern matches from end to end. Raises ArrowInvalid."""
     array = pa.array(names, pa.string())
     pc.match_substring_regex(array, pattern)  # alone first: `a)|(b` must not pass inside the brackets below
     hits = pc.match_substring_regex(array, rf"\A(?:{pattern})\z")

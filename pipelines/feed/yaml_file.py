@@ -1,8 +1,8 @@
-"""A YAML file from outside, read with bounds: plain data only, and `${NAME}` filled in from the environment.
+"""Reads a YAML file strictly: plain data only, bounded, with `${NAME}` filled in from the environment.
 
-Guarantee: no Python objects, tags, anchors or duplicate keys; size and depth are bounded; what could be a secret (a
-value, a line of the file, a variable's content) stands in no error. A scalar is null, true/false, a number or
-a string; dates, octals, `yes` and `no` stay strings.
+Guarantee: no Python objects, tags, anchors or duplicate keys, and bounded size and depth. No error holds what could be
+a secret: a value, a line of the file, or a variable's content. A scalar is null, true or false, a number or a string;
+dates, octals, `yes` and `no` stay strings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """Where in a file (`key`, dotted; empty: the file itself), what is wrong, and what to do."""
+    """One problem in a file: where (`key`, dotted; empty for the whole file), what is wrong, and what to do."""
 
     key: str
     what: str
@@ -31,7 +31,7 @@ class FileProblem:
 
 
 class YamlError(Exception):
-    """A file that cannot be used, with every problem found."""
+    """The file cannot be used. `problems` holds every problem that was found."""
 
     def __init__(self, *problems: FileProblem) -> None:
         super().__init__("; ".join(f"{p.key}: {p.what}" for p in problems))
@@ -39,7 +39,7 @@ class YamlError(Exception):
 
 
 def read_yaml(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The file's mapping, with variables filled in and keys without a value left out. Raises YamlError."""
+    """The file's mapping. Variables are filled in; keys without a value are left out. Raises YamlError."""
     data = parse_yaml(_read(path))
     if not isinstance(data, dict):
         raise YamlError(FileProblem("", "is not a mapping", "write `key: value` lines"))
@@ -65,7 +65,7 @@ def _read(path: Path) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """The one document in `text`. Raises YamlError, which names a line and column and quotes nothing."""
+    """The one document in `text`. Raises YamlError, which names line and column and quotes nothing."""
     # Raised outside the handlers: PyYAML's own errors quote the text, and must not hang on ours as context.
     what, remedy = "is not readable YAML", "put values with special characters in quotes"
     try:
@@ -90,7 +90,7 @@ class _YamlRefused(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without tags, anchors, duplicate keys, deep nesting, and YAML 1.1's guesses at scalars."""
+    """A SafeLoader that refuses tags, anchors, duplicate keys and deep nesting, and does not guess as YAML 1.1 does."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML declares it so
     depth = 0

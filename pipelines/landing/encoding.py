@@ -1,7 +1,7 @@
-"""How each column of a part is written: Parquet encodings chosen by measurement, from a column's type and first rows.
+"""Chooses how each column of a part is written: its Parquet encoding, from its type and first rows.
 
-Promise: what is chosen follows from the schema, the settings and the rows alone, so that equal rows give equal bytes.
-Every choice is one that Spark, DuckDB and Arrow read.
+Promise: the choice follows from the schema, the settings and the rows alone, so that equal rows give equal bytes.
+Spark, DuckDB and Arrow read every choice. The limits below were found by measuring.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ import pyarrow.compute as pc
 from sluice.pipelines.feed.sections import LandingSettings
 
 PAGE_BYTES = 1 << 17
-"""Of values before they are compressed: zstd is faster on what is so short."""
+"""Bytes of values in a page, before compression. zstd is faster on pages this short."""
 SAMPLE_ROWS = 4096
-"""Rows by which a column's encoding is chosen; with less than a quarter of them a text is kept plain."""
+"""How many rows decide a column's encoding. With fewer than a quarter of them, a text column stays plain."""
 REPEATS = 0.75
-"""Up to this share of different values in the sample a dictionary takes less time and room: of 5,000 customers, drawn
-evenly, a sample shows 0.68, and the time is half."""
+"""Up to this share of distinct values in the sample, a dictionary saves time and room. A sample of 5,000 customers,
+drawn evenly, has a share of 0.68, and takes half the time."""
 DICTIONARY_BYTES = 256 << 10
-"""Of different values in the sample; beyond, a row group's would not fit into Parquet's 1 MiB of dictionary."""
+"""The most bytes of distinct values in a sample. With more, a row group's would exceed Parquet's 1 MiB dictionary."""
 SAMPLE_BYTES = 1 << 20
-"""Of a sample; longer values are not looked at."""
+"""The most bytes of a sample. Longer values are not looked at."""
 NEIGHBOURS = 64
 SHARED = 0.25
-"""The share of its bytes that a text has in common with the one before, at least, to be written as what differs."""
+"""The least share of bytes that texts have in common with the one before, for writing only what differs."""
 
 
 def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
-    """What `pyarrow.parquet.ParquetWriter` is told for a file that begins with these rows (at least one).
+    """The options of `pyarrow.parquet.ParquetWriter` for a file that begins with these rows (at least one).
 
-    Numbers and times are written as deltas, with statistics, and plain where they stay the same, as a partition does;
-    texts and bytes by dictionary where they repeat, as what differs from the one before where that is little, else
-    plain.
+    Numbers and times get statistics. They are written as deltas, or plain if they stay the same, as a partition does.
+    Texts and bytes are written by dictionary if they repeat, as differences from the value before if these are small,
+    and plain otherwise.
     """
     schema, row_bytes = rows.schema, rows.nbytes // rows.num_rows
     numbers = [f.name for f in schema if _is_number(f.type)]
@@ -60,7 +60,7 @@ def options(rows: pa.Table, settings: LandingSettings) -> dict[str, Any]:
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary is worth it, by the column's type or by its first rows."""
+    """Whether a dictionary pays, by the column's type or its first rows."""
     if not _is_text(column.type):
         return bool(pa.types.is_dictionary(column.type))
     seen = column.slice(0, SAMPLE_ROWS)
@@ -71,7 +71,7 @@ def _repeats(column: pa.ChunkedArray) -> bool:
 
 
 def _goes_on(column: pa.ChunkedArray) -> bool:
-    """Whether texts begin as the ones before them do, as numbered names do."""
+    """Whether texts share their beginnings with the ones before, as numbered names do."""
     seen = column.slice(0, NEIGHBOURS)
     if len(seen) < NEIGHBOURS or seen.nbytes > SAMPLE_BYTES:
         return False
@@ -81,7 +81,7 @@ def _goes_on(column: pa.ChunkedArray) -> bool:
 
 
 def _common_prefix(a: bytes, b: bytes) -> int:
-    """Bytes that both begin with."""
+    """How many bytes both begin with."""
     n = min(len(a), len(b))
     differ = int.from_bytes(a[:n]) ^ int.from_bytes(b[:n])
     return n - (differ.bit_length() + 7) // 8
@@ -97,6 +97,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """What Parquet keeps as an integer of 32 or 64 bits."""
+    """Whether Parquet stores the type as an integer of 32 or 64 bits."""
     of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
     return bool(of_time or pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.precision <= 18))

@@ -1,8 +1,8 @@
-"""The proof of a slice: what its receipt says, held against the plan and against the staged files themselves.
+"""The proof of a slice: its receipt is checked against the plan and the staged files themselves.
 
-A receipt that passes may be published. Checked are: position and classes against the range; names and paths;
-each file's size, footer (rows, own metadata) and the offsets that its row groups span. A receipt that fails
-becomes a SliceFailure that says what does not add up; nothing is mended here.
+A receipt that passes may be published. Checked are the position and the counts against the range; names and paths; and
+each file's size, footer (rows, own metadata) and the offsets that its row groups span. A receipt that fails becomes a
+SliceFailure that says what does not add up. Nothing is repaired here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
 
 
 def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tuple[list[Receipt], list[SliceFailure]]:
-    """For each slice of the plan, in its order, either one proven receipt or one failure.
+    """The proven receipts and the failures of a plan: one of the two for each slice, in the plan's order.
 
-    Where tasks ran more than once there may be several receipts: the first that holds, by attempt, is chosen.
+    A task that ran more than once may leave several receipts; the first that holds, in order of attempt, is chosen.
     """
     by_slice: dict[Slice, list[Outcome]] = {}
     for outcome in outcomes:
@@ -43,7 +43,7 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whose parts they say they are."""
+    """The batch and plan that parts must name as theirs."""
 
     feed: str
     batch: int
@@ -62,7 +62,7 @@ def _judge(claim: Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> O
 
 
 def failure(s: Slice, error: Exception) -> SliceFailure:
-    """The error as a value. Fatal: it will not go away by trying again."""
+    """The error as an outcome. It is fatal if a retry cannot help."""
     if isinstance(error, SluiceError):
         return SliceFailure(s, type(error).__name__, error.message, error.remedy, fatal=is_final(error))
     text = f"{type(error).__name__}: {error}"[:500]
@@ -70,12 +70,15 @@ def failure(s: Slice, error: Exception) -> SliceFailure:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the same call would fail again, until somebody changes something."""
+    """Whether the same call would fail again until somebody changes something."""
     return isinstance(error, SluiceError) and not isinstance(error, Retryable | Unknown)
 
 
 def check(claim: Claim, r: Receipt, lake: Lake) -> None:
-    """Raises ProofFailed unless the receipt says what its files do. Names come first: no other path is opened."""
+    """Raises ProofFailed unless the receipt agrees with its files.
+
+    Names are checked first, so that no other path is ever opened.
+    """
     check_account(r)
     for kind in PartKind:
         parts = [p for p in r.parts if p.kind is kind]
@@ -86,7 +89,7 @@ def check(claim: Claim, r: Receipt, lake: Lake) -> None:
 
 
 def check_account(r: Receipt) -> None:
-    """Raises ProofFailed unless the slice was read to its end and its classes add up (invariant 5)."""
+    """Raises ProofFailed unless the slice was read to its end and its counts add up (invariant 5)."""
     s, counts = r.slice, r.counts
     if r.position < s.end:
         raise _proof_failed(s, f"reading stopped at {r.position}, before the end")
@@ -122,7 +125,7 @@ def _folder(claim: Claim, s: Slice, part: Part) -> str:
 
 
 def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]:
-    """Offsets that each row group of the staged file spans, after the file was held against the receipt."""
+    """Check the staged file against the receipt. Returns the offsets that each of its row groups spans."""
     size = lake.size(part.staged)
     if size != part.bytes:
         raise _proof_failed(r.slice, f"{part.staged} has {size} bytes, its receipt says {part.bytes}")
@@ -159,7 +162,7 @@ def _check_offsets(s: Slice, groups: Sequence[Range]) -> None:
 
 
 def receipt_at(path: str, lake: Lake) -> Receipt | None:
-    """The receipt at `path`; None for one that says nothing sound, whose slice is read again."""
+    """The receipt at `path`; None if it is unsound, and its slice must be read again."""
     try:
         receipt = _RECEIPT.validate_json(lake.get(path) or b"")
         check_account(receipt)
@@ -169,7 +172,7 @@ def receipt_at(path: str, lake: Lake) -> Receipt | None:
 
 
 def files_stand(r: Receipt, lake: Lake) -> bool:
-    """Whether every part of the receipt is in staging with the size and the SHA-256 that the receipt says."""
+    """Whether every part of the receipt is in staging, with the size and SHA-256 that the receipt names."""
     return all(_stands(part, lake) for part in r.parts)
 
 
@@ -184,6 +187,7 @@ def _stands(part: Part, lake: Lake) -> bool:
 
 
 def sha256(file: BinaryIO) -> str:
+    """The SHA-256 (hex) of the rest of an open file."""
     digest = hashlib.sha256()
     while data := file.read(1 << 20):
         digest.update(data)

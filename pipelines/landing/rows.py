@@ -1,4 +1,4 @@
-"""The rows of landed parts, read back in offset order and compared."""
+"""Reads the rows of landed parts back in offset order, and compares them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sluice.pipelines.vocabulary.errors import ProofFailed
 from sluice.pipelines.vocabulary.receipts import Part
 
 READ_BYTES, READ_ROWS = 2 << 20, 1 << 16
-"""Rows that are decoded at once, of one file."""
+"""The most bytes and rows of one file that are decoded at once."""
 
 Rows = Iterator[pa.RecordBatch]
 
 
 def check_source(lake: Lake, feed: str, part: Part) -> None:
-    """Raises ProofFailed for a part that is not what the ledger says."""
+    """Raises ProofFailed if the part's file is not the one that the ledger names."""
     with suppress(FileNotFoundError), lake.open(part.path) as file:
         if sha256(file) == part.sha256:
             return
@@ -36,13 +36,13 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
 
 
 def rows_of(lake: Lake, path: str) -> Rows:
-    """The rows of one file, so many at once as take little memory. Raises PartUnreadable."""
+    """The rows of one file, in batches that take little memory. Raises PartUnreadable."""
     with parquet.readable(path), lake.open(path) as opened:
         yield from rows_in(opened)
 
 
 def rows_in(opened: BinaryIO, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
-    """The same of an open file: these columns of them, and no more than `most` at once."""
+    """The rows of an open file, in batches of at most `most`. `columns` None means all."""
     file = pq.ParquetFile(opened)
     for index in range(file.num_row_groups):
         group = file.metadata.row_group(index)
@@ -51,7 +51,7 @@ def rows_in(opened: BinaryIO, columns: Sequence[str] | None = None, most: int = 
 
 
 def in_order(files: Sequence[Rows]) -> Rows:
-    """The rows of several files that are in offset order each, in that of all. A batch of each is in memory."""
+    """Merge the rows of several files, each in offset order, into one offset order. Holds one batch of each."""
     heads = {file: rows for file in files if (rows := next(file, None)) is not None}
     while heads:
         horizon = min(offsets_of(rows)[-1] for rows in heads.values())
@@ -69,12 +69,12 @@ def in_order(files: Sequence[Rows]) -> Rows:
 
 
 def offsets_of(rows: pa.RecordBatch) -> np.ndarray:
-    """The rows' Kafka offsets."""
+    """The rows' Kafka offsets, as int64."""
     return int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
 
 
 def same_rows(before: Rows, after: Rows) -> bool:
-    """Whether both give the same rows in the same order, however they are cut into batches."""
+    """Whether both yield the same rows in the same order, however they are cut into batches."""
     left, right = next(before, None), next(after, None)
     while left is not None and right is not None:
         both = min(left.num_rows, right.num_rows)

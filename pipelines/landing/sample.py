@@ -1,7 +1,7 @@
-"""Records of a feed looked at exactly as a run would land them, without landing: which offsets, and where they go.
+"""Looks at records of a feed exactly as a run would land them, without landing them.
 
-Promises: parts are written to the lake that is given, a scratch one, and nothing else is written anywhere; no group is
-asked and no offset moves. What is read is bounded in records and, as far as brokers tell how large logs are, in bytes.
+Promises: parts are written to the given scratch lake, and nothing else is written anywhere. No group is asked and no
+offset moves. What is read is bounded in records, and in bytes as far as brokers tell the sizes of their logs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, SliceF
 
 TOMBSTONE = f"{KAFKA}tombstone"
 NAME = "sample"
-"""What stands for a feed's name in the scratch lake."""
+"""The feed's name in the scratch lake."""
 
 
 # -- which offsets
@@ -41,7 +41,7 @@ NAME = "sample"
 def window_ranges(
     state: State, cluster: Cluster, partitions: Sequence[PartitionState], start: int, end: int
 ) -> dict[TopicPartition, Range]:
-    """The offsets between two times (ms): as they are pinned in the ledger, otherwise as Kafka tells them now."""
+    """The offsets between two times (ms): as pinned in the ledger, or else as Kafka tells them now."""
     pinned = {p.tp: _window_range(state, p, start, end) for p in partitions}
     unknown = [p for p in partitions if pinned[p.tp] is None]
     first, last = (cluster.offsets_at({p.tp: time for p in unknown}) if unknown else {} for time in (start, end))
@@ -60,7 +60,7 @@ def _window_range(state: State, p: PartitionState, start: int, end: int) -> Rang
 def stretches(
     partitions: Iterable[PartitionState], ranges: Mapping[TopicPartition, Sequence[Range]] | None = None
 ) -> list[Slice]:
-    """What of the ranges (None: of everything) Kafka holds and is stable, with what it takes by the log's size."""
+    """The parts of `ranges` (None: of everything) that are stable and in Kafka, as slices with estimated bytes."""
     found = []
     for p in partitions:
         per_record = (p.log_bytes or 0) / max(p.high_watermark - p.log_start, 1)
@@ -73,7 +73,7 @@ def stretches(
 
 
 def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...]:
-    """The last offsets of each slice, evenly, `records` in all at most, and no more than are held in `size` bytes."""
+    """The last offsets of each slice, spread evenly: at most `records` in all, and at most about `size` bytes."""
     most = sum(s.estimated_bytes for s in slices)
     left = records if most <= size else min(records, sum(s.span for s in slices) * size // most)
     chosen: dict[Slice, Slice] = {}
@@ -90,8 +90,10 @@ def newest(slices: Sequence[Slice], records: int, size: int) -> tuple[Slice, ...
 def look(
     feed: Feed, shape: Shape, slices: Sequence[Slice], fetcher: Fetcher, lake: Lake, report: Reporter
 ) -> tuple[Receipt, ...]:
-    """Make rows of the slices by the shape, in the scratch lake: a receipt for each. Raises Failed where one cannot be
-    read."""
+    """Turn the slices into rows of the shape, in the scratch lake. Returns a receipt for each slice.
+
+    Raises Failed when one cannot be read.
+    """
     limits, memory = feed.fetch.limits(), feed.limits.task_memory
     work = Assignment(NAME, 0, "", feed.isolation, NAME, feed.landing, limits, memory, shape.name)
     tools = Tools(_ReportingFetcher(fetcher, report), lake, shape.format())
@@ -102,7 +104,7 @@ def look(
 
 
 def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
-    """Columns of the rows that would land. Tombstones of typed feeds are none."""
+    """These columns of the rows that would land. Leaves out tombstones of typed feeds."""
     found = []
     for part in (p for r in receipts for p in r.parts if p.kind is PartKind.LANDED):
         with lake.open(part.staged) as file:
@@ -116,8 +118,10 @@ def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -
 def rows_at(
     places: Iterable[str], shape: Shape, receipts: Iterable[Receipt], lake: Lake
 ) -> dict[str, dict[str, pa.Scalar]]:
-    """The rows of some records (`topic:partition:offset`), typed, also of those that the contract put into quarantine;
-    a record that cannot be typed is left out."""
+    """The typed rows of some records, by place (`topic:partition:offset`), each a mapping of column to value.
+
+    Includes records that the contract put into quarantine. Leaves out records that cannot be typed.
+    """
     wanted: dict[str, set[int]] = {}
     for place in places:
         tp, _, offset = place.rpartition(":")
@@ -147,7 +151,7 @@ def _read_rows_at(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
 
 
 class _ReportingFetcher:
-    """A fetcher that tells how far it is."""
+    """A fetcher that reports its progress."""
 
     def __init__(self, behind: Fetcher, report: Reporter) -> None:
         self._behind, self._report = behind, report

@@ -1,14 +1,13 @@
-"""What one task does: its slices, from their leader's record bytes to staged parts and receipts.
+"""What one task does: it turns the record bytes of its slices into staged parts and receipts.
 
     adopt what an earlier attempt finished → fetch ─► decode ─► format ─► Parquet → receipt beside the parts
 
-Guarantees: one outcome for each slice; a receipt is written only when the slice's position reached its end,
-its classes add up to its span and its parts are whole in staging; a slice that fails stops no other. An error
-that may pass is raised (after the other slices are done) so that the engine tries the task again, which
-adopts what is finished; on the last try it becomes a SliceFailure. Memory is bounded by `Assignment.memory`,
-not by the topic.
+Guarantees: each slice has one outcome. A receipt is written only when the slice was read to its end, its counts add up
+to its span, and its parts are whole in staging. A slice that fails stops no other. An error that may pass is raised
+after the other slices are done, so that the engine tries the task again; the new attempt adopts what is finished. On
+the last try the error becomes a SliceFailure. `Assignment.memory` bounds memory, whatever the topic holds.
 
-One thread does it all while the fetcher reads ahead in another: the engine runs a task for each core.
+One thread does the work while the fetcher reads ahead in another. The engine runs one task per core.
 """
 
 from __future__ import annotations
@@ -36,17 +35,19 @@ from sluice.pipelines.vocabulary.plans import Slice, Task, to_json
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally
 
 RESERVED_BYTES = 256 << 20
-"""Of a task's memory, what the interpreter and its libraries take."""
+"""What the interpreter and its libraries take of a task's memory."""
 CHUNK_BYTES = (1 << 20, ROW_GROUP_BYTES)
-"""Bounds of the rows of one slice that are held in memory, and so of a row group."""
+"""The least and the most bytes of rows that one slice holds in memory, and so the bounds of a row group."""
 SCRATCH_BYTES = 4 << 20
 """What a decoder takes besides its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all tasks of a batch have in common. `attempt` names this execution alone; `memory` in bytes; `shape` is the
-    name of what their format makes of records."""
+    """What all tasks of a batch have in common.
+
+    `attempt` names this one execution. `memory` is in bytes. `shape` is the name of the shape that rows get.
+    """
 
     feed: str
     batch: int
@@ -69,11 +70,10 @@ class Tools:
 
 
 def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = True) -> list[Outcome]:
-    """Land every slice of the task: one outcome each, in the task's order.
+    """Land every slice of the task. Returns one outcome per slice, in the task's order.
 
-    Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen)
-    unless this is the `last_try`. Record bytes that do not match their CRC are fetched once more before they
-    fail.
+    Raises the first error that may pass (KafkaUnavailable, LakeUnavailable, Unknown, anything unforeseen), unless this
+    is the `last_try`. Record bytes that do not match their CRC are fetched once more before the slice fails.
     """
     landed = adopt(task.slices, work, tools)
     fresh, failed = _Reading([s for s in task.slices if s not in landed], work, tools).run()
@@ -90,18 +90,21 @@ def run_task(task: Task, work: Assignment, tools: Tools, *, last_try: bool = Tru
 
 
 def salvage(task: Task, work: Assignment, tools: Tools, why: str) -> list[Outcome]:
-    """What earlier tries finished of the task, after its engine gave up and said `why`; nothing is read any more."""
+    """The outcomes of a task that its engine gave up, with the engine's reason `why`. Reads nothing from Kafka.
+
+    Slices that an earlier try finished are receipts; the others are failures.
+    """
     landed = adopt(task.slices, work, tools)
     ended = Failed(f"not finished when its task failed: {why}", remedy="run again: only what is owed is read")
     return [landed[s] if s in landed else failure(s, ended) for s in task.slices]
 
 
 def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice, Receipt]:
-    """The slices that an earlier attempt at this batch finished.
+    """The slices that an earlier attempt at this batch finished, with their receipts.
 
-    A receipt counts when it is of exactly this slice and of this format (a feed's schema may have changed since), is
-    the one of its attempt, would pass the proof, and its files have the SHA-256 that it says: hashing a file is far
-    cheaper than reading its slice again, and trusts nothing. One that the proof refuses would come back for ever.
+    A receipt counts if it is of exactly this slice and this shape (the feed's schema may have changed since), lies
+    where its attempt wrote it, would pass the proof, and its files have the SHA-256 that it names. Hashing a file is
+    far cheaper than reading its slice again, and trusts nothing. Unproven, a bad receipt would come back for ever.
     """
     wanted = {paths.slice_name(s): s for s in slices}
     found: dict[Slice, Receipt] = {}
@@ -127,7 +130,7 @@ def _holds(receipt: Receipt, path: str, work: Assignment, lake: Lake) -> bool:
 
 
 class _Reading:
-    """One pass over slices in one stream: receipts of those that get through, errors of the others."""
+    """One pass over slices in one fetch stream: receipts of the slices that succeed, errors of the others."""
 
     def __init__(self, slices: Sequence[Slice], work: Assignment, tools: Tools) -> None:
         self.landed: dict[Slice, Receipt] = {}
@@ -137,7 +140,7 @@ class _Reading:
         self._chunks, self._limits = memory_shares(slices, work)
 
     def run(self) -> tuple[dict[Slice, Receipt], dict[Slice, Exception]]:
-        """Each slice ends in one of the two; whatever is raised leaves nothing half written."""
+        """The receipts and the errors. Every slice is in one of the two; nothing is left half written."""
         try:
             self._follow()
         except Exception as e:  # noqa: BLE001 - becomes an outcome, or is raised by run_task
@@ -179,9 +182,9 @@ class _Reading:
 
 
 def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice, int], FetchLimits]:
-    """Bytes of rows that each slice may hold in memory, and the limits that keep all within the task's.
+    """How many bytes of rows each slice may hold, and the fetch limits that keep the task within its memory.
 
-    A slice's share depends on the slice alone: it is cut into the same row groups whatever is read beside it.
+    A slice's share depends on the slice alone, so that it gets the same row groups whatever is read beside it.
     """
     least, most = CHUNK_BYTES
     chunks = {s: min(max(4 * s.estimated_bytes, least), most) for s in slices}
@@ -197,13 +200,14 @@ def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice
 
 
 class RowFindings:
-    """What pieces of one slice said to the contract and to the schema, added up."""
+    """Adds up what the rows of one slice showed: tallies against the contract, drift from the schema."""
 
     def __init__(self) -> None:
         self._tallies: dict[int, Tally] = {}
         self._drift = Drifts()
 
     def add(self, rows: Formatted) -> None:
+        """Add what one piece of the slice showed."""
         for tally in rows.tallies:
             before = self._tallies.get(tally.expectation)
             self._tallies[tally.expectation] = before + tally if before else tally
@@ -216,7 +220,7 @@ class RowFindings:
 
     @property
     def drift(self) -> tuple[Drift, ...]:
-        """By kind and field."""
+        """One for each kind and field."""
         return self._drift.all
 
 
@@ -243,7 +247,7 @@ class _Landing:
         self._validated = 0
 
     def take(self, got: Fetched) -> Receipt | None:
-        """Land what was fetched; the receipt, after the last. Raises CorruptBatch, ProofFailed, LakeFull."""
+        """Land what was fetched. Returns the receipt after the last. Raises CorruptBatch, ProofFailed, LakeFull."""
         self._input_bytes += len(got.records)
         self._waited += got.waited_ns
         self._land(self._decoder.feed(got.records, got.aborted))
@@ -253,7 +257,7 @@ class _Landing:
         return self._finish(max(self._decoder.position, got.next_position))
 
     def abandon(self) -> None:
-        """Leave no part behind. What cannot be removed now goes with the batch's staging."""
+        """Remove the unfinished parts. What cannot be removed now goes when the batch's staging does."""
         for writer in self._writers.values():
             with suppress(Exception):
                 writer.abandon()
@@ -293,7 +297,7 @@ class _Landing:
         self._counts += Counts(rows.num_rows) if landed else Counts(quarantined=rows.num_rows)
 
     def _finish(self, position: int) -> Receipt:
-        """Close the parts, check the account, write the receipt beside them."""
+        """Close the parts, check the counts, write the receipt beside the parts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
         account, timings = self._account(), self._timings()
@@ -307,7 +311,7 @@ class _Landing:
         return receipt
 
     def _account(self) -> Counts:
-        """All classes. What no batch held is the rest of the span; what was decoded went somewhere."""
+        """All counts of the slice. Offsets that no batch held are compacted. Raises ProofFailed for lost records."""
         seen, counts = self._decoder.counts, self._counts
         if counts.total != seen.records:
             raise ProofFailed(

@@ -1,10 +1,10 @@
-"""The Parquet sink: the rows of one slice, in offset order, into staged files that can be proven.
+"""Writes the rows of one slice, in offset order, into staged Parquet files that can be proven.
 
-Promises: equal rows give equal bytes (row groups and files are cut by rows alone); offsets strictly increase
-(invariant 6); a file appears in staging only when it is whole; its own metadata names feed, topic id, range,
-batch and plan hash; a slice without rows leaves no file, and one that fails leaves none either. Size and
-SHA-256 are taken on the way out. Where a feed is laid out by record time, rows go to the folder of their own hour;
-a slice has `MAX_FOLDERS` of these, whatever its stamps, and one more for what has no time of use.
+Promises: equal rows give equal bytes, because row groups and files are cut by rows alone. Offsets strictly increase
+(invariant 6). A file appears in staging only when it is whole. Its own metadata names feed, topic id, range, batch and
+plan hash. A slice without rows, or one that fails, leaves no file. Size and SHA-256 are taken while writing. Where a
+feed is laid out by record time, rows go to the folder of their own time. A slice fills at most `MAX_FOLDERS` of these,
+whatever its stamps, and one more for rows without a usable time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sluice.pipelines.vocabulary.receipts import Part, PartKind
 
 FORMAT_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20
-"""Rows in memory that become a row group, at most."""
+"""The most bytes of rows in memory that become one row group."""
 MAX_FOLDERS = 48
 _LAST_YEAR_ENDS = 253_402_300_800_000
 
 
 @dataclass(frozen=True, slots=True)
 class PartTarget:
-    """Where the rows of one slice go: whose batch, whose attempt, which slice, which kind of part."""
+    """Where rows of one slice go: feed, batch, attempt, slice, and kind of part."""
 
     feed: str
     batch: int
@@ -51,7 +51,7 @@ class PartTarget:
 
 
 def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
-    """What a part says of itself in its footer, under keys that begin with `sluice.`."""
+    """What a part's footer says about the part, under keys that begin with `sluice.`."""
     return {
         "sluice.format_version": FORMAT_VERSION,
         "sluice.feed": feed,
@@ -65,9 +65,9 @@ def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, 
 class PartWriter:
     """Writes one slice's rows of one kind. End it with `close` or `abandon`.
 
-    A row group is full at `settings.row_group_rows` rows or at `row_group_bytes` in memory, a file at
-    `settings.target_file_bytes`; the last ones appear with `close`. `encode_ns` and `write_ns` are the wall
-    time spent in Parquet and in hashing and writing its bytes.
+    A row group is full at `settings.row_group_rows` rows or `row_group_bytes` in memory, and a file at
+    `settings.target_file_bytes`. The last files appear with `close`. `encode_ns` is the time spent in Parquet,
+    `write_ns` the time spent on hashing and writing the bytes.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PartWriter:
         return self._write_ns + sum(f.sink.ns for f in self._files.values())
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Add rows. Raises ProofFailed when their offsets do not go on from the last or leave the slice."""
+        """Add rows. Raises ProofFailed if their offsets do not increase from the last one or leave the slice."""
         if not rows.num_rows:
             return
         self._last = self._checked(rows.column(self._offsets))
@@ -105,14 +105,14 @@ class PartWriter:
             self._flush()
 
     def close(self) -> tuple[Part, ...]:
-        """Stage what was written and say what it is; no parts when there were no rows."""
+        """Finish the staged files. Returns their parts; none when there were no rows."""
         self._flush()
         for folder in list(self._files):
             self._finish_file(folder)
         return tuple(part for _, part in sorted(self._parts.items()))
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was written."""
         for file in self._files.values():
             file.discard()
         for part in self._parts.values():
@@ -155,7 +155,7 @@ class PartWriter:
         self._files[folder].add(rows)
 
     def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """The rows by the folder that they go to, each in offset order."""
+        """The rows, split by the folder that they go to. Each share keeps offset order."""
         s = self._target.slice
         if not s.by_time:
             yield s.folder, rows
@@ -182,14 +182,14 @@ _NO_TIME = -1
 
 
 def _windows_of(times: pa.ChunkedArray, length: int) -> np.ndarray:
-    """The start of each row's window, in ms; `_NO_TIME` where the record has no time, or one beyond the calendar."""
+    """The start (ms) of each row's window; `_NO_TIME` if the record has no time or one beyond the calendar."""
     stamps = np.concatenate([int64s(pc.fill_null(c.cast(pa.int64()), _NO_TIME)) for c in times.chunks])
     usable = (stamps >= 0) & (stamps < _LAST_YEAR_ENDS)
     return np.where(usable, stamps - stamps % length, _NO_TIME)
 
 
 class _Abandoned(Exception):
-    """Makes the lake throw a file away."""
+    """Raised inside a file's block, to make the lake discard the file."""
 
 
 class _PartFile:
@@ -229,7 +229,7 @@ class _PartFile:
 
     @contextmanager
     def _whole_or_nothing(self) -> Iterator[None]:
-        """Let the lake see what goes wrong: it throws the file away, and may know a better word for it."""
+        """Pass an error on to the lake, which discards the file and may raise a more exact error."""
         try:
             yield
         except BaseException as error:
@@ -247,7 +247,7 @@ class _PartFile:
 
 
 class _HashingSink:
-    """What pyarrow writes to: a file that knows size and SHA-256 of what passed; `ns`: the time it took."""
+    """The file that pyarrow writes to. It keeps the size and SHA-256 of what passed, and the time (`ns`) it took."""
 
     closed = False
     muted = False

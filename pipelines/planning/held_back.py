@@ -1,7 +1,8 @@
-"""What open transactions keep from landing: how much, where, by whom, and the way out. Whoever says so says this.
+"""What open transactions keep from landing: how much, where, who holds it, and the way out.
 
-Pure but for `look`, which asks Kafka who holds what, and only where something is held. Under `read_uncommitted` nothing
-is: a partition's stable end is its high watermark then.
+Every command and report that speaks of held records uses these words. All functions are pure, except `look`, which asks
+Kafka who holds what, and only where something is held. Under `read_uncommitted` nothing ever is: a partition's stable
+end is then its high watermark.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class HeldRange:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What one open transaction holds, as `feed` sees it at `now` (ms); `by` None: Kafka does not tell which.
+    """What one open transaction holds back from `feed` at `now` (ms since the epoch).
 
-    `limit` (ms): how long a transaction may last there, None where that is not known.
+    `by` is None where Kafka does not tell which transaction it is. `limit` (ms) is how long a transaction may last in
+    this Kafka, None when unknown.
     """
 
     feed: Feed
@@ -49,12 +51,12 @@ class HeldBack:
 
     @property
     def age(self) -> int | None:
-        """How long ago (ms) it was written to; None where that is not known."""
+        """How long ago (ms) the transaction was last written to; None when unknown."""
         return None if self.by is None or self.by.last_written < 0 else max(0, self.now - self.by.last_written)
 
     @property
     def overdue(self) -> bool:
-        """Whether somebody should look at it: nobody has written to it for `alerts.transaction`."""
+        """Whether nobody has written to it for longer than `alerts.transaction`: somebody should look at it."""
         return self.age is not None and self.age > self.feed.alerts.transaction
 
     @property
@@ -72,7 +74,7 @@ class HeldBack:
 
     @property
     def remedy(self) -> str:
-        """What ends it: by itself, or by Kafka's own tool, with the arguments for each partition."""
+        """How the transaction ends by itself, and the commands of Kafka's own tool that abort it, one per partition."""
         commands = [self._abort(h) for h in self.held[: _NAMED + 1]]
         rest = len(self.held) - len(commands)
         more = f", and so in {many(rest, 'more partition')}" if rest else ""
@@ -85,7 +87,7 @@ class HeldBack:
         return f"runs land it once its producer has ended it{by_itself}. Not to wait, abort it"
 
     def _abort(self, held: HeldRange) -> str:
-        """Kafka's own tool, and of a cluster that asks who one is, where the answer is to be written down."""
+        """The command that aborts it in one partition. A cluster with authentication also needs a file for the tool."""
         who = "" if self.feed.kafka.security_protocol in (None, "PLAINTEXT") else " --command-config FILE"
         return (
             f"kafka-transactions.sh --bootstrap-server {shlex.quote(self.feed.kafka.bootstrap)}{who} abort "
@@ -93,7 +95,7 @@ class HeldBack:
         )
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The same as a JSON-ready dict."""
         return {
             "offsets": self.offsets,
             "partitions": [
@@ -108,7 +110,7 @@ class HeldBack:
 
 
 _NAMED = 2
-"""Partitions that are named beside the first one; `--json` has all."""
+"""How many partitions are named besides the first one. `--json` has all."""
 
 
 def _limit(ms: int) -> str:
@@ -132,7 +134,7 @@ def held_back(
     broker: BrokerConfig,
     now: int,
 ) -> tuple[HeldBack, ...]:
-    """What each open transaction holds of these partitions at `now` (ms), whoever holds most first."""
+    """What each open transaction holds of these partitions at `now` (ms since the epoch). The largest comes first."""
     waiting = sorted(unstable_partitions(partitions), key=lambda p: p.tp)
     # One that begins beyond these offsets holds others: what held these has ended since Kafka was asked for them.
     known = {p.tp: t for p in waiting if (t := holders.get(p.tp)) is not None and t.start < p.high_watermark}
@@ -147,23 +149,23 @@ def held_back(
 
 
 def unstable_partitions(partitions: Iterable[PartitionState]) -> list[PartitionState]:
-    """The partitions of which something is not stable."""
+    """The partitions whose stable end lies below their high watermark."""
     return [p for p in partitions if p.stable_end < p.high_watermark]
 
 
 def by_partition(found: Iterable[HeldBack]) -> dict[TopicPartition, HeldBack]:
-    """The same for each partition by itself."""
+    """What is held, for each partition on its own."""
     return {h.tp: replace(each, held=(h,)) for each in found for h in each.held}
 
 
 def _newest(held: Iterable[HeldRange], holders: Mapping[TopicPartition, OpenTransaction]) -> OpenTransaction | None:
-    """The transaction as it is in the partition that it was written to last."""
+    """The transaction as seen in the partition that it wrote to last."""
     found = [t for h in held if (t := holders.get(h.tp)) is not None]
     return max(found, key=lambda t: t.last_written, default=None)
 
 
 def look(feed: Feed, cluster: Cluster, partitions: Iterable[PartitionState], now: int) -> tuple[HeldBack, ...]:
-    """What is held of these partitions, with Kafka asked by whom. Raises KafkaUnavailable."""
+    """What is held of these partitions. Asks Kafka for the transactions. Raises KafkaUnavailable."""
     waiting = unstable_partitions(partitions)
     if not waiting:
         return ()

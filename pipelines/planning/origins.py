@@ -1,8 +1,8 @@
-"""Where a feed begins in each partition, and whether Kafka still is what the ledger remembers.
+"""Where a feed begins in each partition, and whether Kafka is still what the ledger remembers.
 
-Origins are pinned once: the group's committed offset; where there is none, the feed's `start` policy on the first
-plan. A topic that appears later begins at its log start; a partition added to a known topic begins at 0, so that
-what retention took before we came is a loss with a name (DESIGN §3, §13).
+An origin is pinned once. It is the group's committed offset or, on the first plan, what the feed's `start` says. A
+topic that appears later begins at its log start. A partition added to a known topic begins at 0, so that anything
+retention took before we came counts as a loss (DESIGN §3, §13).
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def key_of(state: State, partition: PartitionState) -> Key:
 def incarnation_change(
     state: State, partition: PartitionState, epoch_ends: Mapping[TopicPartition, int], feed: str = "FEED"
 ) -> Refusal | None:
-    """Why the partition is not the log that the ledger knows any more: recreated, or truncated below what landed."""
+    """Why the partition is no longer the log that the ledger knows; None when it is.
+
+    The topic was deleted and created again, or the log was truncated below what has landed.
+    """
     known = state.current.get(partition.tp)
     if known is None:
         return None
@@ -98,7 +101,7 @@ def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str
 
 
 def missing_origins(state: State, partitions: Sequence[PartitionState]) -> tuple[PartitionState, ...]:
-    """The partitions whose origin is not pinned yet."""
+    """The partitions without a pinned origin."""
     return tuple(p for p in partitions if key_of(state, p) not in state.origins and p.tp not in state.current)
 
 
@@ -110,7 +113,7 @@ def resolve_origins(
     cluster: Cluster,
     clock: Clock,
 ) -> tuple[OriginItem, ...]:
-    """An origin for each partition that has none. Raises UsageError where `start: fail` forbids to choose."""
+    """An origin for each partition that has none. Raises UsageError where `start: fail` forbids choosing one."""
     new = missing_origins(state, partitions)
     by_policy = [p for p in new if committed.get(p.tp) is None and not state.origins]
     starts = _by_policy(by_policy, start, cluster, clock)
@@ -162,7 +165,7 @@ def _at_time(p: PartitionState, found: Mapping[TopicPartition, object]) -> int:
 
 
 def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED") -> SluiceError | None:
-    """Why the position is no place in today's log, with the exact lost range, if so."""
+    """Why the position lies outside today's log, with the exact lost range. None when it lies inside."""
     if position < p.log_start:
         return OffsetsLost(
             f"{p.tp}: offsets [{position}, {p.log_start}) are gone from Kafka (log start {p.log_start}); "
@@ -187,7 +190,10 @@ def out_of_range(position: int, key: Key, p: PartitionState, feed: str = "FEED")
 
 
 def skip_to(ledger: Ledger, ends: Mapping[Key, int], reason: str) -> tuple[KeyRange, ...]:
-    """Record what lies between each frontier and there as skipped, but for what is accounted for or reserved."""
+    """Record the offsets from each frontier up to `ends` as skipped. Returns the skipped ranges.
+
+    Leaves out offsets that are accounted for or reserved by live batches.
+    """
 
     def decide(state: State) -> SkipEntry | None:
         passed = [

@@ -1,6 +1,7 @@
-"""What a batch will read: asked-for ranges minus what the ledger accounts for, cut into slices, packed by leader.
+"""What a batch will read: the requested ranges minus what the ledger accounts for, cut into slices, packed by leader.
 
-Pure: the same state, partitions and settings give the same plan, so the same hash, part names and rows (invariant 9).
+Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
+(invariant 9). `owed_ranges` finds what is owed, `build` makes the plan.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from sluice.pipelines.vocabulary.receipts import Receipt
 from sluice.pipelines.vocabulary.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
-"""Estimated bytes an offset where the cluster does not tell log sizes."""
+"""Estimated bytes per offset where the cluster does not tell log sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How a plan is cut. `parallelism` is how many tasks the engine runs at once; limits bound one run; `by_time` lays
-    rows out by their own time, in folders of so many ms.
+    """How a plan is cut into slices and tasks.
+
+    `parallelism` is how many tasks the engine runs at once. `max_records` and `max_bytes` bound one run; None means no
+    bound. With `by_time` (ms), rows go to folders of that length by their own time; 0 means by window.
     """
 
     slice_bytes: int
@@ -46,7 +49,10 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What is asked for and not accounted for in one partition; `lost` of it is below the log start."""
+    """What a request owes in one partition.
+
+    `asked` is the requested range. Of it, `ranges` can still be read, and `lost` lies below the log start.
+    """
 
     key: Key
     partition: PartitionState
@@ -79,9 +85,9 @@ def owed_ranges(
 ) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
     """What the request still owes in each partition, and the partitions that cannot take part.
 
-    A request that replaces owes all that it asks for, widened to the slices of what it replaces: these receipts.
-    Owed offsets below a partition's log start are split off into `lost`. Raises UsageError for ranges that name
-    unknown partitions or reach beyond the stable end.
+    A request that replaces owes everything that it asks for, widened to whole slices of the receipts in `replaced`.
+    Owed offsets below a partition's log start go into `lost`. Raises UsageError when a range names an unknown partition
+    or reaches beyond the stable end.
     """
     found: list[Owed] = []
     refused: list[Refusal] = []
@@ -98,7 +104,7 @@ def owed_ranges(
 
 
 def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Range]:
-    """What is not read although it is asked for. Offsets that were skipped are, when they are named by number."""
+    """The ranges that need no reading. Skipped offsets are read after all if the request names them by number."""
     if request.replace:
         return ()
     accounted = state.accounted(key)
@@ -109,7 +115,7 @@ def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Rang
 
 
 def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
-    """The ranges with the whole of each slice that they meet of what is replaced."""
+    """The ranges, each widened to the whole of every replaced slice that it meets."""
     if not replaced:
         yield from named
         return
@@ -121,9 +127,9 @@ def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Rece
 def _unreadable(
     request: Request, asked: Range, key: Key, partition: PartitionState, state: State
 ) -> SluiceError | None:
-    """Why what is asked of the partition cannot be read now, if so.
+    """Why the requested range cannot be read now; None when it can.
 
-    The ledger may be newer than what is known of the partition: what others landed since ends beyond the log.
+    The ledger may be newer than our view of the partition: what others landed since then ends beyond that view.
     """
     if request.kind is RequestKind.WINDOW and asked.end > partition.stable_end:
         return window_held_error(key.tp, asked.end, partition.stable_end)
@@ -134,7 +140,7 @@ def _unreadable(
 
 
 def window_held_error(tp: TopicPartition, end: int, stable_end: int, by: HeldBack | None = None) -> WindowHeld:
-    """The refusal of a window that ends above the stable end, by an open transaction, named where it is known."""
+    """The error for a window that ends above the stable end. Names the open transaction where it is known."""
     return WindowHeld(
         f"{tp}: the window ends at {end}, but {by.who if by else 'an open transaction'} holds the stable end at"
         f" {stable_end}",
@@ -161,7 +167,7 @@ def _not_again(asked: Range, key: Key, partition: PartitionState) -> OffsetsLost
 def asked_ranges(
     request: Request, state: State, partitions: Mapping[Key, PartitionState], window: WindowSettings
 ) -> Iterable[tuple[Key, Range]]:
-    """The ranges that a request names. Raises UsageError."""
+    """The ranges that a request asks for, by partition. Raises UsageError."""
     by_tp = {key.tp: key for key in partitions}
     if request.kind is RequestKind.OFFSETS:
         named: dict[Key, list[Range]] = {}
@@ -209,7 +215,7 @@ def _pinned_range(state: State, key: Key, start: int, end: int) -> Range:
 
 
 def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Key]) -> None:
-    """Raises UsageError for a partition that the feed does not have."""
+    """Raises UsageError for a partition that is not one of the feed's."""
     for tp in only:
         if tp not in by_tp:
             raise _unknown_partition(tp, by_tp)
@@ -222,9 +228,10 @@ def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) 
 
 
 def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
-    """The live batches that reserve any of the owed ranges, with the slices that do.
+    """The live batches that reserve any of the owed ranges, each with the slice that does.
 
-    One that was asked to replace the same is among them whatever is owed by now: what it reads may be gone since.
+    A live batch of the same replacing request is always among them, because what it reads may be gone from Kafka by
+    now.
     """
     wanted = {o.key: (*o.ranges, *o.lost) for o in found}
     for batch, s in state.live_slices():
@@ -244,10 +251,10 @@ def build(
     window: WindowSettings,
     replaced: Sequence[Receipt] = (),
 ) -> Plan | None:
-    """The plan that covers exactly the owed ranges (within the run's limits); None when nothing is owed.
+    """The plan that covers exactly the owed ranges, within the run's limits. None when nothing is owed.
 
-    One that replaces names the parts of these receipts that it covers. Raises UsageError when it is beyond the limits:
-    what is replaced is replaced as a whole.
+    A replacing plan names the parts, of the receipts in `replaced`, that it covers. Raises UsageError when it exceeds
+    the limits: a replacement is never cut short.
     """
     due = [o for o in found if o.ranges]
     within = _limit_owed(due, sizing)
@@ -274,7 +281,7 @@ def _beyond_limits(due: Sequence[Owed]) -> UsageError:
 
 
 def _limit_owed(found: Sequence[Owed], sizing: Sizing) -> list[Owed]:
-    """Each partition's ranges shortened by one ratio, so that a limited run moves all partitions alike."""
+    """Shorten all partitions by one ratio, so that a limited run moves them evenly."""
     span = sum(o.span for o in found)
     size = sum(o.estimated_bytes for o in found)
     ratio = min(
@@ -298,13 +305,13 @@ def _head(ranges: Sequence[Range], span: int) -> tuple[Range, ...]:
 
 
 def _slice_size(found: Sequence[Owed], sizing: Sizing) -> int:
-    """Bytes a slice: small enough to keep every core busy, not so small that files become crumbs."""
+    """Bytes per slice: small enough to keep every core busy, large enough to avoid tiny files."""
     total = sum(o.estimated_bytes for o in found)
     return max(min(sizing.slice_bytes, math.ceil(total / sizing.parallelism)), sizing.min_slice_bytes)
 
 
 def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: int) -> Iterable[Slice]:
-    """The owed ranges cut at the windows' pinned boundaries, and where a piece is large, evenly."""
+    """The owed ranges, cut at pinned window boundaries. Large pieces are cut evenly."""
     for piece in (p for r in o.ranges for p in windows.pieces(state, o.key, r)):
         folder = "" if by_time else paths.window_folder(piece.window, window.length)
         for r in _even(piece.range, math.ceil(piece.range.span * o.bytes_per_offset / size)):
@@ -326,7 +333,7 @@ def _even(r: Range, pieces: int) -> tuple[Range, ...]:
 
 
 def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, ...]:
-    """Slices grouped by leader; each leader's share of the tasks follows its bytes; longest first into the emptiest."""
+    """Group slices by leader. A leader gets tasks by its share of the bytes; the largest slice goes to the emptiest."""
     by_leader: dict[int, list[Slice]] = {}
     for leader, s in slices:
         by_leader.setdefault(leader, []).append(s)
@@ -341,7 +348,7 @@ def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, .
 
 
 def _task_count(total: int, sizing: Sizing) -> int:
-    """A whole number of rounds over the engine's slots, so that all slots end at about the same moment."""
+    """A whole number of rounds over the engine's slots, so that all slots finish at about the same time."""
     rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
     return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
 

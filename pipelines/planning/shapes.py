@@ -1,8 +1,8 @@
-"""How a feed's schema changes over time: every shape stands in the ledger before anything is landed by it.
+"""How a feed's schema changes over time. Every shape is in the ledger before anything lands by it.
 
-Guarantee: what lands is one table with all that has landed before, in Arrow, DuckDB and Spark: a column keeps its name
-and its type, or gets one that holds all that it held; whatever else is refused before anything is read. Under
-`on_drift: evolve` columns come from the records too, decided on the ledger's newest state and under the same rule.
+Guarantee: new rows form one table with all rows that landed before, in Arrow, DuckDB and Spark. A column keeps its name
+and its type, or gets a type that holds all of its old values. Any other change is refused before anything is read.
+Under `on_drift: evolve`, columns also come from the records; the ledger's newest state decides, under the same rule.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sluice.pipelines.vocabulary.errors import SchemaChanged
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Receipt
 
 MOST_EVOLVED = 200
-"""Columns that records may add to a feed's own; others stay in `_extra`."""
+"""How many columns records may add to a feed's own. Further fields stay in `_extra`."""
 _SAID = 5
 
 
 def effective_shape(feed: Feed, state: State) -> Shape:
-    """What the feed's records are made to: its files, and the columns that the ledger has from records.
+    """The shape that the feed's records become: from its files, and from columns that the ledger learnt from records.
 
-    A column that the feed's schema names has the feed's type, or the wider one that its records needed.
+    A column that the feed's schema names has the feed's type, or the wider type that its records needed.
     """
     shape = feed.shape
     if shape.columns is None or not state.evolved:
@@ -46,7 +46,7 @@ def _at_least(own: Field, evolved: str | None) -> Field:
 
 
 def _wider_of(own: Type, evolved: Type) -> Type:
-    """The feed's type, with what of it records have widened."""
+    """The feed's type, with those parts of it widened that records have widened."""
     if own.kind is not evolved.kind or own.kind not in (Kind.STRUCT, Kind.LIST, Kind.MAP):
         return evolved if holds(evolved, own) and not holds(own, evolved) else own
     there = {f.name: f.type for f in evolved.fields}
@@ -54,12 +54,12 @@ def _wider_of(own: Type, evolved: Type) -> Type:
 
 
 def newest(state: State) -> str | None:
-    """The name of the shape that the ledger has last; None before the first."""
+    """The name of the newest shape in the ledger; None when there is none."""
     return next(reversed(state.shapes), None)
 
 
 def table_of(feed: Feed, state: State) -> Schema | None:
-    """The columns that a reader of the feed finds: of the newest shape in the ledger, else of the feed's file."""
+    """The columns that a reader of the feed finds: the newest shape's in the ledger, or else the feed file's."""
     last = newest(state)
     if last is None:
         return feed.columns
@@ -67,7 +67,7 @@ def table_of(feed: Feed, state: State) -> Schema | None:
 
 
 def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
-    """The shape that receipts call so; None when the ledger does not know it."""
+    """The shape of that name, as receipts carry it; None when the ledger does not know it."""
     number = state.shapes.get(name)
     entry = ledger.entry(number) if number is not None else None
     if not isinstance(entry, SchemaEntry):
@@ -77,7 +77,7 @@ def shape_named(ledger: Ledger, state: State, name: str) -> Shape | None:
 
 
 def declare(feed: Feed, ledger: Ledger) -> Shape:
-    """What records are made to from here on, with its entry in the ledger. Raises SchemaChanged."""
+    """The shape that records become from here on. Writes it to the ledger if it is new. Raises SchemaChanged."""
     shape = feed.shape
 
     def decide(state: State) -> SchemaEntry | None:
@@ -93,7 +93,7 @@ def declare(feed: Feed, ledger: Ledger) -> Shape:
 
 
 def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
-    """Raises SchemaChanged when rows of the shape are not one table with all that has landed."""
+    """Raises SchemaChanged when rows of the shape would not form one table with all landed rows."""
     problems = list(_problems(columns_of(shape.columns), state.table))
     if not problems:
         return
@@ -106,12 +106,12 @@ def check_one_table(feed: Feed, shape: Shape, state: State) -> None:
 
 
 def columns_of(columns: Schema | None) -> Mapping[str, str]:
-    """Names and types, as a schema says them; of raw rows, None, Kafka's."""
+    """Column names and types, as a schema spells them. None means raw rows, with Kafka's columns."""
     return RAW_TYPES if columns is None else columns.texts()
 
 
 def _problems(columns: Mapping[str, str], table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is wrong, and a way out, for each column that does not go on with what stands."""
+    """A sentence and a remedy for each column that does not fit what has landed."""
     standing = {name.casefold(): name for name in table}
     for name, text in columns.items():
         old = standing.get(name.casefold())
@@ -163,7 +163,7 @@ def _changed_columns(before: Mapping[str, str], after: Mapping[str, str]) -> Ite
 
 
 def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
-    """Under `on_drift: evolve`, put into the ledger the shape that takes in what drifted in a published batch."""
+    """Under `on_drift: evolve`, write a shape to the ledger that takes in the drift of a published batch."""
     found = [d for d in drift_of(receipts) if d.type and d.kind in (DriftKind.NEW, DriftKind.WIDENED)]
     if feed.policies.on_drift is not OnDrift.EVOLVE or not found:
         return
@@ -180,7 +180,7 @@ def evolve(feed: Feed, ledger: Ledger, receipts: Sequence[Receipt]) -> None:
 
 
 def evolve_schema(columns: Schema, found: Iterable[Drift], table: Mapping[str, str], most: int) -> Schema:
-    """The schema with what of the drift it can take in, and stay one table; `most` new columns."""
+    """The schema, with as much of the drift as it can take in and stay one table. Adds at most `most` columns."""
     begun = len(columns.fields)
     for drift in found:
         if drift.kind is DriftKind.WIDENED:

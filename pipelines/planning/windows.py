@@ -1,10 +1,10 @@
-"""Windows tile a partition: pinned boundaries, whatever order windows run in (DESIGN §3, §13).
+"""Windows tile each partition by pinned boundaries, in whatever order windows run (DESIGN §3, §13).
 
-`boundary(T)` is the first offset whose record is stamped at or after T, over all records; where there is none, or
-its stamp lies absurdly ahead, the high watermark serves (`by_clock`). Where transactions' markers hide that record
-and it is far, it was searched for by offset (`by_marker`). It is resolved once, when T + settle has
-passed, then pinned in the ledger: first resolution wins. Boundaries of a partition never decrease: each is clamped
-between its neighbours on the very state that it is put on. A late record belongs to the window its offset is in.
+`boundary(T)` is the first offset whose record is stamped at or after T, over all records. If there is none, or its
+stamp lies absurdly far ahead, the high watermark serves (`by_clock`). If transaction markers hide that record and it is
+far away, it was searched for by offset (`by_marker`). A boundary is resolved once, when T + settle has passed, and then
+pinned in the ledger: the first resolution wins. Boundaries of a partition never decrease, because each is clamped
+between its neighbours on the state that it is appended to. A late record belongs to the window that its offset is in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Partitions = Mapping[Key, PartitionState]
 
 
 def check_window(window: int, settings: WindowSettings, now: int) -> None:
-    """Raises UsageError for a window that is not aligned, or not closed yet."""
+    """Raises UsageError for a window that is not aligned or not closed yet."""
     check_aligned(window, settings)
     if not settings.closed(window, now):
         when = show_instant(window + settings.length + settings.settle)
@@ -41,7 +41,7 @@ def check_window(window: int, settings: WindowSettings, now: int) -> None:
 
 
 def check_aligned(window: int, settings: WindowSettings) -> None:
-    """Raises UsageError for a time at which no window of the feed begins."""
+    """Raises UsageError for a time (ms) at which no window of the feed begins."""
     if window % settings.length:
         raise UsageError(
             f"{show_window(window)} is no start of a window: windows of this feed last "
@@ -51,7 +51,7 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
 
 
 def check_begun(window: int, settings: WindowSettings, state: State) -> None:
-    """Raises UsageError for a window that ends before the first one that is known begins."""
+    """Raises UsageError for a window that ends before the first known one begins."""
     first = earliest(state)
     if first is not None and window + settings.length <= first:
         raise UsageError(
@@ -62,17 +62,17 @@ def check_begun(window: int, settings: WindowSettings, state: State) -> None:
 
 
 def earliest(state: State) -> int | None:
-    """Where the known windows begin (ms): the feed's first one, or one before it that was backfilled."""
+    """Where the known windows begin (ms): at the feed's first one, or at an earlier one that was backfilled."""
     return state.boundary_times[0] if state.boundary_times else None
 
 
 def opening(
     cluster: Cluster, partitions: Partitions, origins: Sequence[OriginItem], settings: WindowSettings, now: int
 ) -> tuple[OriginItem, ...]:
-    """The first plan's origins with the window that opens there: the earliest that any partition begins in.
+    """The first plan's origins, with the window that opens the feed: the earliest in which any partition begins.
 
-    A partition begins in the newest window before which no record from its origin on is stamped: that of the record
-    at the origin, where this is the log's first one; else bisected over time.
+    A partition begins in the newest window before which no record from its origin on is stamped. If the origin is the
+    log's first record, that is this record's window; otherwise it is found by bisecting over time.
     """
     newest = now // settings.length
     offsets = {item.key: item.offset for item in origins}
@@ -89,7 +89,7 @@ def opening(
 
 
 def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: WindowSettings) -> tuple[int, int]:
-    """The first and the last window, counted since the epoch, where a log may begin; `hit`: its first record."""
+    """The first and the last window, counted since the epoch, in which a log may begin. `hit` is its first record."""
     if hit is None or hit.offset > origin:
         return 0, newest
     first = min(hit.timestamp // settings.length, newest)
@@ -99,10 +99,10 @@ def _bounds(hit: OffsetAtTime | None, origin: int, newest: int, settings: Window
 def due(
     state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings
 ) -> list[BoundaryEntry]:
-    """The boundaries that have passed and are not pinned yet in some partition, as Kafka tells them now, oldest first.
+    """The boundaries that have passed and that some partition has not pinned yet, oldest first, as Kafka has them now.
 
     Found by bisecting over time, so that a log of few records over many years costs few questions: between two equal
-    boundaries every boundary is the same. Those are left out, but for the newest `LISTED`.
+    boundaries all are equal. Those in between are left out, except the newest `LISTED`.
     """
     now = clock()
     last = settings.last_boundary(now)
@@ -121,10 +121,10 @@ def due(
 def before(
     state: State, cluster: Cluster, clock: Clock, partitions: Partitions, settings: WindowSettings, window: int
 ) -> list[BoundaryEntry]:
-    """The boundaries from a window up to the earliest known one, which begins later, in the partitions that have that.
+    """The boundaries from `window` up to the earliest known one, in the partitions that have that one.
 
-    So a backfill below the origins finds windows there, and they tile too. Raises UsageError where Kafka holds no
-    record so old.
+    With them a backfill below the origins finds windows, and these tile too. Empty when `window` is not earlier than
+    the earliest known one. Raises UsageError when Kafka no longer holds records that old.
     """
     first = earliest(state)
     if first is None or window >= first:
@@ -145,31 +145,32 @@ def before(
 
 
 def _from_the_first(state: State, key: Key) -> bool:
-    """Whether the partition was there when the feed began: only then earlier windows may be found in it."""
+    """Whether the partition was there when the feed began. Only then may it get earlier windows."""
     return key in state.boundaries and state.origins[key].opens == state.first_window
 
 
 LISTED = 100
-"""So many of the newest windows are pinned by name even where nothing was produced; a longer silence by its ends."""
+"""How many of the newest windows are pinned one by one although nothing was produced. Of a longer silence only the
+ends are pinned."""
 _ENTRY = 50_000
-"""Boundaries in one entry, at most, unless there are more partitions."""
+"""The most boundaries in one ledger entry, unless there are more partitions."""
 
 
 def _newest(state: State, key: Key, otherwise: int) -> int:
-    """Time of the newest boundary of the key; `otherwise` when it has no windows."""
+    """The time of the key's newest boundary, or `otherwise` if it has no windows."""
     pinned = state.boundaries.get(key)
     return pinned[-1][0] if pinned else otherwise
 
 
 def _times(state: State, settings: WindowSettings, since: int, last: int) -> Sequence[int]:
-    """Times after `since` and up to `last`: those that others have already, then every window's end."""
+    """The times after `since` up to `last`: those that other partitions have, then every window's end."""
     have = [t for t in state.boundary_times if since < t <= last]
     newest = max(state.boundary_times[-1], since)
     return [*have, *range(settings.start_of(newest) + settings.length, last + 1, settings.length)]
 
 
 class _BoundaryAnswer(NamedTuple):
-    """Where a boundary is; `by_clock` and `by_marker` as in the ledger."""
+    """Where Kafka's answer puts a boundary. `by_clock` and `by_marker` mean what they mean in the ledger."""
 
     offset: int
     by_clock: bool
@@ -177,7 +178,7 @@ class _BoundaryAnswer(NamedTuple):
 
 
 class _Lookup:
-    """Boundaries of the partitions in one moment's view: none beyond the high watermark that was seen before."""
+    """Looks up boundaries in one view of the partitions. None lies beyond the high watermark in that view."""
 
     def __init__(self, state: State, cluster: Cluster, partitions: Partitions, latest: int) -> None:
         self._state, self._cluster, self._latest = state, cluster, latest
@@ -199,7 +200,7 @@ class _Lookup:
         self._bisect(times, (0, len(times) - 1))
 
     def at(self, time: int) -> Mapping[Key, _BoundaryAnswer]:
-        """Empty where nobody looked: it is the same as before and after."""
+        """The boundaries at a time. Empty where nobody looked, because they equal those before and after."""
         return self._found.get(time, {})
 
     def entries(self) -> list[BoundaryEntry]:
@@ -225,7 +226,7 @@ class _Lookup:
         return BoundaryEntry(items=tuple(items))
 
     def _bisect(self, times: Sequence[int], whole: tuple[int, int]) -> None:
-        """Look at every time between which boundaries differ: in rounds, which halve all spans side by side."""
+        """Look up every time around which boundaries differ. Each round halves all open spans at once."""
         spans = [whole]
         while apart := [(a, b) for a, b in spans if b - a > 1 and self._offsets(times, a) != self._offsets(times, b)]:
             halves = [(a, (a + b) // 2, b) for a, b in apart]
@@ -251,16 +252,16 @@ def _interpret_answer(p: PartitionState, hit: OffsetAtTime | None, latest: int) 
 
 
 def clamp_boundaries(state: State, entry: BoundaryEntry) -> BoundaryEntry | None:
-    """What of the resolved boundaries is still to be pinned, clamped on this state; None when nothing is."""
+    """The resolved boundaries that this state has not pinned yet, clamped; None when there are none."""
     current = (item for item in entry.items if state.current.get(item.key.tp) == item.key)
     items = tuple(left for item in current if (left := _unpinned_boundaries(state, item)).times)
     return BoundaryEntry(items=items) if items else None
 
 
 def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
-    """Those where the key has windows, and nothing is pinned yet; none below the one before it.
+    """The boundaries that the key can still pin, each not below the one before it.
 
-    A partition that came later has none before the one that it opened with; others may get earlier ones.
+    A partition that came later gets none before the one that it opened with; the others may get earlier ones.
     """
     key, least = found.key, 0
     pinned, began = state.boundaries.get(key, NO_PINS), _from_the_first(state, key)
@@ -275,8 +276,9 @@ def _unpinned_boundaries(state: State, found: Boundaries) -> Boundaries:
 
 
 def clamp(state: State, key: Key, time: int, offset: int) -> int:
-    """The boundary moved between those around it, above what a catch-up landed before it and, but for a window that is
-    before the first, above the origin.
+    """The offset, moved between the neighbouring boundaries and above what a catch-up landed in earlier windows.
+
+    It also stays above the origin, except for windows before the first one.
     """
     pinned = state.boundaries.get(key, NO_PINS)
     at = pinned.position(time)
@@ -289,9 +291,9 @@ def clamp(state: State, key: Key, time: int, offset: int) -> int:
 
 
 def boundary_of(state: State, key: Key, time: int) -> int | None:
-    """The offset that separates the windows before and after `time`; None while it is not pinned.
+    """The offset that separates the windows before and after `time` (ms); None while it is not pinned.
 
-    Between two equal boundaries every boundary is the same; before the key's first window nothing precedes the origin.
+    Between two equal boundaries all are equal. Before the key's first window nothing precedes the origin.
     """
     return _boundary_in(state.boundaries.get(key, NO_PINS), time)
 
@@ -305,41 +307,41 @@ def _boundary_in(pinned: Pins, time: int) -> int | None:
 
 
 def range_of(state: State, key: Key, window: int, settings: WindowSettings) -> Range | None:
-    """The pinned offsets of a window in a partition; None while a boundary is missing.
+    """The offsets of a window in one partition; None while one of its boundaries is not pinned.
 
-    A partition that opened after the window has nothing in it: an empty range at its origin.
+    A partition that opened after the window has an empty range there, at its origin.
     """
     return range_between(state, key, window, window + settings.length)
 
 
 def count_marker_searches(state: State, window: int, settings: WindowSettings) -> int:
-    """In how many partitions a boundary of the window was searched for by offset behind transactions' markers."""
+    """In how many partitions a boundary of the window was searched for by offset, behind transaction markers."""
     return max(state.by_marker.get(time, 0) for time in (window, window + settings.length))
 
 
 def range_between(state: State, key: Key, start: int, end: int) -> Range | None:
-    """The same between two times (ms): of all windows there."""
+    """The offsets of all windows between two times (ms); None while a boundary is not pinned."""
     pinned = state.boundaries.get(key, NO_PINS)
     first, last = _boundary_in(pinned, start), _boundary_in(pinned, end)
     return None if first is None or last is None else Range(first, last)
 
 
 def manifest_windows(state: State, settings: WindowSettings) -> tuple[int, ...]:
-    """The windows that have both boundaries pinned by name, oldest first: those that get a manifest."""
+    """The starts (ms) of the windows that get a manifest, oldest first: both their boundaries are pinned one by one."""
     times = set(state.boundary_times)
     return tuple(t for t in state.boundary_times if t + settings.length in times and t % settings.length == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowPiece:
-    """Part of a range that lies in one window (its start, ms); None below the first boundary."""
+    """The part of a range that lies in one window. `window` is its start (ms), None below the first boundary."""
 
     range: Range
     window: int | None
 
 
 def pieces(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
-    """`r` cut at the pinned boundaries; what lies after the last one is in the open window that it begins."""
+    """`r` cut at the pinned boundaries. What follows the last boundary lies in the open window that begins there."""
     pinned = state.boundaries.get(key, NO_PINS)
     first = max(bisect_right(pinned.offsets, r.start) - 1, 0)
     offsets = pinned.offsets[first : bisect_left(pinned.offsets, r.end)]
@@ -351,12 +353,12 @@ def pieces(state: State, key: Key, r: Range) -> tuple[WindowPiece, ...]:
 
 
 def complete(state: State, window: int, settings: WindowSettings) -> bool:
-    """Whether every partition's range of the window is pinned and wholly accounted for."""
+    """Whether the window's range is pinned and wholly accounted for in every partition."""
     return bool(complete_of(state, (window,), settings))
 
 
 def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) -> dict[int, dict[Key, Range]]:
-    """The complete ones of several windows, in their order, with each partition's range."""
+    """The complete windows among `asked`, in that order, each with its range in every partition."""
     keys = state.known()
     found: dict[int, dict[Key, Range]] = {window: {} for window in (asked if keys else ())}
     for key in keys:
@@ -371,9 +373,9 @@ def complete_of(state: State, asked: Iterable[int], settings: WindowSettings) ->
 
 
 def owed_windows(state: State, settings: WindowSettings, now: int) -> list[int]:
-    """The closed windows of which something is owed, or a boundary not resolved, oldest first.
+    """The closed windows (their starts, ms) that still owe offsets or lack a boundary, oldest first.
 
-    Without a ledger that is the newest one.
+    With an empty ledger, only the newest closed window.
     """
     last = settings.last_boundary(now)
     first = last - settings.length if state.first_window is None else settings.start_of(state.first_window)

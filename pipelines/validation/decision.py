@@ -1,7 +1,7 @@
-"""Whether a batch as a whole is what its contract expects: decided on proven receipts, before anything is published.
+"""Decides whether a batch as a whole meets its contract. Uses proven receipts, before anything is published.
 
-What fails a critical expectation stays staged and planned, and no offset moves. The next run takes it over: under the
-same contract it reads nothing from Kafka again and decides anew, under another it reads again.
+A batch that fails a critical expectation stays staged and planned, and no offset moves. The next run takes it over.
+Under the same contract it reads nothing from Kafka again and decides anew; under another contract it reads again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _SAID = 20
 def check_contract(
     shape: Shape, ledger: Ledger, batch: Batch, receipts: Sequence[Receipt], lake: Lake, failed: int = 0
 ) -> tuple[Result, ...]:
-    """What the batch's proven receipts say to the expectations about whole batches. `failed`: slices that have none.
+    """The results of the expectations about whole batches, for the batch's proven receipts.
 
-    Raises ContractBroken when a critical expectation fails that is not about each row by itself.
+    `failed` is the number of slices without a receipt. Raises ContractBroken when a critical expectation fails, unless
+    it judges each row by itself.
     """
     if shape.contract is None or not receipts:
         return ()

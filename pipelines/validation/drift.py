@@ -1,7 +1,7 @@
-"""How records differ from the schema, added up: over a slice, over a batch; and the policy that refuses it.
+"""Adds up how records differ from the schema, over a slice and over a batch, and applies the policy that refuses it.
 
-Guarantee: counts are exact. Of fields there are at most `MOST_FIELDS` of a kind; what is left over is counted together,
-field by field, under `OTHERS`, so that no topic makes receipts large. Names are printable.
+Guarantee: counts are exact. At most `MOST_FIELDS` fields of a kind have a name; further ones are counted together under
+`OTHERS`, so that no topic makes receipts large. Names are printable.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SAID = 10
 
 
 class Drifts:
-    """Drift of one slice, added up by kind and field."""
+    """Adds up the drift of one slice, by kind and field."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[DriftKind, str], Drift] = {}
         self._typed = 0
 
     def add(self, found: Iterable[Drift], typed: int) -> None:
-        """What was seen in some records, of which `typed` had a value that fits."""
+        """Add what some records showed. `typed` is how many of them had a value that fits the schema."""
         self._typed += typed
         for drift in found:
             place = self._place(drift)
@@ -45,15 +45,16 @@ class Drifts:
 
     @property
     def all(self) -> tuple[Drift, ...]:
-        """By kind and field. A field is missing when no record that fits has it."""
+        """All drift, sorted by kind and field. A field is missing if no record that fits has it."""
         found = (d for _, d in sorted(self._found.items()))
         return tuple(d for d in found if d.kind is not DriftKind.MISSING or d.records == self._typed)
 
 
 def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
-    """Drift of several slices together, by kind and field; a field is missing when it is in all that landed rows.
+    """The drift of several slices together, sorted by kind and field.
 
-    `first` is the least of the offsets, whatever the partition.
+    A field is missing if it is missing in every slice that landed rows. `first` is the smallest of the offsets,
+    whatever the partition.
     """
     found: dict[tuple[DriftKind, str], Drift] = {}
     slices: dict[tuple[DriftKind, str], int] = {}
@@ -67,7 +68,7 @@ def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
 
 
 def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
-    """Raises SchemaDrifted when records differ from the schema and the policy is to fail then."""
+    """Raises SchemaDrifted if records differ from the schema and `on_drift` is `fail`."""
     from sluice.pipelines.feed.sections import OnDrift  # late: whoever only tells of drift loads no feed
 
     if policies.on_drift is not OnDrift.FAIL:
@@ -94,14 +95,14 @@ _WORDS = {
 
 
 def describe_drift(drift: Drift) -> str:
-    """One line for people: the field, what is the matter, in how many records, and what would hold it."""
+    """One line for people: the field, the type that would hold it, how it differs, and in how many records."""
     name = "further fields" if drift.field == OTHERS else drift.field
     seen = f" ({drift.type})" if drift.type else ""
     return f"{name}{seen} {_WORDS[drift.kind]}, {many(drift.records, 'record')}"
 
 
 def _first(drift: Drift, receipts: Sequence[Receipt]) -> str:
-    """The first such record, in the order of the receipts."""
+    """The place of the first such record, in the order of the receipts."""
     at = ((r.slice.tp, d) for r in receipts for d in r.drift if (d.kind, d.field) == (drift.kind, drift.field))
     tp, found = next(at)
     return f"{tp}:{found.first}"

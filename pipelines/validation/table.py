@@ -1,8 +1,8 @@
-"""The landed rows of a batch as one table of DuckDB, and what is asked of it.
+"""The landed rows of a batch as one DuckDB table, and the questions asked of it.
 
-The parts' columns that matter are read once, whole columns at a time, from whatever lake. Promise: memory is bounded by
-what DuckDB is given and one row group, whatever the batch holds; what goes beyond is spilled to a folder that is gone
-afterwards. Tombstones are no rows; nulls, and NaN, are no values.
+The needed columns of the staged parts are read once, from whatever lake. Promise: memory is bounded by DuckDB's limit
+and one row group, whatever the batch holds; the rest spills to a folder that is removed afterwards. Tombstones do not
+count as rows; nulls and NaN do not count as values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = 512 << 20
-"""What DuckDB may hold before it spills."""
+"""Bytes that DuckDB may hold before it spills."""
 ROWS_AT_ONCE = 1 << 16
-"""Rows on their way from a part to the table."""
+"""How many rows are read from a part at once."""
 _THREADS = min(os.cpu_count() or 1, 4)
 _FLOATS = (Kind.FLOAT32, Kind.FLOAT64)
 _AS_FLOAT = (*_FLOATS, Kind.DECIMAL)
 
 
 class StagedTable:
-    """Column `c0`, `c1`, … for each name. Times are whole numbers of their unit, dates of days; of nested values the
-    table has only whether they are there. With `placed` it can say where rows are."""
+    """The rows, with a column `c0`, `c1`, … for each name.
+
+    Times are whole numbers of their unit and dates are whole days. For nested values the table only knows whether they
+    are there. With `placed` it can name the records behind rows.
+    """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, types: Mapping[str, Type], *, typed: bool, placed: bool) -> None:
         self._db, self._types = db, types
@@ -52,7 +55,7 @@ class StagedTable:
     @classmethod
     @contextmanager
     def opened(cls, types: Mapping[str, Type], *, typed: bool, placed: bool, memory: int = MEMORY) -> Iterator[Self]:
-        """An empty table, gone when the block ends. Raises Failed when there is no room to spill."""
+        """An empty table that is removed when the block ends. Raises Failed when there is no room to spill."""
         import duckdb
 
         with tempfile.TemporaryDirectory(dir=scratch.root()) as folder:
@@ -72,7 +75,7 @@ class StagedTable:
     # -- filling it
 
     def add(self, receipts: Sequence[Receipt], lake: Lake) -> None:
-        """The rows of their staged parts, once. Raises PartUnreadable."""
+        """Read the rows of the receipts' staged parts. Call it once. Raises PartUnreadable."""
         self._places = [str(r.slice.tp) for r in receipts]
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
@@ -99,18 +102,21 @@ class StagedTable:
     # -- asking it
 
     def aggregates(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
-        """Of (function, column): `min`, `max`, `count` of values, `sum`, `avg`, `stddev_samp`. None: of no values."""
+        """The values of (function, column) pairs, in one query; None where there are no values.
+
+        Functions are `min`, `max`, `count` (of values), `sum`, `avg` and `stddev_samp`.
+        """
         asked = list(dict.fromkeys(wanted))
         said = [self._aggregate(function, name) for function, name in asked]
         return dict(zip(asked, self._one(f"select {', '.join(said)} from t"), strict=True)) if asked else {}
 
     def _aggregate(self, function: str, name: str) -> str:
-        """Sums of whole numbers are exact, those of others floats."""
+        """The SQL of one aggregate. Sums of whole numbers are exact; other sums are floats."""
         floats = self._types[name].kind in _AS_FLOAT and function in ("sum", "avg", "stddev_samp")
         return f"{function}({self._names[name]}{'::double' if floats else ''})"
 
     def ranked(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The values at places of the column in order, counted from 0 without nulls."""
+        """The values at these ranks of the sorted column, by rank. Ranks count from 0; nulls are left out."""
         c = self._names[name]
         self._db.execute(f"create or replace temp table s as select {c} as v from t where {c} is not null order by {c}")
         found = self._all(f"select rowid, v from s where rowid in ({', '.join(str(int(r)) for r in ranks)})")
@@ -119,7 +125,7 @@ class StagedTable:
 
     @contextmanager
     def counted(self, names: Sequence[str]) -> Iterator[Counted]:
-        """The distinct rows of some columns, and how often each is there; at most one at a time."""
+        """The distinct rows of some columns, and how often each occurs. Open only one at a time."""
         chosen = [self._names[n] for n in names]
         self._db.execute(f"create temp table v as select {', '.join(chosen)}, count(*) as n from t group by all")
         try:
@@ -136,7 +142,7 @@ class StagedTable:
 
 
 class Counted:
-    """Distinct rows of some columns. `some`: those in which not all are null; `full`: none is."""
+    """Distinct rows of some columns. Two conditions: `some` (not all columns are null), `full` (none is null)."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, columns: Sequence[str], places: Sequence[str] | None) -> None:
         self._db, self._columns, self._places = db, columns, places
@@ -145,13 +151,13 @@ class Counted:
         self.all = "true"
 
     def repeated(self, which: str) -> tuple[int, int]:
-        """Of those rows, how many there are, and how many of them are there more than once."""
+        """How many rows meet the condition, and how many of them occur more than once."""
         query = f"select coalesce(sum(n), 0), coalesce(sum(n) filter (n > 1), 0) from v where {which}"
         checked, more = self._one(query)
         return int(checked), int(more)
 
     def first_repeated(self, which: str) -> tuple[str, ...]:
-        """Where the first of these are, as `topic:partition:offset`."""
+        """Where the first repeated rows are, as `topic:partition:offset`."""
         same = " and ".join(f"t.{c} is not distinct from v.{c}" for c in self._columns)
         query = f"select r, o from t where exists (select 1 from v where v.n > 1 and {which} and {same})"
         found = self._db.execute(f"{query} order by r, o limit {EXAMPLES}").fetchall()
@@ -159,18 +165,18 @@ class Counted:
 
     @property
     def distinct(self) -> int:
-        """Values of the one column."""
+        """The number of distinct values of the one column."""
         return int(self._one(f"select count(*) from v where {self.full}")[0])
 
     def against(self, members: Sequence[Value]) -> tuple[int, int]:
-        """How many distinct values of the one column are not among the members, and how many members are no value."""
+        """How many distinct values of the one column are no members, and how many members do not occur."""
         self._members(members)
         c = self._columns[0]
         strange = self._one(f"select count(*) from v anti join m on v.{c} = m.x where {c} is not null")
         return int(strange[0]), int(self._one(f"select count(*) from m anti join v on v.{c} = m.x")[0])
 
     def most_common(self, members: Sequence[Value]) -> tuple[int, int, int]:
-        """How many values are the most common ones, how many of these are members, and how often each is there."""
+        """How many values are most common, how many of these are members, and how often each occurs."""
         self._members(members)
         c = self._columns[0]
         query = f"""select count(*), count(m.x), coalesce(max(n), 0) from v left join m on v.{c} = m.x
@@ -179,7 +185,7 @@ class Counted:
         return int(modes), int(inside), int(often)
 
     def _members(self, members: Sequence[Value]) -> None:
-        """As the column's type: text is read exactly, numbers to the nearest that it holds."""
+        """Load the members as the column's type: text exactly, numbers as the nearest that the type holds."""
         kind = self._one(f"select any_value(column_type) from (describe v) where column_name = '{self._columns[0]}'")[0]
         query = f"create or replace temp table m as select distinct unnest(?::varchar[])::{kind} as x"
         self._db.execute(query, [[str(m) for m in members]])
@@ -190,7 +196,7 @@ class Counted:
 
 
 def _to_duckdb(column: pa.Array, t: Type) -> pa.Array:
-    """What DuckDB is given: plain arrays, without types that it would round."""
+    """The column as DuckDB gets it: a plain array, without types that DuckDB would round."""
     match family(t):
         case Family.TIME:
             return pc.cast(column, pa.int64())

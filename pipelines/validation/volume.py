@@ -1,14 +1,14 @@
-"""How many rows are to be expected after the batches before: Great Expectations' `windows`, answered by the ledger.
+"""How many rows to expect after the earlier batches: Great Expectations' `windows`, answered from the ledger.
 
     {"type": "expect_table_row_count_to_be_between",
      "kwargs": {"min_value": {"$PARAMETER": "least"},
                 "windows": [{"constraint_fn": "mean", "parameter_name": "least", "range": 5, "strict": false,
                              "offset": {"positive": 0.5, "negative": 0.5}}]}}
 
-A parameter is what `constraint_fn` makes of the rows of the last `range` batches of the same kind, less `negative` of
-it for a lower bound, and more by `positive` of it for an upper one. While there are fewer such batches it has no value:
-what needs it passes and says so, or, where the window is `strict`, fails, as in Great Expectations does whatever needs
-a parameter without a value.
+A parameter's value is `constraint_fn` of the row counts of the last `range` batches of the same kind. A lower bound is
+that value less the share `negative`, an upper bound that value plus the share `positive`. With fewer such batches there
+is no value. What needs it then passes and says so, or fails if the window is `strict`. (In Great Expectations, anything
+that needs a parameter without a value fails.)
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[int]], float]] = {
     "min": min,
     "max": max,
 }
-"""What `constraint_fn` may say."""
+"""The values of `constraint_fn`, and what they compute."""
 
 
 class NoHistoryError(Exception):
-    """A parameter has no value yet. `strict`: what needs it fails; `needed` and `there` are batches."""
+    """A parameter has no value yet: it needs `needed` batches, and there are `there`. `strict`: what needs it fails."""
 
     def __init__(self, strict: bool, needed: int, there: int) -> None:
         super().__init__(f"no history yet: {there} of {needed} batches")
@@ -40,8 +40,10 @@ class NoHistoryError(Exception):
 
 
 def bounds(e: Expectation, earlier: Sequence[int]) -> tuple[float | None, float | None]:
-    """The least and the most rows, None where there is no bound. `earlier`: rows of the batches before, the newest
-    first. Raises NoHistoryError."""
+    """The least and the most rows that the expectation allows; None where there is no bound.
+
+    `earlier` are the row counts of earlier batches, the newest first. Raises NoHistoryError when there are too few.
+    """
     least = _bound(e, "min_value", earlier, lambda w: 1 - float(w["offset"]["negative"]))
     most = _bound(e, "max_value", earlier, lambda w: 1 + float(w["offset"]["positive"]))
     return least, most
@@ -61,13 +63,16 @@ def _bound(
 
 
 def earlier_rows(state: State, request: Request, before: int) -> list[int]:
-    """Rows that the batches planned before ledger number `before` landed, the newest first: those of the same kind of
-    request, for the same partitions, that landed whole."""
+    """How many rows each earlier batch landed, the newest first.
+
+    Counts batches that were planned before ledger number `before`, for the same kind of request and the same
+    partitions, and that landed as a whole.
+    """
     earlier = (b for b in reversed(state.batches.values()) if b.id < before)
     like = (b for b in earlier if _kind(b.request) == _kind(request))
     return [b.rows for b in like if b.published is not None and not b.failed]
 
 
 def _kind(request: Request) -> tuple[object, ...]:
-    """One window is not compared with several, nor some partitions with all."""
+    """What requests must have in common to be compared: one window or several, and the same partitions."""
     return request.kind, request.until is None, request.only

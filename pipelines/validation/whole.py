@@ -1,8 +1,8 @@
-"""Staged batches against expectations about all of their rows at once, as Great Expectations decides them on pandas.
+"""Decides expectations about all rows of a staged batch at once, as Great Expectations decides them on pandas.
 
-What is decided: nulls, and NaN, are no values; tombstones are no rows, except where rows are counted, because they land
-as rows; where nothing else landed, nothing but the numbers of rows and columns can be broken. Sums of whole numbers are
-exact. What text and bytes are is never told, only how many. Memory is bounded, whatever a batch holds (`table`).
+Nulls and NaN do not count as values. Tombstones do not count as rows, except where rows are counted, because they land
+as rows. If nothing else landed, only expectations about the numbers of rows and columns can be broken. Sums of whole
+numbers are exact. Results never show text or bytes, only how many. Memory is bounded, whatever a batch holds (`table`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SAID = 20
 def hold_whole(
     shape: Shape, receipts: Sequence[Receipt], lake: Lake, earlier: Sequence[int] = (), memory: int = MEMORY
 ) -> tuple[Result, ...]:
-    """What the staged parts of the receipts, as one table, say to each expectation about whole batches, in the order of
-    the shape's contract. `earlier`: rows of the batches before (`volume.earlier_rows`).
+    """The result of each expectation about whole batches, in the contract's order, over the receipts' staged parts.
 
-    Raises Failed when the local disk has no room, LakeUnavailable.
+    `earlier` are the row counts of earlier batches (`volume.earlier_rows`). `memory` (bytes) bounds DuckDB. Raises
+    Failed when the local disk has no room, LakeUnavailable, PartUnreadable.
     """
     asked = [e for e in (shape.contract.expectations if shape.contract else ()) if ENTRIES[e.type].scope is Scope.WHOLE]
     batch = BatchFacts(sum(r.counts.landed for r in receipts), tuple(column_types(shape.columns)), earlier)
@@ -52,7 +52,10 @@ def hold_whole(
 
 
 def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
-    """Within the bounds, which count as inside unless the expectation is strict. No value is never within."""
+    """Whether the value lies within the bounds. A bound itself is inside unless the expectation is strict.
+
+    None and NaN never lie within.
+    """
     if value is None or value != value:
         return False
     strict_min, strict_max = e.kwargs.get("strict_min"), e.kwargs.get("strict_max")
@@ -65,7 +68,7 @@ def between(value: Any, e: Expectation, low: Any, high: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What is known of a batch before it is read: rows that landed, columns, and the rows of the batches before."""
+    """What is known about a batch before its rows are read: rows, columns, and the rows of earlier batches."""
 
     rows: int
     columns: tuple[str, ...]
@@ -111,7 +114,7 @@ def _brief(names: Sequence[str]) -> str:
 
 
 def _column_exists(e: Expectation, batch: BatchFacts) -> Result:
-    """As Great Expectations has it, a place counts from 0, and place 0 is any."""
+    """Great Expectations counts a column's index from 0, and takes index 0 for any place."""
     name, place = e.kwargs["column"], e.kwargs.get("column_index")
     passed = batch.columns[place : place + 1] == (name,) if place else name in batch.columns
     return Result(e.place, passed)
@@ -161,7 +164,7 @@ _AGGREGATES = {
 
 
 def _of_aggregates(asked: Sequence[Expectation], table: StagedTable, types: Mapping[str, Type]) -> Iterator[Result]:
-    """All of them in one query."""
+    """Decide all aggregates in one query."""
     values = table.aggregates([(_AGGREGATES[e.type], e.kwargs["column"]) for e in asked])
     for e in asked:
         function, column = _AGGREGATES[e.type], e.kwargs["column"]
@@ -187,7 +190,7 @@ def _of_number(e: Expectation, value: Number | None) -> Result:
 
 
 def _bound(t: Type, said: object) -> Any:
-    """As exact as the column: a bound of 0.1 is the float32 nearest to it where the column has those."""
+    """The bound, as exact as the column: for a float32 column, 0.1 means the float32 nearest to it."""
     if said is None:
         return None
     found = literals.bound(t, said)
@@ -210,7 +213,7 @@ def _median(e: Expectation, table: StagedTable) -> Result:
 
 
 def _quantiles(e: Expectation, table: StagedTable) -> Result:
-    """The nearest value of each place, of two equally near ones that of even rank."""
+    """For each quantile the value at the nearest rank; of two equally near ranks, the even one."""
     column, ranges = e.kwargs["column"], e.kwargs["quantile_ranges"]
     n = table.aggregates([("count", column)])["count", column]
     if not n:
@@ -224,7 +227,7 @@ def _quantiles(e: Expectation, table: StagedTable) -> Result:
 
 
 def _near(value: Number, low: Number | None, high: Number | None) -> bool:
-    """Within the range, or as near to an end of it as one in 10,000: Great Expectations' tolerance."""
+    """Whether the value lies in the range, or within Great Expectations' tolerance (1 in 10,000) of its ends."""
     found = float(value)
     low, high = (-math.inf if low is None else float(low)), (math.inf if high is None else float(high))
     return any(abs(found - end) <= 1e-8 + 1e-4 * abs(end) for end in (low, high) if math.isfinite(end)) or (
@@ -256,7 +259,7 @@ def _distinct_share(e: Expectation, values: Counted, table: StagedTable, t: Type
 
 
 def _distinct_set(e: Expectation, values: Counted, table: StagedTable, t: Type) -> Result:
-    """Whether values are outside, members missing, or both, is told; which, never."""
+    """The result says how many values are outside and how many members are missing, but never which."""
     strange, missing = values.against([literals.member(t, said) for said in e.kwargs["value_set"]])
     wrong = {
         "expect_column_distinct_values_to_be_in_set": strange,
@@ -283,14 +286,14 @@ _COUNTED: Mapping[str, Callable[[Expectation, Counted, StagedTable, Type], Resul
     "expect_column_most_common_value_to_be_in_set": _most_common,
 }
 DECIDED = frozenset({*_OF_TABLES, *_AGGREGATES, *_QUANTILES, *_COUNTED})
-"""The types of expectation that are decided here."""
+"""The types of expectation that this module decides."""
 
 
 # -- as people read it
 
 
 def format_number(value: Number | None) -> str:
-    """A number, to 15 digits."""
+    """A number as text, to 15 digits."""
     if value is None:
         return "no values"
     return f"{value:,}" if isinstance(value, int | Decimal) else f"{value:,.15g}"

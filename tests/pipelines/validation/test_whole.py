@@ -427,7 +427,7 @@ _LARGE = """
 import io, resource
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
 from tests.fakes import MemoryLake
-from tests.pipelines.contract.test_whole import shape
+from tests.pipelines.validation.test_whole import shape
 from sluice.pipelines.validation.whole import hold_whole
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, Slice
 lake, receipts, rows = MemoryLake(), [], 100_000
