@@ -26,7 +26,7 @@ from sluice.assets.metadata import Reader
 from sluice.assets.session import Session
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
-from sluice.pipelines.batch.survey import open_ledger, unlike
+from sluice.pipelines.batch.survey import changed_partitions, open_ledger
 from sluice.pipelines.committing.commit import CommitResult, CommitSettings, CommitStatus, commit
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -355,7 +355,7 @@ def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) ->
 def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
     """A log that is another one by now is left out. Why it could not be done is told, and not raised."""
     try:
-        changed = unlike(feed, edges, open_ledger(feed, edges).read())
+        changed = changed_partitions(feed, edges, open_ledger(feed, edges).read())
         books, result = _committed(context, feed, edges, changed)
     except SluiceError as error:
         _session(context).witness.uncommitted = error

@@ -356,10 +356,11 @@ def _tell(session: Session, feed: Feed, edges: Edges) -> None:
     from sluice.assets import evidence
     from sluice.assets.books import Books
     from sluice.assets.instance import open_instance
-    from sluice.pipelines.rewriting.compaction import open_ledger
+    from sluice.pipelines.ledger import Ledger
 
     with session.terminal.working("telling Dagster"), open_instance(session.project) as instance:
-        evidence.roll_forward(instance, Books.open(feed, open_ledger(feed, edges), edges))
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+        evidence.roll_forward(instance, Books.open(feed, ledger, edges))
 
 
 def replay_view(ran: Ran) -> Iterator[RenderableType]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice.pipelines.batch.progress import watched
+from sluice.pipelines.batch.call import LandingRun
+from sluice.pipelines.batch.progress import report_progress
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import OnLoss, PublishPolicy
 from sluice.pipelines.landing.proof import prove
-from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
+from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.ledger.entries import (
     OwnEntry,
 )
 from sluice.pipelines.planning import shapes
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Job
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
 from sluice.pipelines.quarantine.limit import check_quarantine
 from sluice.pipelines.records.shape import Shape
@@ -22,33 +23,33 @@ from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
 from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost
 from sluice.pipelines.vocabulary.plans import Plan, Request
-from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Outcome, Owner, SliceFailure
+from sluice.pipelines.vocabulary.progress import Progress
+from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
 
 
-def take_over(ledger: Ledger, batch: Batch, owner: Owner) -> bool:
-    """Whether the batch is ours now, whose run is known dead. Cleans nothing: finished slices are adopted."""
+def take_over(run: LandingRun, batch: Batch) -> bool:
+    """Make a dead run's batch ours; False when another run was faster. Cleans nothing: finished slices are adopted."""
 
     def decide(state: State) -> OwnEntry | None:
         held = state.batches[batch.id]
         same = held.status is BatchStatus.PLANNED and held.owner.token == batch.owner.token
-        return OwnEntry(batch=batch.id, owner=owner) if same else None
+        return OwnEntry(batch=batch.id, owner=run.owner) if same else None
 
-    return ledger.append(decide) is not None
+    return run.ledger.append(decide) is not None
 
 
-def carry_out(
-    feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, batch: Batch, owner: Owner, report: Reporter
-) -> BatchResult:
+def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
+    """Run the batch's tasks, prove what they say, and publish it if limits and contract allow."""
+    feed, edges, ledger, owner, report = run.feed, run.edges, run.ledger, run.owner, run.report
     plan = batch.plan or ledger.plan(batch.id)
     report(Progress("start Spark"))
     edges.engine.start()
-    with watched(edges.lake, feed.name, batch.id, plan, report):
+    with report_progress(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape)
         outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
-    receipts, failures = prove(plan, batch.id, _known(plan, outcomes), edges.lake)
+    receipts, failures = prove(plan, batch.id, _outcome_per_slice(plan, outcomes), edges.lake)
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
     whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
@@ -65,7 +66,7 @@ def carry_out(
     return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results)
 
 
-def _known(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Outcomes of this plan's slices only, and a failure for each slice that no task spoke of."""
     planned = set(plan.slices)
     known = [o for o in outcomes if o.slice in planned]

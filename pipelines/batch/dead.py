@@ -6,23 +6,20 @@ from collections.abc import Container
 from dataclasses import replace
 from functools import partial
 
+from sluice.pipelines.batch.call import Call, LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, take_over
 from sluice.pipelines.batch.result import BatchResult, first_failure
-from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import Batch, BatchStatus, Ledger
+from sluice.pipelines.ledger import Batch, BatchStatus
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError
-from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from sluice.pipelines.vocabulary.progress import Reporter
-from sluice.pipelines.vocabulary.receipts import Fate, Owner, Verdict
+from sluice.pipelines.vocabulary.plans import RequestKind
+from sluice.pipelines.vocabulary.receipts import Fate, Verdict
 
 
-def fate_of(
-    feed: Feed, edges: Edges, batch: Batch, request: Request, in_the_way: Container[int] = ()
-) -> tuple[Fate, str]:
+def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
     """What a run does about a batch whose run is dead, and why.
 
     One that lands is finished by whoever needs its ranges, and by the next catch-up, since what it reads may go from
@@ -32,62 +29,51 @@ def fate_of(
         return Fate.GIVEN_UP, owners.AS_THEY_WERE
     if batch.id in in_the_way:
         return Fate.TAKEN_OVER, ""
-    if request.kind is not RequestKind.CATCH_UP or request.only:
+    if call.request.kind is not RequestKind.CATCH_UP or call.request.only:
         return Fate.LEFT, "this run was asked for other things; a catch-up finishes it"
-    if _was_refused(feed, edges, batch):
+    if _was_refused(call.feed.name, call.edges, batch):
         return Fate.LEFT, "its run ended, and said in the batch's report why it is not published"
     return Fate.TAKEN_OVER, ""
 
 
-def _was_refused(feed: Feed, edges: Edges, batch: Batch) -> bool:
+def _was_refused(feed: str, edges: Edges, batch: Batch) -> bool:
     """Whether the run was not killed, but ended with a report on a batch that it could not publish."""
-    page = paths.batch_page_path(feed.name, batch.id, batch.owner.token)
+    page = paths.batch_page_path(feed, batch.id, batch.owner.token)
     return edges.liveness.last_beat(batch.owner) is None and edges.lake.size(page) is not None
 
 
-def finish_others(
-    feed: Feed, shape: Shape, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter
-) -> list[BatchResult]:
+def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
     """What is done about batches of dead runs that were not in the way. What fails of it does not fail this run."""
     done: list[BatchResult] = []
-    live = [b for b in ledger.read().live() if b.owner.token != owner.token]
-    verdicts = owners.judged(edges.liveness, live)
+    live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
+    verdicts = owners.judged(run.edges.liveness, live)
     for batch in (b for b in live if verdicts[b.id].dead):
-        fate, why = fate_of(feed, edges, batch, request)
+        fate, why = fate_of(run, batch)
         if fate is Fate.GIVEN_UP:
-            owners.give_up(ledger, [batch], verdicts, report)
+            owners.give_up(run.ledger, [batch], verdicts, run.report)
         elif fate is Fate.LEFT:
-            owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], fate, why))
+            owners.tell(run.report, owners.met(run.feed.name, batch, verdicts[batch.id], fate, why))
         else:
-            done += _finish(feed, shape, edges, ledger, batch, verdicts[batch.id], owner, report)
+            done += _finish(run, shape, batch, verdicts[batch.id])
     return done
 
 
-def _finish(
-    feed: Feed,
-    shape: Shape,
-    edges: Edges,
-    ledger: Ledger,
-    batch: Batch,
-    verdict: Verdict,
-    owner: Owner,
-    report: Reporter,
-) -> list[BatchResult]:
+def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> list[BatchResult]:
     """Take a dead run's batch over and carry it out; none when another has it by now."""
-    tell = partial(owners.met, feed.name, batch, verdict)
-    if not take_over(ledger, batch, owner):
+    tell = partial(owners.met, run.feed.name, batch, verdict)
+    if not take_over(run, batch):
         return []
-    owners.tell(report, tell(Fate.TAKEN_OVER))
+    owners.tell(run.report, tell(Fate.TAKEN_OVER))
     try:
-        result = carry_out(feed, shape, edges, ledger, batch, owner, report)
+        result = carry_out(run, shape, batch)
     except SluiceError as error:
-        owners.tell(report, tell(Fate.LEFT, error.message))
-        plan = batch.plan or ledger.plan(batch.id)
+        owners.tell(run.report, tell(Fate.LEFT, error.message))
+        plan = batch.plan or run.ledger.plan(batch.id)
         refused = isinstance(error, BatchRefused)
         return [BatchResult(batch.id, plan, (), (), None, foreign=True, refused=error.message)] if refused else []
     if result.failures:
-        fate = _BECAME[ledger.read().batches[batch.id].status]
-        owners.tell(report, tell(fate, first_failure(result.failures)))
+        fate = _BECAME[run.ledger.read().batches[batch.id].status]
+        owners.tell(run.report, tell(fate, first_failure(result.failures)))
     return [replace(result, foreign=True)]
 
 

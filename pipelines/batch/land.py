@@ -8,15 +8,16 @@ published even when other partitions fail, and those stay owed and are named. Co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from sluice.pipelines.batch.call import LandingRun
 from sluice.pipelines.batch.carry_out import carry_out, never_possible, take_over
 from sluice.pipelines.batch.dead import finish_others
 from sluice.pipelines.batch.result import BatchResult, Landed, Skip, first_failure, lost_on_the_way
 from sluice.pipelines.batch.survey import (
     Survey,
+    boundaries_due,
     check_sound,
     held_of,
     losses_refused,
@@ -24,7 +25,6 @@ from sluice.pipelines.batch.survey import (
     plan_for,
     receipts_replaced,
     survey,
-    unpinned,
     with_holders,
 )
 from sluice.pipelines.feed.feed import Feed
@@ -47,7 +47,7 @@ from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.vocabulary.errors import (
     IncarnationChanged,
 )
-from sluice.pipelines.vocabulary.kafka import Key, TopicPartition
+from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request, Slice
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import subtract
@@ -68,75 +68,78 @@ def land(
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
-        _check_whole(feed, edges, ledger)
+        run = LandingRun(feed, edges, ledger, request, owner, report)
+        _check_whole(run)
         report(Progress("roll forward"))
         roll_forward(ledger, edges.lake, feed.name)
-        skipped = _skip(feed, edges, ledger, skip, request.only) if skip else ()
-        return replace(_land(feed, edges, ledger, request, owner, report), skipped=skipped)
+        skipped = _skip(run, skip) if skip else ()
+        return replace(_land(run), skipped=skipped)
 
 
-def _check_whole(feed: Feed, edges: Edges, ledger: Ledger) -> None:
+def _check_whole(run: LandingRun) -> None:
     """Raises EntriesLost before anything is written, where committed offsets or visible parts know of more entries."""
+    feed, edges, ledger = run.feed, run.edges, run.ledger
     committed = edges.group.committed([k.tp for k in ledger.read().known()])
     check_marks(ledger, ledger.read(), committed)
     lost.check_near(ledger, edges.lake, feed)
 
 
-def _land(feed: Feed, edges: Edges, ledger: Ledger, request: Request, owner: Owner, report: Reporter) -> Landed:
+def _land(run: LandingRun) -> Landed:
+    feed, edges, ledger, request = run.feed, run.edges, run.ledger, run.request
     done: list[BatchResult] = []
     losses: list[KeyRange] = []
     refusals: tuple[Refusal, ...] = ()
     ends: dict[Key, int] = {}
     for _ in range(MAX_ROUNDS):
-        report(Progress("plan"))
-        found = _bounded(survey(feed, edges, ledger), ends)
+        run.report(Progress("plan"))
+        found = _within_first_ends(survey(feed, edges, ledger), ends)
         check_sound(found, request)
         shape = shapes.declare(feed, ledger)
         _pin_origins(ledger, found)
-        _pin_boundaries(feed, edges, ledger, found, request)
-        losses += _accept_losses(feed, ledger, found, request)
-        batch, dead, refusals = _pinned(feed, edges, ledger, found, request, owner, report)
+        _pin_boundaries(run, found)
+        losses += _accept_losses(run, found)
+        batch, dead, refusals = _pin_plan(run, found)
         if batch is None:
             break
-        result = carry_out(feed, shape, edges, ledger, batch, owner, report)
-        done.append(_taken_over(ledger, batch, dead, result, request, report) if dead else result)
-        if not _goes_on(feed, result, request, taken_over=dead is not None):
+        result = carry_out(run, shape, batch)
+        done.append(_result_of_take_over(run, batch, dead, result) if dead else result)
+        if not _plans_again(run, result, taken_over=dead is not None):
             break
-    done += finish_others(feed, shape, edges, ledger, request, owner, report)
+    done += finish_others(run, shape)
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)
-    refused, held = with_holders(feed, edges, refusals, found), held_of(feed, edges, found, request)
+    refused, held = with_holders(run, refusals, found), held_of(run, found)
     landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
-    return landed if landed.failures else replace(landed, left=_left(feed, state, found, request))
+    return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found))
 
 
-def _goes_on(feed: Feed, result: BatchResult, request: Request, *, taken_over: bool) -> bool:
+def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
     """Whether another plan may be due: a batch of another request was finished first, or Kafka changed on the way."""
-    mine = request.replace and result.plan.request == request
+    mine = run.request.replace and result.plan.request == run.request
     if result.number is None:
-        return not mine and bool(never_possible(feed, result.plan.request, result.failures))
-    return (taken_over and not mine) or lost_on_the_way(feed, result)
+        return not mine and bool(never_possible(run.feed, result.plan.request, result.failures))
+    return (taken_over and not mine) or lost_on_the_way(run.feed, result)
 
 
-def _taken_over(
-    ledger: Ledger, batch: Batch, dead: Verdict, result: BatchResult, request: Request, report: Reporter
-) -> BatchResult:
+def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: BatchResult) -> BatchResult:
     """What came of a dead run's batch that was in the way. One that could never be carried out is told as given up;
     what failed of it is planned anew, or refused, unless this very replacing was asked for."""
-    if ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
+    if run.ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
-    owners.tell(report, owners.met(ledger.feed, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
-    return result if request.replace and result.plan.request == request else replace(result, foreign=True)
+    owners.tell(run.report, owners.met(run.feed.name, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
+    return result if run.request.replace and result.plan.request == run.request else replace(result, foreign=True)
 
 
-def _left(feed: Feed, state: State, found: Survey, request: Request) -> int:
+def _offsets_left(run: LandingRun, state: State, found: Survey) -> int:
+    """Offsets still owed because the feed's limits ended the run."""
+    feed, request = run.feed, run.request
     if request.replace or (feed.limits.records, feed.limits.bytes) == (None, None):
         return 0
     owed, _ = planning.owed_ranges(request, state, found.partitions, feed.window)
     return sum(o.span for o in owed)
 
 
-def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
+def _within_first_ends(found: Survey, ends: dict[Key, int]) -> Survey:
     """Later rounds reach no further than the first one saw, so that a busy topic does not keep a run for ever."""
     for key, p in found.partitions.items():
         ends.setdefault(key, p.stable_end)
@@ -144,17 +147,17 @@ def _bounded(found: Survey, ends: dict[Key, int]) -> Survey:
     return replace(found, partitions=partitions)
 
 
-def _still(found: Survey, state: State, request: Request) -> Survey:
+def _on_newer_state(found: Survey, state: State, request: Request) -> Survey:
     """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `check_sound`
     does."""
     partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
-    left = tuple(Refusal(k.tp, _left_behind(k)) for k in found.partitions if k not in partitions)
+    left = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in found.partitions if k not in partitions)
     still = replace(found, partitions=partitions, refusals=found.refusals + left)
     check_sound(still, request)
     return still
 
 
-def _left_behind(key: Key) -> IncarnationChanged:
+def _incarnation_changed(key: Key) -> IncarnationChanged:
     return IncarnationChanged(
         f"{key}: somebody accepted another life of this log while it was planned",
         remedy="nothing of it was landed; the next run goes on in the new one",
@@ -171,15 +174,16 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
     ledger.append(decide)
 
 
-def _pin_boundaries(feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request) -> None:
+def _pin_boundaries(run: LandingRun, found: Survey) -> None:
     """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
-    for entry in unpinned(feed, edges, ledger.read(), found.partitions, request):
-        ledger.append(partial(windows.clamp_boundaries, entry=entry))
+    for entry in boundaries_due(run, run.ledger.read(), found.partitions):
+        run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 
-def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[TopicPartition]) -> tuple[KeyRange, ...]:
+def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
     """Pass over what lies between the frontiers and there, but for what has landed or a live plan holds."""
-    found = survey(feed, edges, ledger)
+    edges, ledger, only = run.edges, run.ledger, run.request.only
+    found = survey(run.feed, edges, ledger)
     _pin_origins(ledger, found)
     planning.check_only(only, {k.tp: k for k in found.partitions})
     partitions = {k: p for k, p in found.partitions.items() if not only or k.tp in only}
@@ -190,34 +194,34 @@ def _skip(feed: Feed, edges: Edges, ledger: Ledger, skip: Skip, only: Sequence[T
     return origins.skip_to(ledger, ends, skip.reason)
 
 
-def _accept_losses(feed: Feed, ledger: Ledger, found: Survey, request: Request) -> tuple[KeyRange, ...]:
+def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
     """Under `on_loss: accept`, what fell below the log start, neither landed nor reserved, becomes a loss."""
+    feed, request = run.feed, run.request
     if feed.policies.on_loss is not OnLoss.ACCEPT:
         return ()
 
     def decide(state: State) -> LossEntry | None:
-        owed, _ = planning.owed_ranges(request, state, _still(found, state, request).partitions, feed.window)
+        owed, _ = planning.owed_ranges(request, state, _on_newer_state(found, state, request).partitions, feed.window)
         gone = [
             KeyRange(key=o.key, range=r) for o in owed for lost in o.lost for r in subtract(lost, state.reserved(o.key))
         ]
         return LossEntry(ranges=tuple(gone), reason="below the log start (on_loss: accept)") if gone else None
 
-    appended = ledger.append(decide)
+    appended = run.ledger.append(decide)
     return appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
 
 
-def _pinned(
-    feed: Feed, edges: Edges, ledger: Ledger, found: Survey, request: Request, owner: Owner, report: Reporter
-) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
+def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
     """The batch to carry out: a new plan in the ledger, or one in the way that was taken over, with the evidence that
     its run is dead."""
+    feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
 
     def decide(state: State) -> PlanEntry | None:
         nonlocal refusals, in_the_way
-        known = _still(found, state, request)
-        replaced = receipts_replaced(feed, ledger, known, request, state)
+        known = _on_newer_state(found, state, request)
+        replaced = receipts_replaced(run, known, state)
         owed, refused = planning.owed_ranges(request, state, known.partitions, feed.window, replaced)
         losses = losses_refused(feed, owed)
         refusals = known.refusals + refused + losses
@@ -228,8 +232,8 @@ def _pinned(
             refusals = known.refusals  # it was planned, and says itself what it cannot read any more
         if in_the_way:
             return None
-        plan = plan_for(feed, edges, found, request, free, state, replaced)
-        return PlanEntry(plan=plan, hash=plan.hash, owner=owner) if plan else None
+        plan = plan_for(run, found.cluster_id, free, state, replaced)
+        return PlanEntry(plan=plan, hash=plan.hash, owner=run.owner) if plan else None
 
     appended = ledger.append(decide)
     if appended is not None:
@@ -237,14 +241,14 @@ def _pinned(
     if in_the_way is None:
         return None, None, refusals
     batch, s = in_the_way
-    report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
-    verdicts = owners.judged(edges.liveness, [batch])
+    run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
+    verdicts = owners.judged(run.edges.liveness, [batch])
     if not verdicts[batch.id].dead:
         raise owners.busy(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:
-        owners.give_up(ledger, [batch], verdicts, report)
-        return _pinned(feed, edges, ledger, found, request, owner, report)
-    if not take_over(ledger, batch, owner):
+        owners.give_up(ledger, [batch], verdicts, run.report)
+        return _pin_plan(run, found)
+    if not take_over(run, batch):
         raise owners.busy(feed.name, ledger.read().batches[batch.id], s, owners.NEW)
-    owners.tell(report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
+    owners.tell(run.report, owners.met(feed.name, batch, verdicts[batch.id], Fate.TAKEN_OVER))
     return batch, verdicts[batch.id], refusals

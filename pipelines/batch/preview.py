@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sluice.pipelines.batch.call import Call
 from sluice.pipelines.batch.dead import fate_of
 from sluice.pipelines.batch.survey import (
     Survey,
+    boundaries_due,
     check_sound,
     held_of,
     losses_refused,
@@ -15,7 +17,6 @@ from sluice.pipelines.batch.survey import (
     plan_for,
     receipts_replaced,
     survey,
-    unpinned,
     with_holders,
 )
 from sluice.pipelines.feed.feed import Feed
@@ -55,47 +56,45 @@ class Preview:
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     """The dry run: what `land` would plan now. Writes nothing, anywhere."""
     ledger = open_ledger(feed, edges)
+    call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
     found = survey(feed, edges, ledger)
     lost.check_names(ledger, found.state, edges.lake.list(paths.staging_root(feed.name)))
     check_sound(found, request)
     shapes.check_one_table(feed, shapes.effective_shape(feed, found.state), found.state)
     state = _with_origins(found)
-    state = _with_boundaries(feed, edges, state, found.partitions, request)
-    replaced = receipts_replaced(feed, ledger, found, request, state)
+    state = _with_boundaries(call, state, found.partitions)
+    replaced = receipts_replaced(call, found, state)
     owed, refused = planning.owed_ranges(request, state, found.partitions, feed.window, replaced)
-    plan = plan_for(feed, edges, found, request, owed, state, replaced)
+    plan = plan_for(call, found.cluster_id, owed, state, replaced)
     losses = losses_refused(feed, owed)
     free = [o for o in owed if o.key.tp not in {r.tp for r in losses}]
-    blocked, met = _company(feed, edges, state, request, free)
+    blocked, met = _company(call, state, free)
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
-    refusals = with_holders(feed, edges, found.refusals + (() if goes_on else refused + losses), found)
-    return Preview(found, owed, refusals, plan, blocked, met, held_of(feed, edges, found, request))
+    refusals = with_holders(call, found.refusals + (() if goes_on else refused + losses), found)
+    return Preview(found, owed, refusals, plan, blocked, met, held_of(call, found))
 
 
 def _with_origins(found: Survey) -> State:
     return found.state.extended([OriginEntry(items=found.new_origins)]) if found.new_origins else found.state
 
 
-def _with_boundaries(
-    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
-) -> State:
+def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
     """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
-    for entry in unpinned(feed, edges, state, partitions, request):
+    for entry in boundaries_due(call, state, partitions):
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extended([pinned]) if pinned else state
     return state
 
 
-def _company(
-    feed: Feed, edges: Edges, state: State, request: Request, owed: Sequence[Owed]
-) -> tuple[SluiceError | None, tuple[Met, ...]]:
+def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """The batch in the way that is at work, and what a run would do about those of dead runs."""
-    verdicts = owners.judged(edges.liveness, state.live())
+    feed = call.feed.name
+    verdicts = owners.judged(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
-    found = list(planning.overlapping(state, request, owed))
+    found = list(planning.overlapping(state, call.request, owed))
     blocked = next((x for x in found if x[0].id not in dead), None)
     in_the_way = {batch.id for batch, _ in found}
-    fates = ((b, fate_of(feed, edges, b, request, in_the_way)) for b in state.live() if b.id in dead)
-    met = tuple(owners.met(feed.name, b, verdicts[b.id], *fate) for b, fate in fates)
-    return (owners.busy(feed.name, *blocked, verdicts[blocked[0].id]) if blocked else None), met
+    fates = ((b, fate_of(call, b, in_the_way)) for b in state.live() if b.id in dead)
+    met = tuple(owners.met(feed, b, verdicts[b.id], *fate) for b, fate in fates)
+    return (owners.busy(feed, *blocked, verdicts[blocked[0].id]) if blocked else None), met

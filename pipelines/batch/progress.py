@@ -14,7 +14,7 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 
 @contextmanager
-def watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
+def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
     """Report progress from the receipts that tasks leave in staging: about once a second, less often where there are so
     many that looking takes its time."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
@@ -25,7 +25,7 @@ def watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> 
         pause = 1.0
         while not stop.wait(pause):
             began = monotonic()
-            report(Progress("land", _finished(lake, feed, batch, spans), total))
+            report(Progress("land", _finished_offsets(lake, feed, batch, spans), total))
             pause = max(1.0, 10 * (monotonic() - began))
 
     thread = Thread(target=look, name="sluice-progress", daemon=True)
@@ -37,6 +37,6 @@ def watched(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> 
         thread.join()
 
 
-def _finished(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:
+def _finished_offsets(lake: Lake, feed: str, batch: int, spans: Mapping[str, int]) -> int:
     names = {paths.receipt_slice(p) for p in lake.list(paths.staging_folder(feed, batch))}
     return sum(spans.get(n, 0) for n in names if n)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sluice.pipelines.batch.call import Call
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import Layout, OnLoss
 from sluice.pipelines.feed.topics import match
@@ -60,18 +61,18 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = check_marks(ledger, ledger.read(), committed)
-    if refusals := changed(feed.name, state, found, edges.cluster):
+    if refusals := changed_logs(feed.name, state, found, edges.cluster):
         # Others may have landed more between the look at Kafka and that at the ledger: Kafka is asked once more.
         found = edges.cluster.partitions(topics, feed.isolation)
-        refusals = changed(feed.name, state, found, edges.cluster)
+        refusals = changed_logs(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
     keyed = {origins.key_of(state, p): p for p in sound}
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
-    began = opened(feed, edges, state, keyed, began)
+    began = with_first_windows(feed, edges, state, keyed, began)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
 
 
-def opened(
+def with_first_windows(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
     """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
@@ -80,23 +81,22 @@ def opened(
     return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
 
 
-def changed(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
+def changed_logs(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
     """The partitions that are not the logs that the ledger knows any more."""
     known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
     return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
-def unlike(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
+def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
     """The feed's partitions that are not the logs that the ledger knows any more, as Kafka is now."""
     found = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
-    return frozenset(r.tp for r in changed(feed.name, state, found, edges.cluster))
+    return frozenset(r.tp for r in changed_logs(feed.name, state, found, edges.cluster))
 
 
-def unpinned(
-    feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], request: Request
-) -> list[BoundaryEntry]:
+def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
     """The boundaries that have passed, and those of a window asked for before the first one. Raises UsageError."""
+    feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
     due = windows.due(state, edges.cluster, edges.clock, partitions, feed.window)
@@ -111,25 +111,22 @@ def unpinned(
     return [*before, *due]
 
 
-def receipts_replaced(feed: Feed, ledger: Ledger, found: Survey, request: Request, state: State) -> Sequence[Receipt]:
+def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Receipt]:
     """What a request that replaces would replace: the receipts that count of what it asks for."""
-    if not request.replace:
+    if not call.request.replace:
         return ()
-    named = planning.asked_ranges(request, state, found.partitions, feed.window)
-    return receipts_meeting(ledger, state, list(named))
+    asked = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
+    return receipts_meeting(call.ledger, state, list(asked))
 
 
 def plan_for(
-    feed: Feed,
-    edges: Edges,
-    found: Survey,
-    request: Request,
-    owed: Sequence[Owed],
-    state: State,
-    replaced: Sequence[Receipt],
+    call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt]
 ) -> Plan | None:
-    sizes, cluster = sizing(feed, edges), found.cluster_id
-    return planning.build(feed.name, cluster, request, feed.isolation, owed, sizes, state, feed.window, replaced)
+    """The plan that lands `owed` and takes the place of `replaced`; None when nothing is owed."""
+    feed, sizes = call.feed, sizing(call.feed, call.edges)
+    return planning.build(
+        feed.name, cluster_id, call.request, feed.isolation, owed, sizes, state, feed.window, replaced
+    )
 
 
 def sizing(feed: Feed, edges: Edges) -> Sizing:
@@ -162,11 +159,12 @@ def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
     return tuple(Refusal(tp, error) for tp, error in errors if error)
 
 
-def with_holders(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
+def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
     """The refusals; those of held windows name the transaction, as far as the cluster tells, and the way out."""
     held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
     partitions = (p for p in found.partitions.values() if p.tp in held)
-    holders = held_back.by_partition(held_back.look(feed, edges.cluster, partitions, edges.clock()))
+    edges = call.edges
+    holders = held_back.by_partition(held_back.look(call.feed, edges.cluster, partitions, edges.clock()))
     named = {
         tp: planning.window_held_error(tp, e.end or 0, e.start or 0, holders[tp])
         for tp, e in held.items()
@@ -175,9 +173,10 @@ def with_holders(feed: Feed, edges: Edges, refusals: Sequence[Refusal], found: S
     return tuple(Refusal(r.tp, named.get(r.tp, r.error)) for r in refusals)
 
 
-def held_of(feed: Feed, edges: Edges, found: Survey, request: Request) -> tuple[HeldBack, ...]:
+def held_of(call: Call, found: Survey) -> tuple[HeldBack, ...]:
     """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
     have taken long. It only explains: where Kafka does not answer by now, there is none."""
+    feed, edges, request = call.feed, call.edges, call.request
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     tps = {p.tp for p in held_back.unstable_partitions(found.partitions.values()) if not meant or p.tp in meant}
     with suppress(KafkaUnavailable):

@@ -56,7 +56,7 @@ class Ledger:
         self._state = State()
 
     @classmethod
-    def offline(cls, lake: Lake, feed: str, clock: Clock, run: str) -> Ledger:
+    def offline(cls, lake: Lake, feed: str, clock: Clock, run: str = "") -> Ledger:
         """For what is decided without asking Kafka: what it writes names the cluster that the ledger knows."""
         ledger = cls(lake, feed, clock, run)
         ledger._cluster = ledger.read().cluster

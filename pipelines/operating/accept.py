@@ -21,7 +21,7 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.pipelines.batch.survey import changed, open_ledger, opened, survey
+from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, with_first_windows
 from sluice.pipelines.committing.commit import Verdict, adopt, log_ends, verdict, ways_out
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
@@ -213,7 +213,7 @@ def _unlike(
         return {p.tp: (p, None) for p in partitions}
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
     kind: type[IncarnationChanged] = TopicRecreated if event is Event.RECREATED else LogTruncated
-    refused = {r.tp: r.error for r in changed(feed.name, state, partitions, edges.cluster)}
+    refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
     still = edges.cluster.topics()  # epochs are asked for by name: of a topic recreated meanwhile they tell nothing
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
@@ -457,7 +457,7 @@ def _life(edges: Edges, path: str) -> str:
 def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, begun: tuple[OriginItem, ...]) -> None:
     if begun:
         keyed = {origins.key_of(left.state, p): p for p in left.partitions}
-        items = opened(feed, edges, ledger.read(), keyed, begun)
+        items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
 

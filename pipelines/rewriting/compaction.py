@@ -59,10 +59,6 @@ class Compacted:
     met: tuple[Met, ...] = ()
 
 
-def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
-    return Ledger.offline(edges.lake, feed.name, edges.clock, run)
-
-
 # -- what there is to merge
 
 
@@ -121,7 +117,7 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
 
 def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
     """What `compact` would merge now; what a dead run was merging, too. Writes nothing."""
-    ledger = open_ledger(feed, edges)
+    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
@@ -140,7 +136,7 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
     one merges, OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
-        ledger = open_ledger(feed, edges, owner.run)
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)

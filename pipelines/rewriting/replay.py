@@ -37,7 +37,7 @@ from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting.candidates import Candidate, Found, find
-from sluice.pipelines.rewriting.compaction import open_ledger, threads
+from sluice.pipelines.rewriting.compaction import threads
 from sluice.pipelines.rewriting.mending import Mender
 from sluice.pipelines.rewriting.merging import Desk, staged, summed, visible
 from sluice.pipelines.rewriting.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
@@ -89,7 +89,7 @@ class Replayed:
 
 def foreseen(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
     """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
-    ledger = open_ledger(feed, edges)
+    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
     found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
@@ -107,7 +107,7 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
     part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
-        ledger = open_ledger(feed, edges, owner.run)
+        ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
         report(Progress("roll forward"))
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)

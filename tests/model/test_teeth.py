@@ -75,7 +75,7 @@ def reclamp(patch: Patch) -> None:
 
 
 def current(patch: Patch) -> None:
-    patch.setattr(land, "_still", lambda found, *_: found)
+    patch.setattr(land, "_on_newer_state", lambda found, *_: found)
 
 
 def ackfrom(patch: Patch) -> None:
@@ -178,12 +178,12 @@ def fromorigin(patch: Patch) -> None:
 
 
 def latepart(patch: Patch) -> None:
-    opened = survey.opened
+    opened = survey.with_first_windows
 
     def never(feed: Any, edges: Any, state: State, partitions: Any, origins: Any) -> Any:
         return origins if state.boundary_times else opened(feed, edges, state, partitions, origins)
 
-    patch.setattr(survey, "opened", never)
+    patch.setattr(survey, "with_first_windows", never)
 
 
 def held_for_ever(patch: Patch) -> None:
