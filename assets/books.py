@@ -53,7 +53,7 @@ class Books:
     @cached_property
     def live(self) -> tuple[Met, ...]:
         """The live batches, and how their runs stand, as far as that is known without waiting."""
-        verdicts = owners.judged(self.liveness, self.state.live(), watch=False)
+        verdicts = owners.judge_batches(self.liveness, self.state.live(), watch=False)
         return tuple(owners.met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
 
     @cached_property

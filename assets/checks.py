@@ -17,7 +17,7 @@ from sluice.assets.markdown import plain
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.vocabulary.units import many, show_window
-from sluice.pipelines.watching.watch import LAG, Watched
+from sluice.pipelines.watching.watch import LAG, WatchResult
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
 """Of a window's rows: are they all there? Of its boundaries: are they known to be first records, or was one searched
@@ -119,12 +119,12 @@ def _held(held: int, stuck: int) -> str:
     return "the committed offsets have passed this window in all partitions"
 
 
-def by_the_way(watched: Watched) -> Watched:
+def by_the_way(watched: WatchResult) -> WatchResult:
     """What a run that lands sees, without lag: it is catching up just now. The sensor tells of lag."""
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
-def seen(watched: Watched) -> Said:
+def seen(watched: WatchResult) -> Said:
     """What a look at the feed found."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""

@@ -29,7 +29,7 @@ from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Met, Part, P
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.pipelines.watching.outlook import Outlook
 from sluice.pipelines.watching.timings import spent
-from sluice.pipelines.watching.watch import Watched
+from sluice.pipelines.watching.watch import WatchResult
 
 Metadata = dict[str, Any]
 
@@ -415,7 +415,7 @@ def _held_by(b: Behind) -> str:
 # -- what to look at
 
 
-def of_watched(seen: Watched) -> Metadata:
+def of_watched(seen: WatchResult) -> Metadata:
     """The findings of a look at a feed, and where it stands."""
     rows: list[dict[str, str | int]] = [
         {"finding": f.text, "way out": f.remedy, "severity": "error" if f.severe else "warning"} for f in seen.findings

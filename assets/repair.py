@@ -13,20 +13,20 @@ import dagster as dg
 from sluice.assets import evidence, settling
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key, outputs, quarantined_key
-from sluice.pipelines.operating.repair import Found, Kind, ends
+from sluice.pipelines.operating.repair import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.units import many, parse_window, show_window
 
 
-def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[Found]:
+def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[RepairFinding]:
     """Tell Dagster what it does not know of the feed, and name what it alone knows. Idempotent."""
     yield from _untold(instance, books, dry_run)
     yield from _unsettled(instance, books, dry_run)
     yield from _overtold(instance, books)
 
 
-def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[Found]:
+def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
     key = landed_key(books.feed.name)
     batches = evidence.untold_batches(instance, books)
     again = books.complete_of(batches)  # told again where they were told of another batch
@@ -36,19 +36,19 @@ def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterat
         _tell_quarantined(instance, books, windows.get(quarantined_key(books.feed.name), set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
-        yield Found(Kind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
     if names := tuple(show_window(w) for w in sorted(set().union(*windows.values()))):
         text = f"{many(len(names), 'complete window')}, {ends(names)}"
-        yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _unsettled(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[Found]:
+def _unsettled(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
     left = settling.unsettled(instance, books.feed)
     if not dry_run:
         settling.settle(instance, books.feed, lambda: books)
     if names := tuple(show_window(w) for w in sorted(left[landed_key(books.feed.name)] & books.complete)):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
-        yield Found(Kind.UNTOLD, text, "told to Dagster", items=names)
+        yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
 def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
@@ -59,7 +59,7 @@ def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[i
             instance.report_runless_asset_event(event)
 
 
-def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[Found]:
+def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
     """Partitions that are green without ground: of a window that the ledger does not hold complete."""
     shown = instance.get_materialized_partitions(landed_key(books.feed.name))
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
@@ -72,7 +72,7 @@ def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[Found]:
             f"{asking(name, asked)}   lands what is owed",
             "or is theirs another lake than this one?",
         )
-        yield Found(Kind.OVERTOLD, text, remedy=ways, items=names)
+        yield RepairFinding(RepairKind.OVERTOLD, text, remedy=ways, items=names)
 
 
 def _stands(books: Books, window: int) -> bool:

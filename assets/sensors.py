@@ -30,7 +30,7 @@ from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster, Edges
 from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.watching.watch import View, Watched, view, watch
+from sluice.pipelines.watching.watch import View, WatchResult, view, watch
 
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300
@@ -72,7 +72,7 @@ def _looked_at(session: Session, name: str, *, landing: bool) -> dict[str, Any]:
         return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
 
 
-def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> Watched:
+def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> WatchResult:
     return watch(feed, Ledger(edges.lake, feed.name, edges.clock), cluster, seen, edges.clock())
 
 
@@ -183,7 +183,7 @@ class Tick:
             raise known
         return known
 
-    def _tell(self, name: str, seen: Watched, newest: int) -> None:
+    def _tell(self, name: str, seen: WatchResult, newest: int) -> None:
         """What came and what passed is news. The check is evaluated for these, and again after each materialization:
         Dagster shows a check that is older than that as not evaluated.
         """

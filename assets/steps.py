@@ -42,7 +42,7 @@ from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import parse_window, show_window
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
-from sluice.pipelines.watching.watch import Watched, view, watch
+from sluice.pipelines.watching.watch import WatchResult, view, watch
 from sluice.resources.liveness import new_owner
 from sluice.resources.spark.engine import is_local
 
@@ -186,7 +186,7 @@ def _land(
     return books, landed
 
 
-def _watched(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> Watched | None:
+def _watched(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
     """What the sensor would find now. Not to see it is only logged."""
     try:
         return checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))

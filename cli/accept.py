@@ -95,14 +95,14 @@ def _accepted(
     from sluice.resources.spark.executor import Wiring
 
     narrowed = tuple(parse.partition(text) for text in only or ())
-    match kind := accepting.Event(event):
-        case accepting.Event.LOST:
+    match kind := accepting.AcceptEvent(event):
+        case accepting.AcceptEvent.LOST:
             return accepting.accept_lost(feed, edges, reason, narrowed)
-        case accepting.Event.MOVED:
+        case accepting.AcceptEvent.MOVED:
             return accepting.accept_moved(feed, edges, reason, narrowed, adopting=adopting)
-        case accepting.Event.LEDGER:
+        case accepting.AcceptEvent.LEDGER:
             return accepting.accept_ledger(feed, edges, reason)
-        case accepting.Event.CORRUPT:
+        case accepting.AcceptEvent.CORRUPT:
             with Wiring.of(feed).open(feed.isolation, feed.shape) as tools:
                 asked = parse.asked_range(offsets or "")
                 return accepting.accept_corrupt(feed, edges, tools.fetcher, asked, reason)

@@ -18,7 +18,7 @@ from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.pipelines.account.audit import Account, AuditReport, Problem
+    from sluice.pipelines.account.audit import AuditProblem, AuditReport, PartitionAccount
     from sluice.pipelines.account.strict import Strict
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
@@ -131,7 +131,7 @@ def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) ->
     return out
 
 
-def _problem(p: Problem) -> list[RenderableType]:
+def _problem(p: AuditProblem) -> list[RenderableType]:
     """What is wrong, and what mends it."""
     return [bad(str(p)), *([f"  → {p.remedy}"] if p.remedy else [])]
 
@@ -154,7 +154,7 @@ _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
 """Columns that are shown only when one of their cells is not nought."""
 
 
-def _row(name: str, a: Account) -> list[str]:
+def _row(name: str, a: PartitionAccount) -> list[str]:
     c = a.counts
     numbers = (c.landed, c.quarantined, c.invisible, a.lost, a.skipped, a.retired, c.dropped)
     holes = ", ".join(map(str, a.holes)) or "0"
@@ -185,7 +185,7 @@ def document(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def _said(p: Problem) -> dict[str, Any]:
+def _said(p: AuditProblem) -> dict[str, Any]:
     more = {"file": p.file, "remedy": p.remedy}
     return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
 
@@ -210,7 +210,7 @@ def _more(more: Strict) -> dict[str, Any]:
     }
 
 
-def _account(a: Account) -> dict[str, Any]:
+def _account(a: PartitionAccount) -> dict[str, Any]:
     return {
         "topic": a.key.topic,
         "partition": a.key.partition,

@@ -70,10 +70,10 @@ class Ran:
 
 
 def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
-    from sluice.pipelines.rewriting.compaction import foreseen
+    from sluice.pipelines.rewriting.compaction import foresee_compaction
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
-        return foreseen(feed, edges, asked), ()
+        return foresee_compaction(feed, edges, asked), ()
 
 
 def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.ports import Edges
-    from sluice.pipelines.rewriting.expiry import Expiry, Retired
+    from sluice.pipelines.rewriting.expiry import Retired, Retirement
     from sluice.pipelines.vocabulary.receipts import Receipt
 
 
@@ -105,7 +105,7 @@ def _applied(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before:
 # -- for people
 
 
-def view(feed: Feed, found: Expiry) -> Iterator[RenderableType]:
+def view(feed: Feed, found: Retirement) -> Iterator[RenderableType]:
     yield heading(f"Expiry of {feed.name}", f"before {show_window(found.before)}")
     if not found.receipts:
         yield good("nothing landed before that is kept")
@@ -127,7 +127,7 @@ def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
     return len(parts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
 
-def _windows(feed: Feed, found: Expiry) -> Iterator[tuple[int | None, list[Receipt]]]:
+def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:
     from sluice.pipelines.rewriting.expiry import windows_of
 
     return windows_of(found, feed.window)
@@ -143,7 +143,7 @@ def _done(done: Retired) -> Iterator[Text]:
 # -- for programs
 
 
-def document(feed: Feed, found: Expiry) -> dict[str, Any]:
+def document(feed: Feed, found: Retirement) -> dict[str, Any]:
     return {
         "feed": feed.name,
         "before": show_window(found.before),

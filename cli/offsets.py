@@ -24,7 +24,7 @@ from sluice.pipelines.vocabulary.units import many
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ledger import Ledger, State
-    from sluice.pipelines.operating.move_offsets import Done, Move, Spot, Stands, Target
+    from sluice.pipelines.operating.move_offsets import Done, Move, OffsetTarget, Spot, Stands
     from sluice.pipelines.ports import Edges, Groups
     from sluice.pipelines.vocabulary.groups import GroupView
 
@@ -117,15 +117,15 @@ def reset(
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
     $ sluice offsets reset orders --shift -100
     """
-    from sluice.pipelines.operating.move_offsets import Aim, Target
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
 
     found = session.feed(feed)
     flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
-    asked: list[Target | Path] = [Target(aim) for aim, given in flags.items() if given]
-    asked += [Target(Aim.TIME, _time(to_time))] if to_time is not None else []
-    asked += [Target(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
-    asked += [Target(Aim.OFFSET, to_offset)] if to_offset is not None else []
-    asked += [Target(Aim.SHIFT, shift)] if shift is not None else []
+    asked: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, given in flags.items() if given]
+    asked += [OffsetTarget(Aim.TIME, _time(to_time))] if to_time is not None else []
+    asked += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
+    asked += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
+    asked += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
     asked += [to_file] if to_file is not None else []
     if len(asked) != 1:
         raise UsageError(
@@ -214,9 +214,9 @@ def _ago(text: str) -> int:
     return max(0, now() - parse.duration(text))
 
 
-def _from_file(path: Path, desk: _Desk) -> Target:
+def _from_file(path: Path, desk: _Desk) -> OffsetTarget:
     """Raises UsageError, which names file and line."""
-    from sluice.pipelines.operating.move_offsets import Aim, Target
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
     from sluice.pipelines.operating.offset_file import FILE_BYTES
     from sluice.pipelines.operating.offset_file import parse as parsed
 
@@ -227,7 +227,7 @@ def _from_file(path: Path, desk: _Desk) -> Target:
         raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
     if len(data) > FILE_BYTES:
         raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
-    return Target(Aim.FILE, offsets=parsed(data, str(path), desk.name, {s.tp for s in desk.spots}))
+    return OffsetTarget(Aim.FILE, offsets=parsed(data, str(path), desk.name, {s.tp for s in desk.spots}))
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
@@ -323,9 +323,9 @@ class _Stand:
 
 
 def _stand(desk: _Desk, spot: Spot) -> _Stand:
-    from sluice.pipelines.operating.move_offsets import expected, stands
+    from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
-    return _Stand(spot, stands(desk.state, spot), expected(desk.state, spot.key))
+    return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
 
 
 def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
@@ -416,7 +416,7 @@ def _warnings(desk: _Desk) -> list[RenderableType]:
 # -- reset
 
 
-def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) -> int:
+def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
     from sluice.pipelines.operating.move_offsets import move, refusal
 
     with session.terminal.working("asking Kafka"), _desk(session, feed, order.group) as desk:
@@ -433,11 +433,11 @@ def _reset(session: Session, feed: Feed, given: Target | Path, order: _Order) ->
     return refused.exit_code if refused else 0
 
 
-def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
-    from sluice.pipelines.operating.move_offsets import Aim, concerned, resolve
+def _moves(desk: _Desk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+    from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import incarnation_change
 
-    spots = concerned(target, desk.chosen(only), all_of_them=bool(only))
+    spots = spots_concerned(target, desk.chosen(only), all_of_them=bool(only))
     for another in (incarnation_change(desk.state, s.kafka, {}) for s in spots):
         if another is not None:
             raise another.error
@@ -445,7 +445,7 @@ def _moves(desk: _Desk, target: Target, only: Sequence[TopicPartition]) -> tuple
     return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
 
 
-def _reset_view(desk: _Desk, target: Target, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+def _reset_view(desk: _Desk, target: OffsetTarget, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _noted(desk, m))
         for m in moves[:SHOWN]
@@ -490,7 +490,7 @@ def _meaning(desk: _Desk, moves: Sequence[Move], done: Done | None) -> list[Rend
 
 
 def _reset_document(
-    desk: _Desk, target: Target, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+    desk: _Desk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
 ) -> dict[str, Any]:
     return {
         **desk.document(),

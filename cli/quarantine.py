@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Edges
     from sluice.pipelines.quarantine.held import Filter, Listing
-    from sluice.pipelines.quarantine.limit import Kind
+    from sluice.pipelines.quarantine.limit import QuarantineKind
     from sluice.pipelines.rewriting.replay import Replayed
     from sluice.pipelines.rewriting.trial import Trial
     from sluice.pipelines.vocabulary.receipts import Met
@@ -134,7 +134,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
 
 def _reasons(listed: Listing) -> Iterator[list[str]]:
     all_ = sum(w.landed + w.quarantined for w in listed.windows)
-    of_kind: dict[Kind, list[Any]] = {}
+    of_kind: dict[QuarantineKind, list[Any]] = {}
     for h in listed.held:
         of_kind.setdefault(h.kind, []).append(h)
     ranked = sorted(of_kind.items(), key=lambda x: -sum(h.records for h in x[1]))
@@ -331,10 +331,10 @@ Done = tuple["Replayed", tuple["Met", ...]]
 
 def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
-    from sluice.pipelines.rewriting.replay import foreseen
+    from sluice.pipelines.rewriting.replay import foresee_replay
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
-        return foreseen(feed, edges, asked, mender, meter), ()
+        return foresee_replay(feed, edges, asked, mender, meter), ()
 
 
 def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:

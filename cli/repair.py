@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.operating.repair import Found
+    from sluice.pipelines.operating.repair import RepairFinding
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def repair(
     if abandon and feed is None:
         raise UsageError("--abandon without a feed", remedy="name the feed whose batch it is: sluice repair FEED …")
     feeds = [session.feed(feed)] if feed else list(session.files.feeds.values())
-    found: dict[str, list[Found]] = {}
+    found: dict[str, list[RepairFinding]] = {}
     with open_instance(session.project) as instance:
         for each in feeds:
             with session.terminal.working(f"looking at {each.name}: ledger, lake, Dagster's event log"):
@@ -76,13 +76,13 @@ def repair(
 
 def look(
     session: Session, feed: Feed, instance: dg.DagsterInstance, abandon: Sequence[int], *, dry_run: bool
-) -> list[Found]:
+) -> list[RepairFinding]:
     """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
     from sluice.assets.books import Books
     from sluice.assets.instance import informed
     from sluice.assets.repair import reconcile
     from sluice.pipelines.ledger import Ledger
-    from sluice.pipelines.operating.repair import Place, Pretended
+    from sluice.pipelines.operating.repair import Pretended, RepairTarget
     from sluice.pipelines.operating.repair import repair as mend
 
     with session.open_edges(feed) as opened:
@@ -90,15 +90,15 @@ def look(
         edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)
-        place = Place(feed.name, ledger, edges.lake, edges.liveness, feed.window)
+        place = RepairTarget(feed.name, ledger, edges.lake, edges.liveness, feed.window)
         found = list(mend(place, abandon))
         return [*found, *reconcile(instance, Books.open(feed, ledger, edges), dry_run=dry_run)]
 
 
-def _code(found: Sequence[Found]) -> int:
-    from sluice.pipelines.operating.repair import Kind
+def _code(found: Sequence[RepairFinding]) -> int:
+    from sluice.pipelines.operating.repair import RepairKind
 
-    return int(any(f.kind is Kind.MISSING for f in found))
+    return int(any(f.kind is RepairKind.MISSING for f in found))
 
 
 # -- for people
@@ -109,7 +109,7 @@ def _temporary(path: Path, dry_run: bool) -> Text:
     return warn(f"to be removed: {text}") if dry_run else good(f"removed: {text}")
 
 
-def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[RenderableType]:
+def view(feed: str, found: Sequence[RepairFinding], *, dry_run: bool) -> list[RenderableType]:
     note = "a dry run: nothing is touched" if dry_run else ""
     out: list[RenderableType] = [heading(f"Repair of {feed}", note), *(_line(f, dry_run) for f in found)]
     mended = sum(bool(f.act) for f in found)
@@ -121,29 +121,29 @@ def view(feed: str, found: Sequence[Found], *, dry_run: bool) -> list[Renderable
     return out
 
 
-def _line(found: Found, dry_run: bool) -> Text:
+def _line(found: RepairFinding, dry_run: bool) -> Text:
     """What was found, what became of it or what to do about it, and the evidence."""
-    from sluice.pipelines.operating.repair import Kind
+    from sluice.pipelines.operating.repair import RepairKind
 
     if found.act:
         line = warn(f"to be {found.act}: {found.text}") if dry_run else good(f"{found.act}: {found.text}")
     elif not found.remedy:
         line = Text(f"· {safe(found.text)}", style="dim")
     else:
-        line = bad(found.text) if found.kind is Kind.MISSING else warn(found.text)
+        line = bad(found.text) if found.kind is RepairKind.MISSING else warn(found.text)
     return beneath(line, found.why, found.remedy)
 
 
 # -- for programs
 
 
-def document(found: dict[str, list[Found]], *, dry_run: bool) -> dict[str, Any]:
+def document(found: dict[str, list[RepairFinding]], *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "feeds": [{"feed": name, "found": [_found(f) for f in of]} for name, of in found.items()],
     }
 
 
-def _found(f: Found) -> dict[str, Any]:
+def _found(f: RepairFinding) -> dict[str, Any]:
     said = {"what": f.kind.name.lower(), "text": f.text, "done": f.act, "evidence": f.why}
     return said | {"remedy": list(f.remedy), "items": list(f.items)}

@@ -11,7 +11,7 @@ from sluice.cli.session import FeedName, Session, command
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.page.account import Account
+    from sluice.pipelines.page.account import BatchAccount
     from sluice.pipelines.ports import Clock, Lake
 
 
@@ -49,7 +49,7 @@ def report(
     )
 
 
-def _kept(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[Account, str, bytes, bool]:
+def _kept(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.page import store
@@ -60,12 +60,12 @@ def _kept(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[Acco
     path = store.path_of(told)
     if (data := lake.get(path)) is not None:
         return told, path, data, False
-    data = store.make(store.explained(told, feed.policies, lake), lake)
+    data = store.make(store.with_reason(told, feed.policies, lake), lake)
     lake.put(path, data)
     return told, path, data, True
 
 
-def _figures(a: Account) -> dict[str, Any]:
+def _figures(a: BatchAccount) -> dict[str, Any]:
     counts = a.counts
     seen = counts.landed + counts.quarantined
     return {

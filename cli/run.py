@@ -178,7 +178,7 @@ def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
     """How the window that a run was for stands now; None for other runs, and where there is no such window."""
-    from sluice.pipelines.watching.strip import Seen, standing
+    from sluice.pipelines.watching.strip import OutsideFacts, standing
 
     if ran.asked.window is None or ran.asked.until is not None or isinstance(ran.outcome.error, UsageError):
         return None
@@ -186,7 +186,7 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
     held = {r.tp: r.error.start for r in refusals if isinstance(r.error, WindowHeld)}
     state, now = windows.ledger_state(session, feed)
     ends = {k: at for k in state.current.values() if (at := held.get(k.tp)) is not None}
-    return standing(state, feed.window, ran.asked.window, now, Seen(stable_ends=ends))
+    return standing(state, feed.window, ran.asked.window, now, OutsideFacts(stable_ends=ends))
 
 
 @dataclass(frozen=True)

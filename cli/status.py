@@ -171,7 +171,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
     keys = sorted({*found.partitions, *state.known()})
     batches = sorted((b for b in state.batches.values() if not b.merges), key=lambda b: b.id)
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
-    verdicts = owners.judged(edges.liveness, state.live(), watch=False)
+    verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
     gone = [b for b in state.live() if verdicts[b.id].dead]
     refused = _refused(feed, edges, ledger, found, gone)
     return FeedStatus(
@@ -195,10 +195,10 @@ def _refused(
     feed: Feed, edges: Edges, ledger: Ledger, found: _Found, gone: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """What was refused, as the next run would refuse it. What the lake does not tell now is kept as the error."""
-    from sluice.pipelines.quarantine.staged import refused
+    from sluice.pipelines.quarantine.staged import refusals_of_staged
 
     try:
-        return refused(feed, ledger, found.state, edges.lake, {b.id for b in gone})
+        return refusals_of_staged(feed, ledger, found.state, edges.lake, {b.id for b in gone})
     except SluiceError as stopped:
         found.error = found.error or stopped
         return {}
@@ -212,7 +212,9 @@ def _windows(
     state, now = found.state, edges.clock()
     asked = strip.last_windows(state, feed.window, now, last)
     ends = {k: p.stable_end for k, p in found.partitions.items()}
-    return strip.standings(state, feed.window, asked, now, strip.seen(ledger, state, ends, found.holders, gone))
+    return strip.standings(
+        state, feed.window, asked, now, strip.outside_facts(ledger, state, ends, found.holders, gone)
+    )
 
 
 def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:

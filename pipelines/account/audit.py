@@ -29,7 +29,7 @@ from sluice.pipelines.vocabulary.side_by_side import each
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AuditProblem:
     """One way in which the account does not close; `invariant` is its number in DESIGN §12.
 
     Of a file, `file` is its place in the lake, and `remedy` what mends it.
@@ -45,7 +45,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class PartitionAccount:
     """Where one partition's offsets are. `holes` lie above the frontier, below what landed; `files` counts parts."""
 
     key: Key
@@ -71,8 +71,8 @@ class AuditReport:
     """`closes` when there is no problem. `compared` counts records compared with Kafka by a rescan."""
 
     feed: str
-    accounts: tuple[Account, ...]
-    problems: tuple[Problem, ...]
+    accounts: tuple[PartitionAccount, ...]
+    problems: tuple[AuditProblem, ...]
     parts: int
     rows: int
     compared: int = 0
@@ -109,9 +109,9 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
     return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
 
 
-def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
+def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> PartitionAccount:
     mine = [r for r in receipts if r.slice.key == key]
-    return Account(
+    return PartitionAccount(
         key=key,
         origin=state.origins[key].offset,
         frontier=state.frontier(key),
@@ -129,28 +129,28 @@ def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> Account:
     )
 
 
-def _sums(receipts: Iterable[Receipt]) -> Iterator[Problem]:
+def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
     for r in receipts:
         if r.counts.total != r.slice.span:
-            yield Problem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
+            yield AuditProblem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
         for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
             rows = sum(p.rows for p in r.parts if p.kind is kind)
             if rows != count:
-                yield Problem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
+                yield AuditProblem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
         yield from _again(r)
 
 
-def _again(r: Receipt) -> Iterator[Problem]:
+def _again(r: Receipt) -> Iterator[AuditProblem]:
     """What was re-landed is among what landed, what was mended among that."""
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
     inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
     if span > r.counts.landed or not inside:
-        yield Problem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
+        yield AuditProblem(5, f"{r.slice}: {span} records re-landed are not among the {r.counts.landed} that landed")
     if union((*relanded, *r.mended)) != relanded:
-        yield Problem(5, f"{r.slice}: records are mended that were never re-landed")
+        yield AuditProblem(5, f"{r.slice}: records are mended that were never re-landed")
 
 
-def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
+def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
     by_key: dict[Key, list[tuple[Range, str]]] = {}
     for r in receipts:
         by_key.setdefault(r.slice.key, []).append((r.slice.range, "landed"))
@@ -161,73 +161,75 @@ def _overlaps(state: State, receipts: Iterable[Receipt]) -> Iterator[Problem]:
         held.sort()
         for (a, what), (b, other) in itertools.pairwise(held):
             if a.meets(b):
-                yield Problem(2, f"{key}: {what} {a} and {other} {b} overlap")
+                yield AuditProblem(2, f"{key}: {what} {a} and {other} {b} overlap")
 
 
-def _commits(state: State) -> Iterator[Problem]:
+def _commits(state: State) -> Iterator[AuditProblem]:
     for key, offset in sorted(state.commits.items()):
         frontier = state.frontier(key) if key in state.origins else 0
         if offset > frontier:
-            yield Problem(7, f"{key}: committed {offset} is above the frontier {frontier}")
+            yield AuditProblem(7, f"{key}: committed {offset} is above the frontier {frontier}")
 
 
-def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[Problem]:
+def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[AuditProblem]:
     for path in (p for root in paths.visible_roots(feed) for p in lake.list(root)):
         if path in state.replaced:
-            yield Problem(10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it")
+            yield AuditProblem(
+                10, f"{path} does not count any more and is still visible; `sluice repair {feed}` removes it"
+            )
         elif path not in live:
-            yield Problem(10, f"{path} is in no publish entry of the ledger")
+            yield AuditProblem(10, f"{path} is in no publish entry of the ledger")
 
 
-def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> list[Problem]:
+def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> list[AuditProblem]:
     size = lake.size(part.path)
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
-        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}", part.path, way_out)]
+        return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}", part.path, way_out)]
     found, way_out = _wrong(lake, r, part, size, hashes), parquet.of_slice(feed, r.slice)
     return [replace(p, file=part.path, remedy=way_out) for p in found]
 
 
-def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[Problem]:
+def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[AuditProblem]:
     """What is wrong with the file that stands in the part's place, which has so many bytes."""
     if size is None:
-        return [Problem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
+        return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
     if size != part.bytes:
-        return [Problem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
+        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
     try:
         with parquet.readable(part.path):
             return list(_content(lake, r, part, hashes=hashes))
     except Terminal as e:  # damaged, or the lake refuses it for good
-        return [Problem(3, e.message)]
+        return [AuditProblem(3, e.message)]
 
 
-def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[Problem]:
+def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[AuditProblem]:
     if hashes:
         with lake.open(part.path) as f:
             digest = sha256(f)
         if digest != part.sha256:
-            yield Problem(3, f"{part.path}: its SHA-256 is not the ledger's")
+            yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
     with parquet.open_parquet(lake, part.path) as file:
         if file.metadata.num_rows != part.rows:
-            yield Problem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
+            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
         column = landed_columns.offset_column(file.schema_arrow)
         offsets = file.read(columns=[column]).column(0)
     yield from _offsets(r, part, offsets)
 
 
-def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[Problem]:
+def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:
     values = offsets.combine_chunks() if offsets.num_chunks != 1 else offsets.chunk(0)
     if not len(values):
         return
     steps = pc.subtract(values[1:], values[:-1]) if len(values) > 1 else None
     if steps is not None and pc.min(steps).as_py() < 1:
-        yield Problem(6, f"{part.path}: offsets do not strictly increase")
+        yield AuditProblem(6, f"{part.path}: offsets do not strictly increase")
     first, last = values[0].as_py(), values[-1].as_py()
     if first < r.slice.start or last >= r.slice.end:
-        yield Problem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
+        yield AuditProblem(3, f"{part.path}: holds offsets {first}..{last}, its range is {r.slice.range}")
     if part.kind is PartKind.QUARANTINED and r.relanded:
         known = int64s(values)
         both = known[inside(known, r.relanded)]
         if len(both):
-            yield Problem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")
+            yield AuditProblem(2, f"{part.path}: holds offset {both[0]}, which was re-landed")

@@ -66,21 +66,21 @@ def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Expl
     key = state.current.get(tp)
     if key is None:
         return Explanation(tp, offset, Class.UNKNOWN_PARTITION, f"the ledger knows no partition {tp}")
-    told = _told(ledger, lake, state, key, offset)
+    told = _explain_offset(ledger, lake, state, key, offset)
     others = sorted(k.life for k in state.origins if k.tp == tp and k != key)
     which = f" (of topic id {key.life}; the lives before it are not looked at: {', '.join(others)})" if others else ""
     return replace(told, text=told.text + which, topic_id=key.topic_id)
 
 
-def _told(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
-    if (found := _published(ledger, state, key, offset)) is None:
-        return _unlanded(ledger, state, key, offset)
-    told = _landed(lake, key.tp, offset, *found)
-    again = _relanded(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
+def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: int) -> Explanation:
+    if (found := _publication_of(ledger, state, key, offset)) is None:
+        return _explain_unlanded(ledger, state, key, offset)
+    told = _explain_landed(lake, key.tp, offset, *found)
+    again = _relanding_text(ledger, lake, key, offset, *found[1:]) if told.found is Class.LANDED else ""
     return replace(told, text=told.text + again)
 
 
-def _published(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
+def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
     """(batch, publish entry, receipt) that covers the offset, newest first; its window says where to look."""
     if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
         return None
@@ -101,7 +101,7 @@ def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
     yield from sorted({n for ns in state.published_in.values() for n in ns} - set(first), reverse=True)
 
 
-def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
+def _explain_landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int, r: Receipt) -> Explanation:
     for part in r.parts:
         place = _row(lake, part, offset)
         if place is not None:
@@ -119,7 +119,7 @@ def _landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, number: int
     return Explanation(tp, offset, kind, text, None, None, None, batch, number, counts)
 
 
-def _relanded(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
+def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
     """Which replay landed it, and why it had been in quarantine; empty for what was landed at once."""
     if not _among(offset, r.relanded):
         return ""
@@ -150,7 +150,7 @@ def _was(lake: Lake, path: str, offset: int) -> str:
             rows = file.read_row_group(group)
             if (at := _place(rows.column("offset"), offset)) is not None:
                 row = rows.slice(at, 1).to_pylist()[0]
-                return f"it was quarantined by batch {row['batch']}: {_said(row)}"
+                return f"it was quarantined by batch {row['batch']}: {_reason_text(row)}"
     return "it was quarantined, and nothing tells why any more"
 
 
@@ -171,7 +171,7 @@ _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
-    with _opened(lake, part) as file:
+    with _open_part(lake, part) as file:
         column = landed_columns.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
         for group in range(file.metadata.num_row_groups):
@@ -194,18 +194,18 @@ def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
 
 def _reason(lake: Lake, part: Part, group: int, row: int) -> str:
     """Why the record is in quarantine."""
-    with _opened(lake, part) as file:
+    with _open_part(lake, part) as file:
         columns = ["reason", "field", "detail", "byte"]
-        return _said(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
+        return _reason_text(file.read_row_group(group, columns=columns).slice(row, 1).to_pylist()[0])
 
 
-def _said(row: Mapping[str, Any]) -> str:
+def _reason_text(row: Mapping[str, Any]) -> str:
     where = f"{row['field']}: " if row["field"] else ""
     place = f" (byte {row['byte']})" if row.get("byte") is not None else ""
     return f"{where}{row['reason']}: {row['detail']}{place}"
 
 
-def _opened(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
+def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]:
     return parquet.open_parquet(lake, parquet.place(lake, part))
 
 
@@ -216,7 +216,7 @@ def _leaf(file: pq.ParquetFile, index: int) -> int:
     return names.index(name)
 
 
-def _unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:
+def _explain_unlanded(ledger: Ledger, state: State, key: Key, offset: int) -> Explanation:
     for kind, (ranges, why) in _UNREAD.items():
         for r in ranges(state).get(key, ()):
             if r.start <= offset < r.end:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.pipelines.account.audit import AuditReport, Problem, live_receipts
+from sluice.pipelines.account.audit import AuditProblem, AuditReport, live_receipts
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import PublishEntry
@@ -38,7 +38,7 @@ class Compared:
     """What comparing one slice gave: landed records compared, and the first difference if there is one."""
 
     records: int
-    problem: Problem | None
+    problem: AuditProblem | None
 
 
 def rescan(
@@ -58,13 +58,13 @@ def rescan(
     is a problem, and ends the comparison of its slice alone. `progress` hears (offsets done, of all).
     """
     receipts = live_receipts(ledger, ledger.read())
-    held = [r for r in receipts if _held(r, partitions)]
+    held = [r for r in receipts if _log_holds(r, partitions)]
     makers = _Makers(ledger, shape)
     total, done, compared = sum(r.slice.span for r in held), 0, 0
     told = {p.file for p in report.problems if p.file}
-    problems: list[Problem] = []
+    problems: list[AuditProblem] = []
     for r in held:
-        result = _compared(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
+        result = _compare_slice(ledger.feed, r, makers.of(r), lake, _from_kafka(r.slice, fetcher, isolation))
         compared += result.records
         problems += [p for p in [result.problem] if p and p.file not in told]
         done += r.slice.span
@@ -73,7 +73,7 @@ def rescan(
     return replace(report, problems=report.problems + tuple(problems), compared=compared, not_comparable=max(rest, 0))
 
 
-def _held(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
+def _log_holds(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
     today = partitions.get(r.slice.key)
     return today is not None and today.log_start <= r.slice.start and r.slice.end <= today.high_watermark
 
@@ -113,7 +113,7 @@ class _Makers:
         return self._made[name]
 
 
-class _Failed(Exception):
+class _LogUnreadable(Exception):
     pass
 
 
@@ -122,32 +122,36 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
     decoder = BatchDecoder(s.topic, s.partition, s.start, s.end, read_committed=committed)
     for fetched in fetcher.stream([s], FetchLimits()):
         if isinstance(fetched, FetchFailed):
-            raise _Failed(fetched.error.message)
+            raise _LogUnreadable(fetched.error.message)
         yield from decoder.feed(fetched.records, fetched.aborted)
     yield from decoder.finish()
 
 
-def _compared(feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]) -> Compared:
+def _compare_slice(
+    feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
+) -> Compared:
     """One slice's files beside its log, whatever state they are in."""
     s, remedy = r.slice, parquet.of_slice(feed, r.slice)
     try:
-        return _Slice(r, makers, lake).compare(log)
+        return _SliceComparison(r, makers, lake).compare(log)
     except PartUnreadable as e:
-        return Compared(0, Problem(3, e.message, e.path, remedy))
-    except _Failed as e:
-        return Compared(0, Problem(1, f"{s}: cannot be read again: {e}"))
+        return Compared(0, AuditProblem(3, e.message, e.path, remedy))
+    except _LogUnreadable as e:
+        return Compared(0, AuditProblem(1, f"{s}: cannot be read again: {e}"))
     except Terminal as e:  # the log holds what does not parse, or the lake refuses a file for good
-        return Compared(0, Problem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
+        return Compared(0, AuditProblem(1, f"{s}: cannot be compared: {e.message}", "", e.remedy))
     except parquet.DAMAGE as e:  # read without a complaint, and yet not what a part holds
-        return Compared(0, Problem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy))
+        return Compared(
+            0, AuditProblem(3, f"{s}: its files cannot be compared with the log: {parquet.why(e)}", "", remedy)
+        )
 
 
-class _Slice:
+class _SliceComparison:
     """One slice's files beside its log."""
 
     def __init__(self, r: Receipt, makers: Sequence[_Maker], lake: Lake) -> None:
         self._receipt, self._makers, self._raw = r, makers, RawFormat()
-        self._landed, self._refused = (_Rows(_parts(r, lake, kind)) for kind in PartKind)
+        self._landed, self._refused = (_RowCursor(_parts(r, lake, kind)) for kind in PartKind)
         self._mended = [m for m in r.mended if m.start < r.slice.end]
         self._compared = self._dropped = 0
 
@@ -159,13 +163,13 @@ class _Slice:
             if problem:
                 return Compared(self._compared, problem)
         if self._landed.upto(s.end) is not None or self._refused.upto(s.end) is not None:
-            return Compared(self._compared, Problem(3, f"{s}: more rows are there than the log holds"))
+            return Compared(self._compared, AuditProblem(3, f"{s}: more rows are there than the log holds"))
         if self._dropped != self._receipt.counts.dropped:
             said = f"{self._dropped} records are nowhere, and {self._receipt.counts.dropped} were dropped"
-            return Compared(self._compared, Problem(1, f"{s}: {said}"))
+            return Compared(self._compared, AuditProblem(1, f"{s}: {said}"))
         return Compared(self._compared, None)
 
-    def _chunk(self, chunk: pa.RecordBatch) -> Problem | None:
+    def _chunk(self, chunk: pa.RecordBatch) -> AuditProblem | None:
         there = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         landed, refused = self._landed.upto(int(there[-1])), self._refused.upto(int(there[-1]))
         mine, bad = _offsets(landed), _offsets(refused)
@@ -175,21 +179,23 @@ class _Slice:
             or self._same_rows(chunk, landed, mine, bad)
         )
 
-    def _placed(self, there: Array, mine: Array, bad: Array) -> Problem | None:
+    def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Each record of the log in one place, and nothing else."""
         s, ours = self._receipt.slice, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]
         if len(strange):
-            return Problem(3, f"{s}: offset {strange.min()} is not in the log")
+            return AuditProblem(3, f"{s}: offset {strange.min()} is not in the log")
         if len(np.unique(ours)) < len(ours):
-            return Problem(3, f"{s}: an offset is there twice")
+            return AuditProblem(3, f"{s}: an offset is there twice")
         absent = there[~np.isin(there, ours)]
         if len(absent) and not self._makers[0].shape.dropping:
-            return Problem(1, f"{s}: offset {absent[0]} is not landed")
+            return AuditProblem(1, f"{s}: offset {absent[0]} is not landed")
         self._dropped += len(absent)
         return None
 
-    def _same_bytes(self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array) -> Problem | None:
+    def _same_bytes(
+        self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array
+    ) -> AuditProblem | None:
         """What is in quarantine has the log's bytes."""
         if refused is None:
             return None
@@ -198,7 +204,9 @@ class _Slice:
         differ = np.flatnonzero(~_equal(refused.select(raw.landed.schema.names), pa.Table.from_batches([raw.landed])))
         return self._problem(bad[differ[0]], "in quarantine is not the log's") if len(differ) else None
 
-    def _same_rows(self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array) -> Problem | None:
+    def _same_rows(
+        self, chunk: pa.RecordBatch, landed: pa.Table | None, mine: Array, bad: Array
+    ) -> AuditProblem | None:
         """Each landed row is what one of the makers makes of the record."""
         left = ~inside(mine, self._mended)
         self._compared += int(left.sum())
@@ -216,7 +224,7 @@ class _Slice:
         self._compared -= len(wrong)
         return self._problem(mine[wrong[0]], "is not what landed") if len(wrong) else None
 
-    def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> Problem | None:
+    def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
         """Without a contract, and before any replay, what fits is neither in quarantine nor dropped."""
         if self._receipt.relanded or maker.shape.contract:
             return None
@@ -224,8 +232,8 @@ class _Slice:
         where = "fits, and is in quarantine" if np.isin(kept_back[:1], bad).any() else "fits, and was dropped"
         return self._problem(kept_back[0], where) if len(kept_back) else None
 
-    def _problem(self, offset: int, what: str) -> Problem:
-        return Problem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
+    def _problem(self, offset: int, what: str) -> AuditProblem:
+        return AuditProblem(3, f"{self._receipt.slice}: the record at offset {offset} {what}")
 
 
 def _offsets(rows: pa.Table | None) -> Array:
@@ -281,7 +289,7 @@ def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]
             yield from parquet.batches(lake, part.path, 1 << 16)
 
 
-class _Rows:
+class _RowCursor:
     """Rows in offset order, taken up to an offset at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:

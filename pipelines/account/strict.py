@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.pipelines.account.audit import Problem, live_receipts
+from sluice.pipelines.account.audit import AuditProblem, live_receipts
 from sluice.pipelines.batch.survey import Survey
-from sluice.pipelines.committing.commit import Verdict, verdict
+from sluice.pipelines.committing.commit import CommitVerdict, verdict
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.lake import paths
@@ -43,7 +43,7 @@ class Unseen:
 class Strict:
     """What was found, and how much was looked at: committed offsets (Kafka's and the ledger's), and windows."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[AuditProblem, ...]
     unseen: tuple[Unseen, ...]
     commits: int = 0
     """Partitions whose committed offset Kafka tells."""
@@ -66,7 +66,7 @@ def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
     expired = tuple(k for k in state.known() if k in state.commits and found.committed.get(k.tp, _OTHER) is None)
     return Strict(
         problems=(*_ids(state, found), *by_ledger, *by_kafka, *_manifests(lake, feed, state)),
-        unseen=tuple(_unseen(live_receipts(ledger, state), found.partitions)),
+        unseen=tuple(_unseen_receipts(live_receipts(ledger, state), found.partitions)),
         commits=sum(found.committed.get(k.tp) is not None for k in state.known() if k in found.partitions),
         recorded=recorded,
         windows=len(shown),
@@ -80,23 +80,23 @@ _OTHER = CommittedOffset(0)
 # -- cluster, topics, ends
 
 
-def _ids(state: State, found: Survey) -> Iterator[Problem]:
+def _ids(state: State, found: Survey) -> Iterator[AuditProblem]:
     if state.cluster and state.cluster != found.cluster_id:
-        yield Problem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {found.cluster_id}")
+        yield AuditProblem(12, f"the ledger belongs to cluster {state.cluster}, Kafka answers as {found.cluster_id}")
     for r in found.refusals:
-        yield Problem(3 if isinstance(r.error, LogTruncated) else 12, r.error.message)
+        yield AuditProblem(3 if isinstance(r.error, LogTruncated) else 12, r.error.message)
     there = {k.tp for k in found.partitions} | {r.tp for r in found.refusals}
     for key in state.known():
         if key.tp not in there:
-            yield Problem(12, f"{key}: the ledger knows topic id {key.topic_id}, and Kafka has no such partition")
+            yield AuditProblem(12, f"{key}: the ledger knows topic id {key.topic_id}, and Kafka has no such partition")
 
 
 # -- committed offsets
 
 
-def _in_the_ledger(ledger: Ledger) -> tuple[list[Problem], int]:
+def _in_the_ledger(ledger: Ledger) -> tuple[list[AuditProblem], int]:
     """Every commit entry against the fold below it, and how many there are."""
-    problems, looked, state, waiting = list[Problem](), 0, State(), list[Entry]()
+    problems, looked, state, waiting = list[AuditProblem](), 0, State(), list[Entry]()
     for number, entry in ledger.entries():
         if isinstance(entry, CommitEntry):
             state, waiting = state.extended(waiting), []
@@ -106,37 +106,41 @@ def _in_the_ledger(ledger: Ledger) -> tuple[list[Problem], int]:
     return problems, looked
 
 
-def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[Problem]:
+def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProblem]:
     for item in entry.offsets:
         frontier = state.frontier(item.key) if item.key in state.origins else 0
         if item.offset > frontier:
             said = f"{item.key}: entry {number} records {item.offset} as committed"
-            yield Problem(7, f"{said}, and published was up to {frontier}")
+            yield AuditProblem(7, f"{said}, and published was up to {frontier}")
 
 
-def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[Problem]:
+def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[AuditProblem]:
     """What Kafka holds now: nothing ahead of what was published when it was committed, nothing behind the ledger."""
     for key, frontier in state.frontiers().items():
         held = found.committed.get(key.tp)
         if held is None or key not in found.partitions:
             continue
         if held.offset > frontier:
-            yield Problem(7, f"{key}: Kafka holds committed offset {held.offset}, and published is up to {frontier}")
+            yield AuditProblem(
+                7, f"{key}: Kafka holds committed offset {held.offset}, and published is up to {frontier}"
+            )
             continue
-        yield from _judged(ledger, state, key, frontier, held)
+        yield from _check_verdict(ledger, state, key, frontier, held)
 
 
-def _judged(ledger: Ledger, state: State, key: Key, frontier: int, held: CommittedOffset) -> Iterator[Problem]:
+def _check_verdict(
+    ledger: Ledger, state: State, key: Key, frontier: int, held: CommittedOffset
+) -> Iterator[AuditProblem]:
     last = state.commits.get(key)
     match verdict(state, key, frontier, held):
-        case Verdict.MOVED:
+        case CommitVerdict.MOVED:
             expected = last if last is not None else state.origins[key].committed
-            yield Problem(8, f"{key}: Kafka holds committed offset {held.offset}, the ledger expects {expected}")
+            yield AuditProblem(8, f"{key}: Kafka holds committed offset {held.offset}, the ledger expects {expected}")
         case _:
-            yield from _marked(ledger, state, key, held)
+            yield from _check_mark(ledger, state, key, held)
 
 
-def _marked(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> Iterator[Problem]:
+def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> Iterator[AuditProblem]:
     """The mark beside the offset names the intent that was to write it, in this life of the topic."""
     mark = Mark.parse(held.metadata)
     if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
@@ -146,13 +150,15 @@ def _marked(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> It
     entry = ledger.entry(mark.number)
     meant = entry.offsets if isinstance(entry, IntentEntry) else ()
     if not any(o.key == key and o.offset == held.offset for o in meant):
-        yield Problem(11, f"{key}: committed {held.offset} names entry {mark.number}, which meant nothing of the kind")
+        yield AuditProblem(
+            11, f"{key}: committed {held.offset} names entry {mark.number}, which meant nothing of the kind"
+        )
 
 
 # -- windows
 
 
-def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[Problem]:
+def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[AuditProblem]:
     """A window has its manifest exactly when it is complete, and it names the pinned boundaries."""
     standing = set(lake.list(paths.manifest_folder(feed.name)))
     length = feed.window.length
@@ -161,16 +167,16 @@ def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[Problem]:
         complete = windows.complete(state, window, feed.window)
         kept = complete and not manifest.is_retired(state, window, length)
         if kept and path not in standing:
-            yield Problem(4, f"{path} is missing, and its window is complete; the next run writes it")
+            yield AuditProblem(4, f"{path} is missing, and its window is complete; the next run writes it")
     for path in sorted(standing):
         yield from _stands_right(lake, path, state)
 
 
-def _stands_right(lake: Lake, path: str, state: State) -> Iterator[Problem]:
+def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]:
     """What was declared complete is accounted for, at the boundaries that it names, in any life of the topic."""
     lasts, content = paths.manifest_window(path), lake.get(path)
     if lasts is None or content is None:
-        yield Problem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
+        yield AuditProblem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")
         return
     try:
         said = json.loads(content)
@@ -178,21 +184,21 @@ def _stands_right(lake: Lake, path: str, state: State) -> Iterator[Problem]:
             (b["topic"], b["partition"], b["topic_id"], int(b["start"]), int(b["end"])) for b in said["boundaries"]
         ]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        yield Problem(4, f"{path} cannot be read", path, "remove that file; the next run writes it anew")
+        yield AuditProblem(4, f"{path} cannot be read", path, "remove that file; the next run writes it anew")
         return
     if manifest.is_retired(state, *lasts):
-        yield Problem(4, f"{path} stands, and rows of its window were retired")
+        yield AuditProblem(4, f"{path} stands, and rows of its window were retired")
     for topic, partition, topic_id, start, end in named:
         lives = [k for k in state.origins if (k.topic, k.partition, k.topic_id) == (topic, partition, topic_id)]
         held = union(r for k in lives for r in state.accounted(k))
         if start < end and not any(r.start <= start and end <= r.end for r in held):
-            yield Problem(4, f"{path} says complete, and of {topic}:{partition}:{start}-{end} something is owed")
+            yield AuditProblem(4, f"{path} says complete, and of {topic}:{partition}:{start}-{end} something is owed")
 
 
 # -- what cannot be compared
 
 
-def _unseen(receipts: list[Receipt], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
+def _unseen_receipts(receipts: list[Receipt], partitions: Mapping[Key, PartitionState]) -> Iterator[Unseen]:
     found: dict[tuple[Key, str], list[Receipt]] = {}
     for r in receipts:
         if r.counts.landed and (why := _why_not(r, partitions)):

@@ -46,7 +46,7 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
     """What is done about batches of dead runs that were not in the way. What fails of it does not fail this run."""
     done: list[BatchResult] = []
     live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
-    verdicts = owners.judged(run.edges.liveness, live)
+    verdicts = owners.judge_batches(run.edges.liveness, live)
     for batch in (b for b in live if verdicts[b.id].dead):
         fate, why = fate_of(run, batch)
         if fate is Fate.GIVEN_UP:

@@ -242,7 +242,7 @@ def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | N
         return None, None, refusals
     batch, s = in_the_way
     run.report(Progress("wait", note=f"is {batch.owner.describe()}, which holds batch {batch.id}, still at work?"))
-    verdicts = owners.judged(run.edges.liveness, [batch])
+    verdicts = owners.judge_batches(run.edges.liveness, [batch])
     if not verdicts[batch.id].dead:
         raise owners.busy(feed.name, batch, s, verdicts[batch.id])
     if batch.rewrites:

@@ -90,7 +90,7 @@ def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, Partitio
 def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
     """The batch in the way that is at work, and what a run would do about those of dead runs."""
     feed = call.feed.name
-    verdicts = owners.judged(call.edges.liveness, state.live())
+    verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}
     found = list(planning.overlapping(state, call.request, owed))
     blocked = next((x for x in found if x[0].id not in dead), None)

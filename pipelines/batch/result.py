@@ -94,11 +94,11 @@ class Landed:
     def check(self) -> None:
         """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
         if self.failures:
-            raise _incomplete(self)
+            raise _incomplete_error(self)
         if len(self.refusals) == 1:
             raise self.refusals[0].error
         if self.refusals:
-            raise _refused(self)
+            raise _refused_error(self)
 
 
 def first_failure(failures: Sequence[SliceFailure]) -> str:
@@ -112,7 +112,7 @@ def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 
 
-def _incomplete(landed: Landed) -> BatchIncomplete:
+def _incomplete_error(landed: Landed) -> BatchIncomplete:
     failures, refusals = landed.failures, landed.refusals
     lines = [f"{f.slice}: {f.message}" for f in failures[:5]] + [f"{r.tp}: {r.error.message}" for r in refusals[:5]]
     more = len(failures) + len(refusals) - len(lines)
@@ -133,7 +133,7 @@ def _remedy(feed: str, f: SliceFailure) -> str:
     return f"{f.remedy}: {accept}" if accept else f.remedy
 
 
-def _refused(landed: Landed) -> Refused:
+def _refused_error(landed: Landed) -> Refused:
     refusals = landed.refusals
     lines = "\n    ".join(r.error.message for r in refusals[:10])
     others = "the others are landed" if landed.batches else "of others nothing is owed"

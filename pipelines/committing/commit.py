@@ -78,7 +78,7 @@ class CommitResult:
     waiting: tuple[Moved, ...] = ()
 
 
-class Verdict(StrEnum):
+class CommitVerdict(StrEnum):
     DONE = "done"
     GO = "go"
     WAITS = "waits"
@@ -109,8 +109,8 @@ def commit(
     if settings.mode is CommitMode.NONE or not targets:
         moved = tuple(Moved(k, None, o) for k, o in targets.items())
         return CommitResult(CommitStatus.DISABLED, moved, left_out=left_out)
-    owes = outlet is not None and bool(letters.owed(ledger, state, state.last_mark))
-    if not owes and _settled(state, targets, group.committed([k.tp for k in targets])):
+    owes = outlet is not None and bool(letters.owed_letters(ledger, state, state.last_mark))
+    if not owes and _is_settled(state, targets, group.committed([k.tp for k in targets])):
         same = tuple(Moved(k, o, o) for k, o in targets.items())
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL
@@ -127,7 +127,7 @@ def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int
     return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
 
 
-def _settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
+def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
     """Kafka holds the frontier and the ledger knows it: nothing to join the group for."""
     return all(
         state.commits.get(key) == to and (held := committed.get(key.tp)) is not None and held.offset == to
@@ -146,25 +146,25 @@ def _commit_as(
     state, before = _compare(member, ledger, settings, cluster, changed)
     partitions = member.partitions_of(outlet.topic) if outlet else 0
     verdicts = {k: verdict(state, k, o, before.get(k.tp)) for k, o in _targets(state, changed).items()}
-    targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not Verdict.WAITS}
+    targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
     newest = _newest_mark(state, before)
-    going = {k: o for k, o in targets.items() if verdicts[k] is not Verdict.DONE}
+    going = {k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE}
     waiting = tuple(Moved(k, _offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
     if not targets:
         return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
     others = _put_by_others(state, targets, before)
     mark, state = _intend(ledger, targets)
-    post = letters.posted(outlet, ledger, state, newest, partitions) if outlet else None
+    post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
         # With letters all partitions get the mark, which says what was sent: moving one does not take it away.
-        offsets = {k.tp: _marked(state, k, o, mark) for k, o in (targets if post else going).items()}
+        offsets = {k.tp: _offset_with_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
         answered = _send(member, settings, offsets, post)
         try:
             _read_back(member, offsets)
         except KafkaUnavailable as e:
             if answered:
                 raise
-            raise _unknown(e) from e
+            raise _unknown_error(e) from e
     _record(ledger, settings, mark, targets, told=post is None and newest <= state.last_mark)
     status = CommitStatus.COMMITTED if going or post else CommitStatus.UNCHANGED
     moved = tuple(Moved(k, _offset(before.get(k.tp)), o) for k, o in targets.items())
@@ -177,11 +177,11 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
     expects to what is there."""
 
     def strange(key: Key, held: CommittedOffset) -> bool:
-        known = {_expected(state, key), state.moved.get(key), *state.intents.get(key, ())}
+        known = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
         return held.offset == targets[key] and _our_mark(state, held) is None and held.offset not in known
 
     found = ((k, c) for k in targets if (c := committed.get(k.tp)) is not None)
-    return tuple(Moved(k, _expected(state, k), c.offset) for k, c in found if strange(k, c))
+    return tuple(Moved(k, _expected_offset(state, k), c.offset) for k, c in found if strange(k, c))
 
 
 def _newest_mark(state: State, committed: Committed) -> int:
@@ -203,38 +203,40 @@ def _compare(
         committed = member.committed(tps)
         state = ledger.read()
         verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in _targets(state, changed).items()}
-        if Verdict.STALE in verdicts.values() and last:
-            raise _stale(ledger.feed, state, committed)
-        moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
+        if CommitVerdict.STALE in verdicts.values() and last:
+            raise _stale_error(ledger.feed, state, committed)
+        moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
         if moved and last:
             return _resolve_moved(ledger, settings, moved, state, committed, cluster), committed
-        if not moved and Verdict.STALE not in verdicts.values():
+        if not moved and CommitVerdict.STALE not in verdicts.values():
             break
     return state, committed
 
 
-def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> Verdict:
+def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> CommitVerdict:
     """May this partition's committed offset go from what Kafka holds to `target`?"""
     if committed is None:
-        return Verdict.GO  # never committed, or expired after idle days: nobody moved it
+        return CommitVerdict.GO  # never committed, or expired after idle days: nobody moved it
     offset, last = committed.offset, state.commits.get(key)
     mark = _our_mark(state, committed)
     if mark is not None and mark.number >= state.number:
-        return Verdict.STALE
+        return CommitVerdict.STALE
     if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
-        return Verdict.WAITS if offset > target else Verdict.GO  # by entries that are lost: a mark that stands is due
+        return (
+            CommitVerdict.WAITS if offset > target else CommitVerdict.GO
+        )  # by entries that are lost: a mark that stands is due
     if offset == target:
-        return Verdict.DONE
+        return CommitVerdict.DONE
     if mark is not None and mark.incarnation != key.incarnation:
-        return Verdict.GO  # belongs to the topic's earlier life
+        return CommitVerdict.GO  # belongs to the topic's earlier life
     if offset == state.moved.get(key):
-        return Verdict.GO  # put there by hand, and the ledger knows
-    if offset == _expected(state, key) and offset < target:
-        return Verdict.GO
+        return CommitVerdict.GO  # put there by hand, and the ledger knows
+    if offset == _expected_offset(state, key) and offset < target:
+        return CommitVerdict.GO
     ours = mark is not None or offset in state.intents.get(key, ())
     if ours and (last is None or last <= offset) and offset <= target:
-        return Verdict.GO
-    return Verdict.MOVED
+        return CommitVerdict.GO
+    return CommitVerdict.MOVED
 
 
 def _our_mark(state: State, committed: CommittedOffset) -> Mark | None:
@@ -253,7 +255,7 @@ def _resolve_moved(
     if settings.on_group_moved is OnGroupMoved.OVERWRITE:
         return state
     if settings.on_group_moved is OnGroupMoved.REFUSE or cluster is None:
-        raise _moved(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
+        raise _moved_error(ledger.feed, state, moved, committed, log_ends(cluster, moved) if cluster else {})
     adopt(ledger, moved, committed, cluster, "on_group_moved: adopt")
     return ledger.read()
 
@@ -297,7 +299,7 @@ def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
     return appended.number, appended.state
 
 
-def _marked(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
+def _offset_with_mark(state: State, key: Key, offset: int, mark: int) -> CommittedOffset:
     _, epoch = state.epochs.get(key, (0, -1))
     return CommittedOffset(offset, epoch, Mark(state.ledger_id, mark, key.incarnation).dump())
 
@@ -321,7 +323,7 @@ def _send(
     return True
 
 
-def _unknown(silent: KafkaUnavailable) -> Unknown:
+def _unknown_error(silent: KafkaUnavailable) -> Unknown:
     return Unknown(
         f"the answer to the commit was lost, and nobody says what the group's offsets are now: {silent.message}",
         remedy="nothing is lost: the next run reads them and goes on from there, whether the commit took or not",
@@ -371,13 +373,13 @@ def _offset(committed: CommittedOffset | None) -> int | None:
     return None if committed is None else committed.offset
 
 
-def _moved(
+def _moved_error(
     feed: str, state: State, moved: Sequence[Key], committed: Committed, log_ends: Mapping[TopicPartition, int]
 ) -> GroupMoved:
     held = {k: _offset(committed.get(k.tp)) or 0 for k in moved}
 
     def line(key: Key) -> str:
-        expected, frontier = _expected(state, key), state.frontier(key)
+        expected, frontier = _expected_offset(state, key), state.frontier(key)
         return f"{key}: Kafka holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
 
     first = moved[0]
@@ -412,10 +414,10 @@ def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[
     return "; ".join(ways)
 
 
-def _expected(state: State, key: Key) -> int | None:
+def _expected_offset(state: State, key: Key) -> int | None:
     last = state.commits.get(key)
     return last if last is not None else state.origins[key].committed
 
 
-def _stale(feed: str, state: State, committed: Committed) -> EntriesLost:
+def _stale_error(feed: str, state: State, committed: Committed) -> EntriesLost:
     return entries_lost(feed, state.newest, traces(state, committed))

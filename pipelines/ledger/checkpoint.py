@@ -104,7 +104,7 @@ def _state(raw: dict[str, Any]) -> State:
         commits=_by_key(raw["commits"], keys, int),
         intents=_by_key(raw["intents"], keys, frozenset),
         moved=_by_key(raw["moved"], keys, int),
-        superseded=_by_key(raw["superseded"], keys, _numbered),
+        superseded=_by_key(raw["superseded"], keys, _numbered_ranges),
         epochs=_by_key(raw["epochs"], keys, tuple),
         floors=_by_key(raw["floors"], keys, tuple),
         published_in={w: tuple(n) for w, n in raw["published_in"]},
@@ -143,7 +143,7 @@ def _ranges(raw: list[list[int]]) -> tuple[Range, ...]:
     return tuple(_range(*r) for r in raw)
 
 
-def _numbered(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
+def _numbered_ranges(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
     return tuple((operator.index(number), _range(*r)) for number, r in raw)
 
 
@@ -159,18 +159,18 @@ def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
     return {
         "keys": list(held),
         "counts": [len(p) for p in places],
-        "places": _packed(places),
-        "offsets": _packed(offsets),
+        "places": _pack(places),
+        "offsets": _pack(offsets),
     }
 
 
-def _packed(columns: Sequence[Any]) -> str:
+def _pack(columns: Sequence[Any]) -> str:
     whole = np.concatenate(columns) if columns else np.empty(0)
     steps = np.diff(whole.astype("<i8"), prepend=0)
     return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, counts: Sequence[int]) -> Iterator[array[int]]:
+def _unpack(text: str, counts: Sequence[int]) -> Iterator[array[int]]:
     size = 8 * sum(counts)
     data = zlib.decompressobj().decompress(base64.b64decode(text), size + 1)  # never more than was announced
     if len(data) != size:
@@ -184,5 +184,5 @@ def _boundaries(raw: dict[str, Any], times: Sequence[int], keys: Sequence[Key]) 
     counts, known = raw["counts"], np.array(times, np.int64)
     if not counts:
         return {}
-    columns = zip(raw["keys"], _unpacked(raw["places"], counts), _unpacked(raw["offsets"], counts), strict=True)
+    columns = zip(raw["keys"], _unpack(raw["places"], counts), _unpack(raw["offsets"], counts), strict=True)
     return {keys[i]: Pins(array("q", known[np.asarray(at)].tobytes()), offsets) for i, at, offsets in columns}

@@ -70,14 +70,14 @@ class Ledger:
         if self._state.number == 0:
             return self._first_read()
         data = list(self._following(self._state.number))
-        return self._kept(_folded(self._state, data), data)
+        return self._kept(_fold(self._state, data), data)
 
     def _first_read(self) -> State:
         """What tells of entries is read before the entries: they stood before it did."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
         data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
-        state = _folded(begun, data)
+        state = _fold(begun, data)
         if trace := beyond(self.feed, state, tip):
             raise entries_lost(self.feed, state.newest, [trace])
         return self._kept(state, data)
@@ -214,7 +214,7 @@ class Ledger:
         )
 
 
-def _folded(state: State, data: list[tuple[str, bytes]]) -> State:
+def _fold(state: State, data: list[tuple[str, bytes]]) -> State:
     return state.extended(parse(content, path) for path, content in data) if data else state
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.pipelines.batch.survey import changed_logs, open_ledger, survey, with_first_windows
-from sluice.pipelines.committing.commit import Verdict, adopt, log_ends, verdict, ways_out
+from sluice.pipelines.committing.commit import CommitVerdict, adopt, log_ends, verdict, ways_out
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.topics import match
@@ -70,7 +70,7 @@ from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract, union
 from sluice.pipelines.vocabulary.topic_names import encode_topic
 
 
-class Event(StrEnum):
+class AcceptEvent(StrEnum):
     LOST = "lost"
     RECREATED = "recreated"
     TRUNCATED = "truncated"
@@ -88,7 +88,7 @@ class Accepted:
     goes on, and `gone` what some of them cover and Kafka does not hold any more.
     """
 
-    event: Event
+    event: AcceptEvent
     number: int
     lost: tuple[KeyRange, ...] = ()
     skipped: tuple[KeyRange, ...] = ()
@@ -112,7 +112,7 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
     Dead batches that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
     ledger = open_ledger(feed, edges)
-    partitions = _chosen(survey(feed, edges, ledger).partitions, only)
+    partitions = _choose_partitions(survey(feed, edges, ledger).partitions, only)
     abandoned = _abandon_dead(edges, ledger, _lost(feed, ledger.read(), partitions))
 
     def decide(state: State) -> LossEntry | None:
@@ -127,7 +127,7 @@ def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accep
             f"nothing that feed {feed.name} owes has fallen below a log start",
             remedy=f"see what is owed: sluice status {feed.name}",
         )
-    return Accepted(Event.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
+    return Accepted(AcceptEvent.LOST, appended.number, lost=appended.entry.ranges, abandoned=abandoned)
 
 
 def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) -> tuple[KeyRange, ...]:
@@ -146,7 +146,7 @@ def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
     """Abandon the batches that hold some of the ranges. Raises PlanBusy for one that is at work."""
     found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
     batches = [b for b, _ in found.values()]
-    verdicts = owners.judged(edges.liveness, batches)
+    verdicts = owners.judge_batches(edges.liveness, batches)
     for batch, s in found.values():
         if not verdicts[batch.id].dead:
             raise owners.busy(ledger.feed, batch, s, verdicts[batch.id])
@@ -156,7 +156,7 @@ def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 # -- another log
 
 
-def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only = ()) -> Accepted:
+def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
     """Leave the life of the log that the ledger knows for the one that Kafka has now: recreated, truncated, or on
     another cluster. Live batches that touch it end there. Raises NothingToAccept.
     """
@@ -180,7 +180,7 @@ def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only =
         passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
 
-    appended = ledger.append(decide) if chosen or event is Event.CLUSTER else None
+    appended = ledger.append(decide) if chosen or event is AcceptEvent.CLUSTER else None
     if appended is None or not isinstance(appended.entry, AcceptEntry):
         raise NothingToAccept(
             f"no topic of feed {feed.name} {_SAID[event]}" + (f" among {', '.join(map(str, only))}" if only else ""),
@@ -192,19 +192,19 @@ def accept_log(feed: Feed, edges: Edges, event: Event, reason: str, only: Only =
 
 
 _SAID = {
-    Event.RECREATED: "was deleted and created again since the ledger knew it",
-    Event.TRUNCATED: "lost records that were read",
-    Event.CLUSTER: "is on another cluster than the ledger's",
+    AcceptEvent.RECREATED: "was deleted and created again since the ledger knew it",
+    AcceptEvent.TRUNCATED: "lost records that were read",
+    AcceptEvent.CLUSTER: "is on another cluster than the ledger's",
 }
 
 
 def _unlike(
-    feed: Feed, edges: Edges, state: State, event: Event
+    feed: Feed, edges: Edges, state: State, event: AcceptEvent
 ) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
     """The partitions that it happened to, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
     topics = match(feed.topics, edges.cluster.topics())
     partitions = edges.cluster.partitions(topics, feed.isolation)
-    if event is Event.CLUSTER:
+    if event is AcceptEvent.CLUSTER:
         if not state.cluster or state.cluster == edges.cluster.cluster_id():
             raise NothingToAccept(
                 f"the ledger of feed {feed.name} belongs to the cluster that answers ({edges.cluster.cluster_id()})",
@@ -212,7 +212,7 @@ def _unlike(
             )
         return {p.tp: (p, None) for p in partitions}
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
-    kind: type[IncarnationChanged] = TopicRecreated if event is Event.RECREATED else LogTruncated
+    kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
     still = edges.cluster.topics()  # epochs are asked for by name: of a topic recreated meanwhile they tell nothing
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
@@ -220,12 +220,12 @@ def _unlike(
 
 
 def _entering(
-    state: State, event: Event, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
+    state: State, event: AcceptEvent, p: PartitionState, error: SluiceError | None, committed: CommittedOffset | None
 ) -> Entering:
-    starts = {Event.RECREATED: 0, Event.CLUSTER: p.log_start}
+    starts = {AcceptEvent.RECREATED: 0, AcceptEvent.CLUSTER: p.log_start}
     offset = starts.get(event, error.start if error and error.start is not None else p.log_start)
     origin = OriginItem(
-        key=_unused(state, Key(p.topic, p.partition, p.topic_id)),
+        key=_unused_life(state, Key(p.topic, p.partition, p.topic_id)),
         offset=offset,
         committed=committed.offset if committed else None,
         why=f"accepted: {event}",
@@ -234,7 +234,7 @@ def _entering(
     return Entering(leaves=state.current[p.tp], enters=origin)
 
 
-def _unused(state: State, key: Key) -> Key:
+def _unused_life(state: State, key: Key) -> Key:
     """The first life under this topic id that the ledger does not know yet."""
     number, found = 0, key
     while found in state.origins:
@@ -258,20 +258,20 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
     targets = {k: o for k, o in state.frontiers().items() if not only or k.tp in only}
     committed = edges.group.committed([k.tp for k in targets])
     verdicts = {k: verdict(state, k, o, committed.get(k.tp)) for k, o in targets.items()}
-    moved = [k for k, v in verdicts.items() if v is Verdict.MOVED]
+    moved = [k for k, v in verdicts.items() if v is CommitVerdict.MOVED]
     if not moved:
         raise NothingToAccept(
             f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
     if not adopting:  # what was put where the frontier happens to be is in the way once that has gone on
-        moved += [k for k, v in verdicts.items() if v is Verdict.DONE and state.commits.get(k) != targets[k]]
+        moved += [k for k, v in verdicts.items() if v is CommitVerdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
         _check_ahead(ledger.feed, edges, offsets, targets)
     skipped = adopt(ledger, moved, committed, edges.cluster, reason) if adopting else ()
     appended = ledger.append(lambda _: MovedEntry(offsets=offsets, reason=reason))
-    return Accepted(Event.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
+    return Accepted(AcceptEvent.MOVED, appended.number if appended else -1, skipped=skipped, moved=offsets)
 
 
 def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
@@ -303,7 +303,7 @@ def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange
     request = Request(RequestKind.OFFSETS, (asked,))
     owed, _ = planning.owed_ranges(request, found.state, found.partitions, feed.window)
     due = [(o.key, o.partition, r) for o in owed for r in o.ranges]
-    damaged = next((d for key, p, r in due if (d := _damaged(feed, fetcher, key, p, r))), None)
+    damaged = next((d for key, p, r in due if (d := _damaged_range(feed, fetcher, key, p, r))), None)
     if damaged is None:
         raise NothingToAccept(
             f"every batch that is owed in {asked.topic}:{asked.partition}:{asked.start}-{asked.end} can be read",
@@ -319,10 +319,10 @@ def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange
 
     appended = ledger.append(decide)
     lost = appended.entry.ranges if appended and isinstance(appended.entry, LossEntry) else ()
-    return Accepted(Event.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
+    return Accepted(AcceptEvent.CORRUPT, appended.number if appended else -1, lost=lost, abandoned=abandoned)
 
 
-def _damaged(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
+def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
     """The offsets of the first batch in the range that cannot be read; to its end where the batch does not tell."""
     piece = Slice(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
@@ -346,7 +346,7 @@ def _damaged(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class _LedgerRemains:
     """What a ledger without its newest entries stands beside: `ledger_id` is its own, or that of the one that was lost
     as a whole; `partitions` and `committed` are Kafka's."""
 
@@ -365,7 +365,7 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
-    left = _left(feed, edges, ledger.read())
+    left = _ledger_remains(feed, edges, ledger.read())
     if not left.traces:
         raise NothingToAccept(
             f"nothing tells of entries that the ledger of feed {feed.name} lost",
@@ -383,17 +383,17 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
         raise NothingToAccept("somebody accepted it meanwhile", remedy=f"see: sluice status {feed.name}")
     _originate(feed, edges, ledger, left, begun)
     ended = tuple(b.id for b in left.state.live())
-    return Accepted(Event.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
+    return Accepted(AcceptEvent.LEDGER, appended.number, abandoned=ended, next=after, aside=tuple(aside), gone=gone)
 
 
-def _left(feed: Feed, edges: Edges, state: State) -> _Left:
+def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
     partitions = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     committed = edges.group.committed([p.tp for p in partitions])
     found = lost.traces(feed, edges.lake, state)
     tip = lost.read_tip(edges.lake, feed.name)
     marks = [m.ledger for c in committed.values() if c and (m := Mark.parse(c.metadata))]
     ledger_id = state.ledger_id or (tip.ledger if tip else "") or (marks[0] if marks and found else "")
-    return _Left(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
+    return _LedgerRemains(state, ledger_id, partitions, committed, (*found, *traces(state, committed, ledger_id)))
 
 
 def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
@@ -409,7 +409,7 @@ def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
             )
 
 
-def _gap(left: _Left, after: int, reason: str) -> GapEntry:
+def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
     """The entry; of the committed offsets it names those that lost entries had put there."""
     marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
     held = [(origins.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
@@ -422,7 +422,7 @@ def _gap(left: _Left, after: int, reason: str) -> GapEntry:
     )
 
 
-def _begun_at(edges: Edges, left: _Left, aside: Iterable[str]) -> tuple[OriginItem, ...]:
+def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
     """Of partitions whose origin is lost: where what had landed of this log begins."""
     names = sorted((name.start, path) for path in aside if (name := paths.parse_part(path)))
     found: dict[TopicPartition, OriginItem] = {}
@@ -454,14 +454,14 @@ def _life(edges: Edges, path: str) -> str:
     return str(about.get(b"sluice.topic_id", b""), errors="replace")
 
 
-def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _Left, begun: tuple[OriginItem, ...]) -> None:
+def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _LedgerRemains, begun: tuple[OriginItem, ...]) -> None:
     if begun:
         keyed = {origins.key_of(left.state, p): p for p in left.partitions}
         items = with_first_windows(feed, edges, ledger.read(), keyed, begun)
         ledger.append(lambda _: OriginEntry(items=items))
 
 
-def _not_in_kafka(left: _Left, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+def _not_in_kafka(left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
     """What the parts cover and the logs do not hold any more: the next run cannot land it again."""
     moved, out = list(aside), list[KeyRange]()
     for p in left.partitions:
@@ -471,6 +471,6 @@ def _not_in_kafka(left: _Left, aside: Iterable[str]) -> tuple[KeyRange, ...]:
     return tuple(out)
 
 
-def _chosen(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:
+def _choose_partitions(partitions: Mapping[Key, PartitionState], only: Only) -> dict[Key, PartitionState]:
     planning.check_only(only, {k.tp: k for k in partitions})
     return {k: p for k, p in partitions.items() if not only or k.tp in only}

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice.pipelines.committing.commit import Verdict, verdict
+from sluice.pipelines.committing.commit import CommitVerdict, verdict
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyOffset, MovedEntry
 from sluice.pipelines.ledger.marks import Mark
@@ -41,7 +41,7 @@ class Aim(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OffsetTarget:
     """Where committed offsets are to go. `number`: a time in ms, an offset, or by how much; `offsets`: a file's."""
 
     aim: Aim
@@ -105,7 +105,7 @@ _SILENT = {
 }
 
 
-def concerned(target: Target, spots: Sequence[Spot], *, all_of_them: bool) -> tuple[Spot, ...]:
+def spots_concerned(target: OffsetTarget, spots: Sequence[Spot], *, all_of_them: bool) -> tuple[Spot, ...]:
     """Those that the target says something about. Raises UsageError when it is silent on one of them, or on all."""
     silent = [s for s in spots if not _says(target, s)]
     if silent and (all_of_them or len(silent) == len(spots)):
@@ -119,7 +119,7 @@ def concerned(target: Target, spots: Sequence[Spot], *, all_of_them: bool) -> tu
     return tuple(s for s in spots if s not in silent)
 
 
-def _says(target: Target, spot: Spot) -> bool:
+def _says(target: OffsetTarget, spot: Spot) -> bool:
     match target.aim:
         case Aim.SHIFT:
             return spot.before is not None
@@ -133,12 +133,12 @@ def _says(target: Target, spot: Spot) -> bool:
 Found = Mapping[TopicPartition, OffsetAtTime | None]
 
 
-def resolve(target: Target, spots: Sequence[Spot], found: Found, now: int) -> tuple[Move, ...]:
+def resolve(target: OffsetTarget, spots: Sequence[Spot], found: Found, now: int) -> tuple[Move, ...]:
     """The move of each concerned spot, clamped into the log, with a note; `found` holds the look-ups of a TIME."""
-    return tuple(_clamped(spot, *_wanted(target, spot, found, now)) for spot in spots)
+    return tuple(_clamp_move(spot, *_wanted_offset(target, spot, found, now)) for spot in spots)
 
 
-def _wanted(target: Target, spot: Spot, found: Found, now: int) -> tuple[int, str]:
+def _wanted_offset(target: OffsetTarget, spot: Spot, found: Found, now: int) -> tuple[int, str]:
     match target.aim:
         case Aim.EARLIEST:
             return spot.kafka.log_start, ""
@@ -164,7 +164,7 @@ def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
     return hit.offset, f"stamped {show_instant(hit.timestamp)}{ahead}"
 
 
-def _clamped(spot: Spot, wanted: int, note: str) -> Move:
+def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:
     """Into the log, as Kafka's own tool does; but what a feed still owes below the log's start stays owed."""
     start, end = spot.kafka.log_start, spot.kafka.high_watermark
     if wanted > end:
@@ -213,11 +213,11 @@ class Stands(StrEnum):
 
 
 _STANDS = {
-    Verdict.DONE: Stands.AT,
-    Verdict.GO: Stands.BEHIND,
-    Verdict.WAITS: Stands.WAITS,
-    Verdict.MOVED: Stands.MOVED,
-    Verdict.STALE: Stands.STALE,
+    CommitVerdict.DONE: Stands.AT,
+    CommitVerdict.GO: Stands.BEHIND,
+    CommitVerdict.WAITS: Stands.WAITS,
+    CommitVerdict.MOVED: Stands.MOVED,
+    CommitVerdict.STALE: Stands.STALE,
 }
 
 
@@ -230,25 +230,25 @@ def stands(state: State, spot: Spot) -> Stands:
     if spot.committed is None:
         return Stands.GONE if spot.key in state.commits else Stands.NEVER
     found = verdict(state, spot.key, spot.frontier, spot.committed)
-    if found is Verdict.GO and state.moved.get(spot.key) == spot.before:
+    if found is CommitVerdict.GO and state.moved.get(spot.key) == spot.before:
         return Stands.BY_HAND
     return _STANDS[found]
 
 
-def expected(state: State, key: Key) -> int | None:
+def expected_offset(state: State, key: Key) -> int | None:
     """The committed offset that the ledger knows of, if it knows of one."""
     origin = state.origins.get(key)
     return state.commits.get(key, origin.committed if origin else None)
 
 
-def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: Target) -> SluiceError | None:
+def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: OffsetTarget) -> SluiceError | None:
     """Why these moves would be refused now, if they would."""
     if not group.free:
-        return _held(group)
+        return _group_held_error(group)
     return _beyond(feed, moves, target)
 
 
-def _held(group: GroupView) -> GroupHeld:
+def _group_held_error(group: GroupView) -> GroupHeld:
     return GroupHeld(
         f"group {group.name} has members, it is {group.state}: {group.who()}",
         remedy="stop its consumers and wait until it is Empty; a run of Sluice leaves it when it has committed. "
@@ -256,7 +256,7 @@ def _held(group: GroupView) -> GroupHeld:
     )
 
 
-def _beyond(feed: str, moves: Iterable[Move], target: Target) -> Refused | None:
+def _beyond(feed: str, moves: Iterable[Move], target: OffsetTarget) -> Refused | None:
     passing = [m for m in moves if m.passes]
     if not passing:
         return None
@@ -274,7 +274,7 @@ def _beyond(feed: str, moves: Iterable[Move], target: Target) -> Refused | None:
     )
 
 
-def _skip(target: Target) -> str:
+def _skip(target: OffsetTarget) -> str:
     named = {Aim.TIME: show_instant(target.number), Aim.LATEST: "latest"}
     return named.get(target.aim, "TIME")
 
@@ -288,7 +288,13 @@ class Done:
 
 
 def move(
-    feed: str, ledger: Ledger | None, groups: Groups, group: str, moves: Sequence[Move], target: Target, reason: str
+    feed: str,
+    ledger: Ledger | None,
+    groups: Groups,
+    group: str,
+    moves: Sequence[Move],
+    target: OffsetTarget,
+    reason: str,
 ) -> Done:
     """Move the group's committed offsets, by the numbered steps above. `ledger` is that of the feed that owns it.
 
@@ -296,7 +302,7 @@ def move(
     """
     if refused := refusal(feed, groups.view(group), moves, target):
         raise refused
-    entry, metadata = _noted(ledger, moves, target, reason, feed) if ledger else (None, "")
+    entry, metadata = _note_move(ledger, moves, target, reason, feed) if ledger else (None, "")
     offsets = {m.tp: CommittedOffset(m.after, metadata=metadata) for m in moves}
     with contextlib.suppress(Unknown):  # reading back decides
         groups.put(group, offsets)
@@ -306,7 +312,9 @@ def move(
     return Done(entry, held)
 
 
-def _noted(ledger: Ledger, moves: Sequence[Move], target: Target, reason: str, feed: str) -> tuple[int | None, str]:
+def _note_move(
+    ledger: Ledger, moves: Sequence[Move], target: OffsetTarget, reason: str, feed: str
+) -> tuple[int | None, str]:
     """The number of the entry and the metadata that names it; nothing for partitions that the ledger does not know."""
 
     def decide(state: State) -> MovedEntry | None:

@@ -32,7 +32,7 @@ STALE_MS = 3_600_000
 """How long a write that never ended must have stood still before it counts as a killed process's."""
 
 
-class Kind(StrEnum):
+class RepairKind(StrEnum):
     """What can be found. The last four are told and left to others."""
 
     SHOWN = "published, not visible"
@@ -52,12 +52,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RepairFinding:
     """One thing that was found. `act` is what became of it, a participle ("removed"); empty where it is left as it is,
     and then `remedy` says what to do, each way by itself. `why`: the evidence. `items`: paths, windows or batches.
     """
 
-    kind: Kind
+    kind: RepairKind
     text: str
     act: str = ""
     remedy: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RepairTarget:
     """One feed's ledger and lake. `ledger` is over `lake`."""
 
     feed: str
@@ -76,7 +76,7 @@ class Place:
     windows: WindowSettings
 
 
-def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
+def repair(place: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
     """Mend what is the lake's, in this order: plans to give up, `data/`, manifests, leftovers; then what is missing.
 
     Raises EntriesLost for a ledger that lost some, and PlanBusy, UsageError for batches that cannot be given up:
@@ -88,11 +88,11 @@ def repair(place: Place, giving_up: Sequence[int] = ()) -> Iterator[Found]:
     _check_dead(place, giving_up, verdicts)
     yield from _given_up(place, giving_up)
     yield from _rolled_forward(place)
-    yield from _replaced(place)
+    yield from _replaced_files(place)
     yield from _live(place, verdicts)
     yield from _manifests(place)
     yield from _orphans(place)
-    yield from _unfinished(place)
+    yield from _unfinished_writes(place)
     yield from _beats(place, {o.token: o for o in known}, verdicts)
     yield from _strangers(place)
 
@@ -108,83 +108,85 @@ WAYS = 5
 """Commands that one finding names at most."""
 
 
-def _check_dead(place: Place, giving_up: Sequence[int], verdicts: Verdicts) -> None:
+def _check_dead(place: RepairTarget, giving_up: Sequence[int], verdicts: Verdicts) -> None:
     state = place.ledger.read()
-    for batch in [_known(place, state, number) for number in giving_up]:
+    for batch in [_known_batch(place, state, number) for number in giving_up]:
         seen = verdicts.get(batch.owner.token, owners.NEW)
         if batch.status is BatchStatus.PLANNED and not seen.dead:
             raise PlanBusy(str(owners.met(place.feed, batch, seen)), remedy=owners.way_out(place.feed, batch, seen))
 
 
-def _known(place: Place, state: State, batch: int) -> Batch:
+def _known_batch(place: RepairTarget, state: State, batch: int) -> Batch:
     if batch not in state.batches:
         live = ", ".join(str(b.id) for b in state.live())
         raise UsageError(f"feed {place.feed} has no batch {batch}", remedy=f"its live batches: {live or 'none'}")
     return state.batches[batch]
 
 
-def _given_up(place: Place, giving_up: Sequence[int]) -> Iterator[Found]:
+def _given_up(place: RepairTarget, giving_up: Sequence[int]) -> Iterator[RepairFinding]:
     for number in giving_up:
         batch = place.ledger.read().batches[number]
         finished, _ = owners.finished_slices(place.lake, place.feed, batch)
         if abandon(place.ledger, number, "given up by `sluice repair`: its run is dead", batch.owner) is None:
-            yield Found(Kind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
+            yield RepairFinding(RepairKind.ABANDONED, f"batch {number} is {batch.status} already", items=(str(number),))
             continue
         lost = f"; {many(finished, 'finished slice')} will be read again" if finished else ""
-        yield Found(Kind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),))
+        yield RepairFinding(
+            RepairKind.ABANDONED, f"batch {number} ({batch.request}){lost}", "abandoned", items=(str(number),)
+        )
 
 
-def _live(place: Place, verdicts: Verdicts) -> Iterator[Found]:
+def _live(place: RepairTarget, verdicts: Verdicts) -> Iterator[RepairFinding]:
     for batch in place.ledger.read().live():
         met = owners.met(place.feed, batch, verdicts.get(batch.owner.token, owners.NEW))
-        yield _waiting(place, batch, met) if met.verdict.dead else _found(Kind.AT_WORK, met, met.text)
+        yield _waiting(place, batch, met) if met.verdict.dead else _found(RepairKind.AT_WORK, met, met.text)
 
 
-def _waiting(place: Place, batch: Batch, met: Met) -> Found:
+def _waiting(place: RepairTarget, batch: Batch, met: Met) -> RepairFinding:
     kept, ways = owners.outlook(place.lake, place.feed, batch)
-    return _found(Kind.WAITING, met, f"{met.text}; {kept}", ways)
+    return _found(RepairKind.WAITING, met, f"{met.text}; {kept}", ways)
 
 
-def _found(kind: Kind, met: Met, text: str, ways: tuple[str, ...] = ()) -> Found:
-    return Found(kind, text, remedy=ways, items=(str(met.batch),), why=met.verdict.why)
+def _found(kind: RepairKind, met: Met, text: str, ways: tuple[str, ...] = ()) -> RepairFinding:
+    return RepairFinding(kind, text, remedy=ways, items=(str(met.batch),), why=met.verdict.why)
 
 
 # -- what readers see
 
 
-def _rolled_forward(place: Place) -> Iterator[Found]:
+def _rolled_forward(place: RepairTarget) -> Iterator[RepairFinding]:
     done = roll_forward(place.ledger, place.lake, place.feed)
     if done.shown:
-        yield Found(Kind.SHOWN, many(len(done.shown), "published file"), "made visible", items=done.shown)
+        yield RepairFinding(RepairKind.SHOWN, many(len(done.shown), "published file"), "made visible", items=done.shown)
     if done.hidden:
         text = f"{many(len(done.hidden), 'visible file')} that another batch replaced"
-        yield Found(Kind.HIDDEN, text, "removed", items=done.hidden)
+        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=done.hidden)
     state = place.ledger.read()
     for batch in done.cleaned:
         text = f"staging of batch {batch}, which is {state.batches[batch].status}"
-        yield Found(Kind.STAGING, text, "removed", items=(str(batch),))
+        yield RepairFinding(RepairKind.STAGING, text, "removed", items=(str(batch),))
 
 
-def _replaced(place: Place) -> Iterator[Found]:
+def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
     """What was replaced, merged or retired, whose staging is gone; and manifests of windows that lost rows so."""
     gone = remove_retired(place.ledger, place.lake, place.feed)
     if gone.parts:
         text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
-        yield Found(Kind.HIDDEN, text, "removed", items=gone.parts)
+        yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=gone.parts)
     if gone.manifests:
         text = f"the manifest of {many(len(gone.manifests), 'window')} whose rows were retired"
-        yield Found(Kind.MANIFEST, text, "removed", items=gone.manifests)
+        yield RepairFinding(RepairKind.MANIFEST, text, "removed", items=gone.manifests)
 
 
-def _manifests(place: Place) -> Iterator[Found]:
+def _manifests(place: RepairTarget) -> Iterator[RepairFinding]:
     done = write_manifests(place.ledger, place.lake, place.feed, place.windows)
     if done:
         names = tuple(map(show_window, done))
         text = f"the manifest of {many(len(done), 'complete window')}, {ends(names)}"
-        yield Found(Kind.MANIFEST, text, "written", items=names)
+        yield RepairFinding(RepairKind.MANIFEST, text, "written", items=names)
 
 
-def _strangers(place: Place) -> Iterator[Found]:
+def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
     """Files under `data/` that are nobody's, and parts that are nowhere: told, never touched."""
     visible = _visible(place)
     state = place.ledger.read()
@@ -194,16 +196,18 @@ def _strangers(place: Place) -> Iterator[Found]:
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"
         remedy = "who reads the folder counts their rows: see where they come from, and move them away by hand"
-        yield Found(Kind.STRANGER, text, remedy=(remedy,), items=nobodys)
+        yield RepairFinding(RepairKind.STRANGER, text, remedy=(remedy,), items=nobodys)
     lacking = [p for p in parts if p.path not in visible and _is_nowhere(place.lake, p)]
     replaced = place.ledger.read().replaced if lacking else ()
     if missing := tuple(p.path for p in lacking if p.path not in replaced):
         text = f"{many(len(missing), 'published file')} missing: {ends(missing)}"
         ways = tuple(dict.fromkeys(_anew(place, r) for r in receipts if any(p.path in missing for p in r.parts)))
-        yield Found(Kind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing)
+        yield RepairFinding(
+            RepairKind.MISSING, text, remedy=("restore them from a backup, or", *ways[:WAYS]), items=missing
+        )
 
 
-def _anew(place: Place, r: Receipt) -> str:
+def _anew(place: RepairTarget, r: Receipt) -> str:
     """The command that lands a receipt's slice again, with its window where it has one."""
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
@@ -211,7 +215,7 @@ def _anew(place: Place, r: Receipt) -> str:
     return f"{owners.asking(place.feed, slices if window is None else whole)}   lands their offsets anew"
 
 
-def _visible(place: Place) -> set[str]:
+def _visible(place: RepairTarget) -> set[str]:
     return {p for root in paths.visible_roots(place.feed) for p in place.lake.list(root)}
 
 
@@ -223,7 +227,7 @@ def _is_nowhere(lake: Lake, part: Part) -> bool:
 # -- leftovers
 
 
-def _orphans(place: Place) -> Iterator[Found]:
+def _orphans(place: RepairTarget) -> Iterator[RepairFinding]:
     """Staging of what is no batch. Its plan would stand in the ledger before anything is staged."""
     staged: dict[int, list[str]] = {}
     for path in place.lake.list(paths.staging_root(place.feed)):
@@ -236,10 +240,10 @@ def _orphans(place: Place) -> Iterator[Found]:
         for path in staged[batch]:
             place.lake.remove(path)
         text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
-        yield Found(Kind.STAGING, text, "removed", items=tuple(staged[batch]))
+        yield RepairFinding(RepairKind.STAGING, text, "removed", items=tuple(staged[batch]))
 
 
-def _unfinished(place: Place) -> Iterator[Found]:
+def _unfinished_writes(place: RepairTarget) -> Iterator[RepairFinding]:
     """Writes that a killed process began. In the staging of a live batch somebody may be writing."""
     roots = (paths.feed_root(place.feed), *paths.visible_roots(place.feed))
     begun = [one for root in roots for one in place.lake.unfinished(root)]
@@ -250,9 +254,9 @@ def _unfinished(place: Place) -> Iterator[Found]:
     folders = tuple(name for name in done if name.endswith("/"))
     if writes := tuple(name for name in done if name not in folders):
         text = f"{many(len(writes), 'write')} that killed processes never ended"
-        yield Found(Kind.UNFINISHED, text, "removed", items=writes)
+        yield RepairFinding(RepairKind.UNFINISHED, text, "removed", items=writes)
     if folders:
-        yield Found(Kind.EMPTY, many(len(folders), "empty folder"), "removed", items=folders)
+        yield RepairFinding(RepairKind.EMPTY, many(len(folders), "empty folder"), "removed", items=folders)
 
 
 def _is_left(state: State, batch: int | None, age: int) -> bool:
@@ -262,14 +266,14 @@ def _is_left(state: State, batch: int | None, age: int) -> bool:
     return held.status is not BatchStatus.PLANNED
 
 
-def _beats(place: Place, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[Found]:
+def _beats(place: RepairTarget, owners: Mapping[str, Owner], verdicts: Verdicts) -> Iterator[RepairFinding]:
     for token, owner in owners.items():
         path = paths.owner_path(place.feed, token)
         if verdicts[token].dead and place.lake.size(path) is not None:
             place.lake.remove(path)
             who = owner.describe() if owner.run else f"owner {token[:8]}"
             text = f"the sign of life of {who}, which is dead"
-            yield Found(Kind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
+            yield RepairFinding(RepairKind.BEAT, text, "removed", items=(token,), why=verdicts[token].why)
 
 
 # -- words

@@ -48,7 +48,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class PartitionLag:
     """How far a partition is behind: offsets that are owed, and how old (ms) the oldest is where that is known."""
 
     key: Key
@@ -57,7 +57,7 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Account:
+class BatchAccount:
     """One batch. `at` is when its publish entry was written (ms), None without one; `why` says why there is none."""
 
     feed: str
@@ -111,7 +111,9 @@ class Account:
         return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
 
 
-def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()) -> Account:
+def account(
+    ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()
+) -> BatchAccount:
     """The batch of that number. `why` and `failures`: what is known besides of one that was not published.
 
     Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
@@ -124,7 +126,7 @@ def account(ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Se
     shape = _shape(ledger, state, receipts)
     earlier = earlier_rows(state, batch.request, number)
     whole = entry.results if entry else hold_whole(shape, receipts, lake, earlier) if receipts else ()
-    return Account(
+    return BatchAccount(
         feed=ledger.feed,
         ledger_id=state.ledger_id,
         batch=batch,
@@ -148,10 +150,10 @@ def newest(state: State, feed: str) -> int:
     return max(there)
 
 
-def behind(outlook: Outlook) -> tuple[Behind, ...]:
+def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
     """What each partition owes, by an outlook; those that owe nothing are left out."""
     ages = outlook.ages()
-    return tuple(Behind(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
+    return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
 
 
 def _batch(state: State, feed: str, number: int) -> Batch:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sluice.pipelines.page.account import Account, Behind, Past
-from sluice.pipelines.page.markup import Html, cut, folded, joined, number, section, share, size, table, tag
+from sluice.pipelines.page.account import BatchAccount, PartitionLag, Past
+from sluice.pipelines.page.markup import Html, cut, details, join_html, number, section, share, size, table, tag
 from sluice.pipelines.page.plots import Bar, lying, upright
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt
 from sluice.pipelines.vocabulary.units import many, show_about, show_instant, show_window
@@ -27,13 +27,13 @@ def legend(pairs: Sequence[tuple[str, str]]) -> Html:
 # -- rows
 
 
-def rows(a: Account) -> Html:
+def rows(a: BatchAccount) -> Html:
     """Rows by partition and by window."""
     if not a.receipts:
         return section("rows", "Rows", note="No slice was finished: nothing landed.")
-    by_partition = _added((str(r.slice.tp), r.counts) for r in sorted(a.receipts, key=lambda r: r.slice.key))
+    by_partition = _sum_by_name((str(r.slice.tp), r.counts) for r in sorted(a.receipts, key=lambda r: r.slice.key))
     ordered = sorted(a.receipts, key=lambda r: (r.slice.window is None, r.slice.window or 0))
-    by_window = _added((_window(r), r.counts) for r in ordered)
+    by_window = _sum_by_name((_window(r), r.counts) for r in ordered)
     spans = many(a.plan.span, "offset")
     note = f"{spans} in {many(len(by_partition), 'partition')} and {many(len(by_window), 'window')}."
     return section(
@@ -53,7 +53,7 @@ def _window(r: Receipt) -> str:
     return "outside windows" if r.slice.window is None else show_window(r.slice.window)
 
 
-def _added(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
+def _sum_by_name(each: Iterable[tuple[str, Counts]]) -> dict[str, Counts]:
     found: dict[str, Counts] = {}
     for name, counts in each:
         found[name] = found[name] + counts if name in found else counts
@@ -97,7 +97,7 @@ def _row(name: str, c: Counts, longest: int) -> list[str]:
 # -- lag
 
 
-def lag(behind: Sequence[Behind] | None) -> Html:
+def lag(behind: Sequence[PartitionLag] | None) -> Html:
     """What was owed when the batch was done."""
     if behind is None:
         return section("lag", "Lag", note="Not known: this report was made without asking Kafka.")
@@ -122,7 +122,7 @@ def _age(ms: int | None) -> str:
 # -- time
 
 
-def timings(a: Account) -> Html:
+def timings(a: BatchAccount) -> Html:
     """Where the time of tasks went."""
     spent = a.timings
     all_ = sum(spent.values())
@@ -164,7 +164,7 @@ def _seconds(ns: int) -> str:
 # -- history
 
 
-def history(a: Account) -> Html:
+def history(a: BatchAccount) -> Html:
     """The batches up to this one."""
     past = a.past
     if len(past) == 1:
@@ -190,11 +190,11 @@ def history(a: Account) -> Html:
     rows_ = [[str(p.batch), _when(p), number(p.landed), number(p.quarantined), _share(p)] for p in reversed(past)]
     columns = ["batch", "published", "landed", "quarantined", "share"]
     note = "This batch is the one on the right."
-    every = folded("As a table", table("Batches", columns, rows_, right=columns[2:]))
+    every = details("As a table", table("Batches", columns, rows_, right=columns[2:]))
     return section("history", f"The last {many(len(past), 'batch', 'batches')}", plots, every, note=note)
 
 
-def _kind(p: Past, a: Account, usual: str) -> str:
+def _kind(p: Past, a: BatchAccount, usual: str) -> str:
     return "now" if p.batch == a.batch.id else usual
 
 
@@ -209,7 +209,7 @@ def _when(p: Past) -> str:
 # -- slices
 
 
-def slices(a: Account) -> Html | None:
+def slices(a: BatchAccount) -> Html | None:
     """What was read in one go, and the files of each."""
     if not a.receipts:
         return None
@@ -223,14 +223,14 @@ def slices(a: Account) -> Html | None:
         else ""
     )
     inside = table("Slices", columns, shown, right=["landed", "quarantined"], cards=["window"])
-    return section("slices", "Slices", inside if len(shown) <= 8 else folded(f"All {len(shown)}", inside), note=note)
+    return section("slices", "Slices", inside if len(shown) <= 8 else details(f"All {len(shown)}", inside), note=note)
 
 
 def _slice(r: Receipt, *, published: bool) -> list[str]:
     s = r.slice
     files = [tag("code", p.path if published else p.staged) for p in r.parts[:2]]
     more = [tag("span", f"and {len(r.parts) - 2} more", class_="soft")] if len(r.parts) > 2 else []
-    every = joined(tag("div", f) for f in (*files, *more))
+    every = join_html(tag("div", f) for f in (*files, *more))
     return [
         str(s.tp),
         tag("span", f"{s.start:,} – {s.end:,}", class_="p"),

@@ -28,14 +28,14 @@ def tag(element: str, /, *inside: str, **attributes: str | float | None) -> Html
     said = "".join(f' {_attribute(k)}="{plain(str(v))}"' for k, v in attributes.items() if v is not None)
     if element in _VOID:
         return Html(f"<{element}{said}>" if element in ("meta", "br") else f"<{element}{said}/>")
-    return Html(f"<{element}{said}>{joined(inside)}</{element}>")
+    return Html(f"<{element}{said}>{join_html(inside)}</{element}>")
 
 
 def _attribute(name: str) -> str:
     return name.rstrip("_").replace("_", "-") if name not in ("viewBox", "preserveAspectRatio") else name
 
 
-def joined(pieces: Iterable[str]) -> Html:
+def join_html(pieces: Iterable[str]) -> Html:
     """One after the other."""
     return Html("".join(p if isinstance(p, Html) else plain(p) for p in pieces))
 
@@ -104,7 +104,7 @@ def section(name: str, title: str, *inside: str, note: str = "") -> Html:
     return tag("section", tag("h2", title), *said, *inside, id=name)
 
 
-def folded(summary: str, *inside: str) -> Html:
+def details(summary: str, *inside: str) -> Html:
     """What is opened by those who ask for it."""
     return tag("details", tag("summary", summary), *inside)
 

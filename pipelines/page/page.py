@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.page import amounts, quality
-from sluice.pipelines.page.account import Account, Behind, windows
+from sluice.pipelines.page.account import BatchAccount, PartitionLag, windows
 from sluice.pipelines.page.markup import Html, cut, number, plain, section, share, size, table, tag
 from sluice.pipelines.page.profiles import Profiles
 from sluice.pipelines.page.rejects import Rejects
@@ -28,16 +28,16 @@ LARGEST = 290_000
 class Page:
     """All that a page says. `behind`: what each partition owed when the batch was done; None: nobody asked Kafka."""
 
-    account: Account
+    account: BatchAccount
     rejects: Rejects
     profiles: Profiles
-    behind: tuple[Behind, ...] | None = None
+    behind: tuple[PartitionLag, ...] | None = None
 
 
 def html(page: Page) -> str:
     """The file."""
     a = page.account
-    sections = _bounded(_sections(page))
+    sections = _within_size_limit(_sections(page))
     title = f"{a.feed}: batch {a.batch.id}"
     head = tag(
         "head",
@@ -70,7 +70,7 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
     return [(name, said) for name, said in found.items() if said]
 
 
-def _bounded(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
+def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
     """The sections, without the largest ones where all would be too large: names can be long, whatever is counted."""
     left = LARGEST - len(CSS) - 20_000  # for the head
     while sum(len(s.encode()) for _, s in sections) > left:
@@ -83,7 +83,7 @@ def _bounded(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[s
 # -- the head
 
 
-def _header(a: Account, names: Sequence[tuple[str, str]]) -> Html:
+def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
     word, kind, said = verdict(a)
     return tag(
         "header",
@@ -96,7 +96,7 @@ def _header(a: Account, names: Sequence[tuple[str, str]]) -> Html:
     )
 
 
-def verdict(a: Account) -> tuple[str, str, str]:
+def verdict(a: BatchAccount) -> tuple[str, str, str]:
     """What became of the batch in a word, its colour, and a sentence."""
     when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
     if a.batch.status is BatchStatus.ABANDONED:
@@ -113,7 +113,7 @@ def verdict(a: Account) -> tuple[str, str, str]:
     return "published", "good", f"{when}."
 
 
-def _refusing(a: Account) -> bool:
+def _refusing(a: BatchAccount) -> bool:
     return any(o.refuses for o in a.outcomes)
 
 
@@ -122,7 +122,7 @@ def _request(plan: Plan) -> str:
     return said[:1].upper() + said[1:]
 
 
-def _why(a: Account) -> Html:
+def _why(a: BatchAccount) -> Html:
     if a.published:
         return Html("")
     broken = [o for o in a.outcomes if o.refuses]
@@ -130,7 +130,7 @@ def _why(a: Account) -> Html:
     return tag("div", why, class_="why", role="note") if why else Html("")
 
 
-def _tiles(a: Account) -> Html:
+def _tiles(a: BatchAccount) -> Html:
     counts = a.counts
     seen = counts.landed + counts.quarantined
     rate = f"{counts.landed * 1000 / a.took:,.0f}" if a.took else "–"
@@ -150,7 +150,7 @@ def _tiles(a: Account) -> Html:
     )
 
 
-def _contract_tile(a: Account) -> list[tuple[str, str]]:
+def _contract_tile(a: BatchAccount) -> list[tuple[str, str]]:
     if not a.outcomes:
         return []
     met = sum(o.passed and not o.unexpected for o in a.outcomes)
@@ -164,7 +164,7 @@ def _took(ms: int) -> str:
 # -- the rest of the frame
 
 
-def _failures(a: Account) -> Html | None:
+def _failures(a: BatchAccount) -> Html | None:
     if not a.failures:
         return None
     rows = [
@@ -177,7 +177,7 @@ def _failures(a: Account) -> Html | None:
     return tag("section", tag("h2", "Failures"), tag("p", note, class_="note"), inside, id="failures")
 
 
-def _provenance(a: Account) -> Html:
+def _provenance(a: BatchAccount) -> Html:
     facts = [
         ("request", str(a.plan.request)),
         ("windows", _windows(a)),
@@ -195,7 +195,7 @@ def _provenance(a: Account) -> Html:
     return tag("section", tag("h2", "Provenance"), tag("dl", *said), id="origin")
 
 
-def _windows(a: Account) -> str:
+def _windows(a: BatchAccount) -> str:
     found = list(windows(a.receipts))
     if not found:
         return "none: outside windows"
@@ -203,6 +203,6 @@ def _windows(a: Account) -> str:
     return first if len(found) == 1 else f"{many(len(found), 'window')}, {first} to {show_window(found[-1])}"
 
 
-def _footer(a: Account) -> Html:
+def _footer(a: BatchAccount) -> Html:
     said = "This file holds values of records: share it as you would share the data. It needs no network."
     return tag("footer", said)

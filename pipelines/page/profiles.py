@@ -94,9 +94,9 @@ def profiles(
 ) -> Profiles:
     """Of landed parts, the columns `wanted` that they have, and the rows at `places` (`topic:partition:offset`)."""
     all_ = sum(p.rows for _, p in parts)
-    with _opened() as db:
-        table = _Table(db, wanted[:MOST_COLUMNS])
-        for receipt, path, source, groups in _chosen(parts, lake, published, most):
+    with _open_duckdb() as db:
+        table = _SampleTable(db, wanted[:MOST_COLUMNS])
+        for receipt, path, source, groups in _choose_row_groups(parts, lake, published, most):
             try:
                 table.add(str(receipt.slice.tp), path, source, groups, most)
             except PartUnreadable:
@@ -108,7 +108,7 @@ def profiles(
 
 
 @contextmanager
-def _opened() -> Iterator[duckdb.DuckDBPyConnection]:
+def _open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
     import duckdb
 
     with (
@@ -127,7 +127,7 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[i * len(items) // most] for i in range(most)]
 
 
-def _chosen(
+def _choose_row_groups(
     parts: Sequence[Placed], lake: Lake, published: bool, most: int
 ) -> Iterator[tuple[Receipt, str, pq.ParquetFile | None, list[int]]]:
     """Files with the row groups to read of each; None for one that is gone or damaged."""
@@ -144,7 +144,7 @@ def _chosen(
             yield receipt, path, None, []
 
 
-class _Column(NamedTuple):
+class _SampleColumn(NamedTuple):
     """A column of the files, and its name in the table."""
 
     name: str
@@ -152,12 +152,12 @@ class _Column(NamedTuple):
     type: pa.DataType
 
 
-class _Table:
+class _SampleTable:
     """The sample: numbers as doubles, times and days as whole numbers, texts cut, with their length beside them."""
 
     def __init__(self, db: duckdb.DuckDBPyConnection, wanted: Sequence[str]) -> None:
         self._db, self._wanted = db, wanted
-        self.columns: dict[str, _Column] = {}
+        self.columns: dict[str, _SampleColumn] = {}
         self._partitions: list[str] = []
         self._read: list[pa.RecordBatch] = []
         self._bytes = self.rows = self.missing = 0
@@ -169,7 +169,7 @@ class _Table:
         schema = file.schema_arrow
         if not self.columns:
             names = [n for n in self._wanted if n in schema.names]
-            self.columns = {n: _Column(n, f"c{i}", _plain(schema.field(n).type)) for i, n in enumerate(names)}
+            self.columns = {n: _SampleColumn(n, f"c{i}", _plain(schema.field(n).type)) for i, n in enumerate(names)}
         offset = "kafka_offset" if "kafka_offset" in schema.names else "offset"
         if partition not in self._partitions:
             self._partitions.append(partition)
@@ -188,7 +188,7 @@ class _Table:
         place = fixed_width(pa.int32(), np.full(batch.num_rows, partition, np.int32))
         stored: dict[str, pa.Array] = {"p": place, "o": batch.column(offset)}
         for c in self.columns.values():
-            stored |= _stored(c, batch.column(c.name))
+            stored |= _stored_columns(c, batch.column(c.name))
         kept = pa.RecordBatch.from_arrays([*stored.values()], names=[*stored])
         self._read.append(kept)
         self._bytes += kept.nbytes
@@ -196,7 +196,7 @@ class _Table:
 
     # -- asking it
 
-    def profile(self, c: _Column) -> Profile | None:
+    def profile(self, c: _SampleColumn) -> Profile | None:
         if not self.rows:
             return None
         (nulls,) = self._one(f"select count(*) from t where {c.place} is null")
@@ -207,11 +207,11 @@ class _Table:
             return replace(blank, top=self._top(c.place))
         if _is_bytes(c.type):
             return self._of_numbers(blank, f"l{c.place}", _count_said, "lengths in bytes", whole=True)
-        if (shown := _shown(c.type)) is not None:
+        if (shown := _number_format(c.type)) is not None:
             return self._of_numbers(blank, c.place, shown, "values", whole=pa.types.is_integer(c.type))
         return blank
 
-    def _of_texts(self, blank: Profile, c: _Column) -> Profile:
+    def _of_texts(self, blank: Profile, c: _SampleColumn) -> Profile:
         n, least, mean, most = self._one(f"""select count(distinct {c.place}), min(l{c.place}), avg(l{c.place}),
             max(l{c.place}) from t""")
         stats = [("different", f"{n:,}")]
@@ -254,7 +254,7 @@ class _Table:
         columns = list(self.columns.values())
         chosen = ", ".join(f"t.{c.place}" for c in columns)
         rows = self._db.execute(f"select a.place, {chosen} from a join t using (p, o)").fetchall()
-        return {place: {c.name: _said(c, v) for c, v in zip(columns, row, strict=True)} for place, *row in rows}
+        return {place: {c.name: _value_text(c, v) for c, v in zip(columns, row, strict=True)} for place, *row in rows}
 
     def _one(self, query: str) -> tuple[Any, ...]:
         found: tuple[Any, ...] | None = self._db.execute(query).fetchone()
@@ -281,7 +281,7 @@ def _is_bytes(t: pa.DataType) -> bool:
     return bool(pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t))
 
 
-def _stored(c: _Column, column: pa.Array) -> dict[str, pa.Array]:
+def _stored_columns(c: _SampleColumn, column: pa.Array) -> dict[str, pa.Array]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if _is_text(c.type):
@@ -297,7 +297,7 @@ def _stored(c: _Column, column: pa.Array) -> dict[str, pa.Array]:
     return {c.place: column}
 
 
-def _shown(t: pa.DataType) -> Any:
+def _number_format(t: pa.DataType) -> Any:
     """How numbers of the column are written; None when it holds none."""
     if pa.types.is_timestamp(t):
         per_ms = _PER_MS[t.unit]
@@ -318,10 +318,15 @@ def _count_said(v: float) -> str:
     return f"{v:,.0f}" if v == int(v) else f"{v:,.1f}"
 
 
-def _said(c: _Column, v: Any) -> str:
+def _value_text(c: _SampleColumn, v: Any) -> str:
     if v is None:
         return "null"
-    if (shown := _shown(c.type)) is not None and isinstance(v, int | float) and v == v and abs(v) != float("inf"):
+    if (
+        (shown := _number_format(c.type)) is not None
+        and isinstance(v, int | float)
+        and v == v
+        and abs(v) != float("inf")
+    ):
         return f"{v:,}" if shown is _number_said else str(shown(v))
     return "…" if isinstance(v, bool) and not pa.types.is_boolean(c.type) else str(v)
 

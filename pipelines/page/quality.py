@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.contract.results import Outcome
-from sluice.pipelines.page.account import Account
+from sluice.pipelines.page.account import BatchAccount
 from sluice.pipelines.page.markup import (
     Html,
     cut,
-    folded,
+    details,
     harmless,
-    joined,
+    join_html,
     number,
     plain,
     readable,
@@ -27,7 +27,7 @@ from sluice.pipelines.page.markup import (
 from sluice.pipelines.page.plots import Bar, lying, upright
 from sluice.pipelines.page.profiles import Profile, Profiles
 from sluice.pipelines.page.rejects import SHOWN, Reject, Rejects, Sample
-from sluice.pipelines.quarantine.limit import Kind
+from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.validation.drift import drift_of
 from sluice.pipelines.vocabulary.receipts import DriftKind
 from sluice.pipelines.vocabulary.units import many, show_instant
@@ -41,7 +41,7 @@ NAME = 80
 # -- quarantine
 
 
-def quarantine(a: Account, found: Rejects) -> Html:
+def quarantine(a: BatchAccount, found: Rejects) -> Html:
     """What was refused, ranked, with a few records of each."""
     refused, seen = a.counts.quarantined, a.counts.quarantined + a.counts.landed
     if not refused:
@@ -53,17 +53,17 @@ def quarantine(a: Account, found: Rejects) -> Html:
     if found.unread:
         note += f" {number(found.unread)} of them are in {many(found.files, 'file')} that were not read for this."
     shown = [r for r in found.kinds[:SHOWN] if r.samples]
-    samples = folded("What they look like", *(_samples(r) for r in shown)) if shown else Html("")
+    samples = details("What they look like", *(_samples(r) for r in shown)) if shown else Html("")
     opened = Html(samples.replace("<details>", "<details open>", 1))
-    return section("quarantine", "Quarantine", _ranked(found, refused), opened, note=note)
+    return section("quarantine", "Quarantine", _ranked_faults(found, refused), opened, note=note)
 
 
-def _ranked(found: Rejects, all_: int) -> Html:
+def _ranked_faults(found: Rejects, all_: int) -> Html:
     faults = [r.fault for r in found.kinds]
     most = faults[0].records if faults else 0
     rows = [
         [
-            *_said(f.kind),
+            *_kind_lines(f.kind),
             lying([(f.records, "reject")], most),
             number(f.records),
             share(f.records, all_),
@@ -78,11 +78,11 @@ def _ranked(found: Rejects, all_: int) -> Html:
     return table("Quarantined records by reason", columns, rows, right=["records", "share"], cards=["the first"])
 
 
-def _said(kind: Kind) -> list[str]:
+def _kind_lines(kind: QuarantineKind) -> list[str]:
     where = [value(kind.field, NAME)] if kind.field else []
     expectation = [tag("div", cut(kind.expectation, NAME), class_="soft")] if kind.expectation else []
-    why = joined([tag("b", cut(kind.reason, NAME)), tag("div", cut(kind.detail, 160), class_="soft any")])
-    return [cut(kind.stage, NAME), why, joined([*where, *expectation])]
+    why = join_html([tag("b", cut(kind.reason, NAME)), tag("div", cut(kind.detail, 160), class_="soft any")])
+    return [cut(kind.stage, NAME), why, join_html([*where, *expectation])]
 
 
 def _samples(r: Reject) -> Html:
@@ -97,11 +97,11 @@ def _sample(s: Sample) -> Html:
     key = [] if s.key is None else [" · key ", tag("code", value(readable(s.key, 80)))]
     line = tag("div", tag("code", s.place), stamp, *key, f" · {size(s.size)}", class_="soft any")
     if s.value is None:
-        return joined([line, tag("div", "no value (a tombstone)", class_="sample soft")])
-    return joined([line, tag("code", *_marked(s), class_="sample")])
+        return join_html([line, tag("div", "no value (a tombstone)", class_="sample soft")])
+    return join_html([line, tag("code", *_marked_value(s), class_="sample")])
 
 
-def _marked(s: Sample) -> Iterator[Html]:
+def _marked_value(s: Sample) -> Iterator[Html]:
     """The value, with a mark where the trouble is."""
     data, byte = s.value or b"", s.byte
     if byte is None or byte >= len(data):
@@ -124,7 +124,7 @@ def _last(data: bytes, most: int = 120, *, cut_: bool) -> str:
 _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 
 
-def contract(a: Account, found: Profiles) -> Html:
+def contract(a: BatchAccount, found: Profiles) -> Html:
     """Every expectation in words, the broken ones first, with examples."""
     if a.contract is None:
         return section("contract", "Contract", note="This batch was held against no contract.")
@@ -169,7 +169,7 @@ def _expectation(e: Expectation, o: Outcome | None, found: Profiles) -> list[str
     state = _state(o)
     word = "not decided" if o is None else _WORDS[state]
     mark = tag("span", _MARKS[state], class_=state, title=word, role="img", aria_label=word)
-    said = joined(
+    said = join_html(
         [tag("div", catalogue.text(e), class_="any"), tag("div", e.type, class_="soft"), *_examples(o, found)]
     )
     pill = tag(
@@ -199,7 +199,7 @@ def _examples(o: Outcome | None, found: Profiles) -> list[Html]:
 # -- columns
 
 
-def columns(a: Account, found: Profiles) -> Html | None:
+def columns(a: BatchAccount, found: Profiles) -> Html | None:
     """How the values are spread."""
     if not found.columns and not found.missing:
         return None
@@ -241,7 +241,7 @@ def _histogram(p: Profile) -> list[Html]:
     beyond = "; grey: beyond what is drawn" if any(b.edge for b in p.bins) else ""
     plot = upright(f"Histogram of {name}", bars, p.ends, f"{p.of}, up to {number(most)} rows a bar{beyond}")
     rows = [[b.label, number(b.rows)] for b in p.bins if b.rows]
-    return [plot, folded("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]
+    return [plot, details("As a table", table(f"Histogram of {name}", [p.of, "rows"], rows, right=["rows"]))]
 
 
 def _most_frequent(p: Profile) -> Html:
@@ -266,7 +266,7 @@ _DRIFTS = {
 }
 
 
-def drift(a: Account) -> Html:
+def drift(a: BatchAccount) -> Html:
     """How records differ from the schema."""
     found = sorted(drift_of(a.receipts), key=lambda d: (-d.records, d.kind, d.field))
     if not found:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine.limit import Fault, Kind, faults_of, ranked
+from sluice.pipelines.quarantine.limit import Fault, QuarantineKind, faults_of, rank_faults
 from sluice.pipelines.vocabulary.errors import PartUnreadable
 from sluice.pipelines.vocabulary.receipts import Part, Receipt
 
@@ -25,7 +25,7 @@ SAMPLES = 2
 ROWS_AT_ONCE = 1 << 10
 SAMPLE_BYTES = 1 << 10
 """Of a key, and of a value around the byte in question, that are kept."""
-_COLUMNS = (*Kind._fields, "offset", "timestamp", "key", "value", "byte")
+_COLUMNS = (*QuarantineKind._fields, "offset", "timestamp", "key", "value", "byte")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
             faults += faults_of([_path(part, published)], lake)
         except PartUnreadable:
             unread.append(part)
-    found = sorted(ranked(faults), key=lambda f: (-f.records, f.first))
+    found = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
     kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
     return Rejects(tuple(kinds), sum(p.rows for p in unread), len(unread))
 
@@ -100,8 +100,8 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
             if offset not in offsets:
                 return ()
             first = offsets.index(offset)
-            said = _said(batch, first)
-            like = [row for row in range(first, batch.num_rows) if _said(batch, row) == said]
+            said = _kind_values(batch, first)
+            like = [row for row in range(first, batch.num_rows) if _kind_values(batch, row) == said]
             return tuple(_sample(batch, row, partition) for row in like[:SAMPLES])
     return ()
 
@@ -111,8 +111,8 @@ def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch
     return parquet.batches(lake, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 
-def _said(batch: pa.RecordBatch, row: int) -> list[str | None]:
-    return [batch.column(name)[row].as_py() for name in Kind._fields]
+def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:
+    return [batch.column(name)[row].as_py() for name in QuarantineKind._fields]
 
 
 def _sample(batch: pa.RecordBatch, row: int, partition: str) -> Sample:

@@ -13,7 +13,7 @@ from sluice.pipelines.contract import catalogue
 from sluice.pipelines.feed.sections import Policies
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.page.account import Account, Behind, account
+from sluice.pipelines.page.account import BatchAccount, PartitionLag, account
 from sluice.pipelines.page.page import Page, html
 from sluice.pipelines.page.profiles import profiles
 from sluice.pipelines.page.rejects import rejects
@@ -27,26 +27,26 @@ TIMES = ("kafka_timestamp", "timestamp")
 """The column of the records' times, in typed feeds and in raw ones."""
 
 
-def make(a: Account, lake: Lake, behind: Sequence[Behind] | None = None) -> bytes:
+def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = None) -> bytes:
     """The report of a batch, from its own files. Raises LakeUnavailable."""
     refused = rejects(a.parts(PartKind.QUARANTINED), lake, published=a.published)
     places = [p for o in a.outcomes if not o.quarantines for p in o.first]
     landed = a.parts(PartKind.LANDED)
-    spread = profiles(landed, lake, wanted(a), places, published=a.published)
+    spread = profiles(landed, lake, columns_to_profile(a), places, published=a.published)
     return html(Page(a, refused, spread, None if behind is None else tuple(behind))).encode()
 
 
-def wanted(a: Account) -> list[str]:
+def columns_to_profile(a: BatchAccount) -> list[str]:
     """The columns whose values are shown: the records' times, and what the contract is about in its order."""
     checked = (c for e in (a.contract.expectations if a.contract else ()) for c in catalogue.columns(e))
     return list(dict.fromkeys([*_time(a), *checked]))
 
 
-def _time(a: Account) -> list[str]:
+def _time(a: BatchAccount) -> list[str]:
     return [TIMES[1]] if all(r.format.startswith("raw") for r in a.receipts) else [TIMES[0]]
 
 
-def explained(a: Account, policies: Policies, lake: Lake) -> Account:
+def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
     """A batch that is not published, with what keeps it from that by the feed's policies as they are now."""
     if a.published or a.why:
         return a
@@ -58,7 +58,7 @@ def explained(a: Account, policies: Policies, lake: Lake) -> Account:
     return a
 
 
-def path_of(a: Account) -> str:
+def path_of(a: BatchAccount) -> str:
     """Where the report stands in the lake; each attempt at a batch that was not published has its own."""
     return paths.batch_page_path(a.feed, a.batch.id, "" if a.published else a.batch.owner.token)
 
@@ -67,7 +67,7 @@ def keep(
     ledger: Ledger,
     lake: Lake,
     batch: int,
-    behind: Sequence[Behind] | None = None,
+    behind: Sequence[PartitionLag] | None = None,
     why: str = "",
     failures: Sequence[SliceFailure] = (),
 ) -> str:

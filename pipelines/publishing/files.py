@@ -64,7 +64,7 @@ def files(
     missing = {p.path for p in manifest.missing(lake, (p for f in found for p in f.of(kind)))}
     if not partial:
         _demand(found, missing, feed)
-    return tuple(_file(lake, w, s, p) for w, s, p in _placed(found, kind) if p.path not in missing)
+    return tuple(_file(lake, w, s, p) for w, s, p in _placed_parts(found, kind) if p.path not in missing)
 
 
 def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
@@ -78,7 +78,7 @@ def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
             )
 
 
-def _placed(found: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, Slice, Part]]:
+def _placed_parts(found: Sequence[WindowFiles], kind: PartKind) -> Iterator[tuple[int, Slice, Part]]:
     return ((f.window, s, p) for f in found for s, p in f.placed if p.kind is kind)
 
 

@@ -95,7 +95,7 @@ def _lost_batch(state: State, path: str) -> int | None:
     """The batch of which the path tells, if entries of it are gone. Any other name tells of nothing."""
     visible = not path.startswith(f"{paths.SLUICE}/")
     part = paths.parse_part(path)
-    batch = part.batch if visible and part else _named(path, part)
+    batch = part.batch if visible and part else _batch_of_file(path, part)
     if batch is None or batch >= BEYOND:
         return None
     held = state.batches.get(batch)
@@ -103,7 +103,7 @@ def _lost_batch(state: State, path: str) -> int | None:
     return batch if batch >= state.number or unpublished else None
 
 
-def _named(path: str, part: paths.PartName | None) -> int | None:
+def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
     """The batch in whose staging, note or report the file is."""
     staged = paths.staged_batch(path)
     if staged is not None:

@@ -104,10 +104,10 @@ def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
 
 def is_retired(state: State, window: int, length: int) -> bool:
     """Whether rows that had landed in the window are not kept any longer: what is left is not the window."""
-    return next(_retired(state, window, length), None) is not None
+    return next(_retired_ranges(state, window, length), None) is not None
 
 
-def _retired(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
+def _retired_ranges(state: State, window: int, length: int) -> Iterator[tuple[Key, Range]]:
     for key, ranges in state.retired.items():
         lasts = _lasting(state, key, window, window + length) if ranges else None
         yield from ((key, r) for r in ranges if lasts and r.meets(lasts))
@@ -124,7 +124,7 @@ _ENDLESS = 1 << 63
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
     """Raises WindowRetired for a window of which rows are not kept any longer."""
-    for key, r in _retired(state, window, settings.length):
+    for key, r in _retired_ranges(state, window, settings.length):
         shown = show_window(window)
         raise WindowRetired(
             f"window {shown} of feed {feed} was {retirement(ledger, state, key, r)}",

@@ -1,9 +1,9 @@
-"""Whose a live batch is, how its run stands, and what may be done about it: one word on that for everybody.
+"""Who owns a live batch, whether its run still works, and what to do about it. Everybody asks here.
 
-Whoever meets another run's batch (a run, a plan, status, repair, replay, compaction, expiry, accepting) asks `judged`
-here, and says what comes of it by `met` and `busy`: at work, dead with the evidence, or not known yet with what would
-tell. Of a batch that is not at work, the commands that go on are always told. Nothing is finished or given up whose run
-is only suspected to be dead.
+Everything that meets another run's batch (a run, a plan, status, repair, replay, compaction, expiry, accepting) calls
+`judge_batches` and reports by `met` and `busy`: the run is at work, or dead with the evidence, or not known yet with
+what would tell. For a batch that is not at work the report always names the commands that go on. A batch is finished
+or given up only when its run is known to be dead; a suspicion is not enough.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEW = Verdict(Life.ALIVE, "it has just begun")
 AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
 
 
-def judged(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
+def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
     """By batch, how its run stands. With `watch` it waits until that is known, for all suspects together."""
     asked = list(batches)
     said = liveness.judge(dict.fromkeys(b.owner for b in asked), watch=watch) if asked else {}

@@ -47,7 +47,7 @@ def publish(
         if held.status is BatchStatus.PUBLISHED and held.owner.token == owner.token:
             return None
         if not state.may_publish(entry):
-            raise _lost(held)
+            raise _ownership_lost(held)
         return entry
 
     return ledger.append(decide)
@@ -57,10 +57,10 @@ def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
     """Raises OwnershipLost once the batch is not ours to publish any more: then its staging may be gone too."""
     held = ledger.read().batches[batch]
     if held.status is not BatchStatus.PLANNED or held.owner.token != owner.token:
-        raise _lost(held)
+        raise _ownership_lost(held)
 
 
-def _lost(held: Batch) -> OwnershipLost:
+def _ownership_lost(held: Batch) -> OwnershipLost:
     how = {
         BatchStatus.ABANDONED: "was abandoned",
         BatchStatus.PUBLISHED: f"was published by {held.owner.describe()}",
@@ -106,7 +106,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     receipts = [r for b in published for r in _receipts(ledger, b)]
     parts = [part for r in receipts for part in r.parts]
     each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
-    replaced = [path for b in published for path in _replaced(ledger, b)]
+    replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]
     each(lake.remove, hidden)
     live = [p for p in parts if p.path not in state.replaced]
@@ -142,7 +142,7 @@ def _receipts(ledger: Ledger, batch: Batch) -> tuple[Receipt, ...]:
     return receipts
 
 
-def _replaced(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
+def _replaced_paths(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
     replaced = ledger.plan(batch.id).replaces
     _check_below(paths.visible_roots(ledger.feed), replaced, batch.id)
     return replaced

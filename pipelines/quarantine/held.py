@@ -21,8 +21,8 @@ from sluice.pipelines.landing.rows import rows_of
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, Kind, kinds_of
-from sluice.pipelines.quarantine.staged import staged
+from sluice.pipelines.quarantine.limit import ROWS_AT_ONCE, QuarantineKind, kinds_of
+from sluice.pipelines.quarantine.staged import staged_batches
 from sluice.pipelines.schema.arrays import fixed_width, int64s, text_array
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
@@ -83,17 +83,17 @@ def flags(values: Any) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class QuarantineGroup:
     """Records of one window (its start, ms; None: outside windows) that were refused alike; `first` is a coordinate."""
 
     window: int | None
-    kind: Kind
+    kind: QuarantineKind
     records: int
     first: str
 
 
 @dataclass(frozen=True, slots=True)
-class WindowHeld:
+class WindowQuarantine:
     """What became of a window's records so far: `relanded` of those that `landed` had been in quarantine, `mended` of
     these have other bytes than in the log."""
 
@@ -108,9 +108,9 @@ class WindowHeld:
         """Of all records, those that are in quarantine."""
         return self.quarantined / max(self.landed + self.quarantined, 1)
 
-    def __add__(self, other: WindowHeld) -> WindowHeld:
+    def __add__(self, other: WindowQuarantine) -> WindowQuarantine:
         names = ("landed", "quarantined", "relanded", "mended")
-        return WindowHeld(self.window, *(getattr(self, n) + getattr(other, n) for n in names))
+        return WindowQuarantine(self.window, *(getattr(self, n) + getattr(other, n) for n in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Listing:
     `batch`: the one that has it staged, not published; None: published.
     """
 
-    held: tuple[Held, ...]
-    windows: tuple[WindowHeld, ...]
+    held: tuple[QuarantineGroup, ...]
+    windows: tuple[WindowQuarantine, ...]
     batch: int | None = None
 
 
@@ -133,7 +133,7 @@ def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings)
 def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
     """The same of what live batches have staged; of batches that have nothing to quarantine, nothing."""
     found = []
-    for batch, receipts in staged(feed, ledger, ledger.read(), lake):
+    for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
         meant = asked.among(receipts, feed.window)
         if any(r.counts.quarantined for r in meant):
             found.append(replace(_counting(meant, lake, asked, feed.window), batch=batch.id))
@@ -141,31 +141,33 @@ def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> li
 
 
 def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: WindowSettings) -> Listing:
-    windows: dict[int | None, WindowHeld] = {}
-    kinds: dict[tuple[int | None, Kind], Held] = {}
+    windows: dict[int | None, WindowQuarantine] = {}
+    kinds: dict[tuple[int | None, QuarantineKind], QuarantineGroup] = {}
     for r in receipts:
         window = None if r.slice.window is None else settings.start_of(r.slice.window)
-        windows[window] = windows.get(window, WindowHeld(window)) + _account(window, r)
+        windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
         for part in quarantined_parts(r):
-            for kind, records, first in _counted(lake, part, asked, r.slice.tp):
-                held = kinds.get((window, kind), Held(window, kind, 0, f"{r.slice.tp}:{first}"))
-                kinds[window, kind] = Held(window, kind, held.records + records, held.first)
+            for kind, records, first in _count_kinds(lake, part, asked, r.slice.tp):
+                held = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
+                kinds[window, kind] = QuarantineGroup(window, kind, held.records + records, held.first)
     ranked = sorted(kinds.values(), key=lambda h: (-h.records, h.window or 0, h.kind.stage, str(h.kind)))
     touched = (w for _, w in sorted(windows.items(), key=lambda x: x[0] or 0) if w.quarantined or w.relanded)
     return Listing(tuple(ranked), tuple(touched))
 
 
-def _account(window: int | None, r: Receipt) -> WindowHeld:
+def _account(window: int | None, r: Receipt) -> WindowQuarantine:
     relanded, mended = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
-    return WindowHeld(window, r.counts.landed, r.counts.quarantined, relanded, mended)
+    return WindowQuarantine(window, r.counts.landed, r.counts.quarantined, relanded, mended)
 
 
 def quarantined_parts(r: Receipt) -> list[Part]:
     return [p for p in r.parts if p.kind is PartKind.QUARANTINED]
 
 
-def _counted(lake: Lake, part: Part, asked: Filter, tp: TopicPartition) -> Iterator[tuple[Kind, int, int]]:
-    columns = ["offset", *Kind._fields]
+def _count_kinds(
+    lake: Lake, part: Part, asked: Filter, tp: TopicPartition
+) -> Iterator[tuple[QuarantineKind, int, int]]:
+    columns = ["offset", *QuarantineKind._fields]
     for rows in parquet.batches(lake, parquet.place(lake, part), ROWS_AT_ONCE, columns, use_threads=False):
         yield from kinds_of(asked.split(rows, tp)[0])
 

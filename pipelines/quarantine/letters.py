@@ -66,7 +66,7 @@ class Source:
     ranges: tuple[Range, ...]
 
 
-def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
+def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
     """Where the letters are that a commit by `state` owes, when the newest mark that took effect is `since`.
 
     In log order. Empty when there are none; rows that a file holds besides are told apart by `ranges`.
@@ -77,34 +77,36 @@ def owed(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
     for batch in (b for b in state.batches.values() if b.published is not None and b.published > since):
         # All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
         entry = ledger.publication(batch)
-        lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined(r)]
-        (anew if batch.request.replace else first).extend(_refused(batch, entry))
-    due = by_key((*_unsent(state, first), *_untold(ledger, state, anew, since)))
+        lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined_parts(r)]
+        (anew if batch.request.replace else first).extend(_refused_ranges(batch, entry))
+    due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, anew, since)))
     return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
 
 
-def posted(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
+def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
     """The letters that are owed, for a topic of so many partitions; None when there are none."""
-    sources = owed(ledger, state, since)
+    sources = owed_letters(ledger, state, since)
     return Letters(outlet, sources, partitions) if sources else None
 
 
-def _refused(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
+def _refused_ranges(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
     """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
     receipts = () if batch.rewrites else entry.receipts
     return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
 
 
-def _unsent(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
+def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
     """Of the ranges that landed, those that no lost entry had committed: their letters went with its offsets."""
     return ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
 
 
-def _untold(ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int) -> Iterator[tuple[Key, Range]]:
+def _ranges_without_letter(
+    ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
+) -> Iterator[tuple[Key, Range]]:
     """Of the ranges that were landed anew, those of which no letter may have told."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
     landed = (b for b in before if not b.rewrites)
-    told = by_key(each for b in landed for each in _refused(b, ledger.publication(b)))
+    told = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
     return ((key, rest) for key, r in anew for rest in subtract(r, told.get(key, ())))
 
 
@@ -112,10 +114,10 @@ def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> It
     """The quarantined parts of the receipts, as far as something is due of them."""
     for r in lying:
         if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
-            yield Source(r.slice, _quarantined(r), ranges)
+            yield Source(r.slice, _quarantined_parts(r), ranges)
 
 
-def _quarantined(r: Receipt) -> tuple[Part, ...]:
+def _quarantined_parts(r: Receipt) -> tuple[Part, ...]:
     return tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
 
 
@@ -158,7 +160,7 @@ class Letters:
 
 
 @contextmanager
-def _opened(lake: Lake, part: Part) -> Iterator[BinaryIO]:
+def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
     """The part where readers find it, or where it was staged: whoever published it may have died before showing it."""
     file: BinaryIO | None = None
     for path in (part.path, part.staged):
@@ -181,7 +183,7 @@ def _opened(lake: Lake, part: Part) -> Iterator[BinaryIO]:
 
 def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """The rows of a part that are due, in its order, a few at a time."""
-    with _opened(lake, part) as opened:
+    with _open_part(lake, part) as opened:
         for rows in rows_in(opened, _COLUMNS, _READ_ROWS):
             stamps = rows.column("timestamp").cast(pa.int64())
             stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)

@@ -27,7 +27,7 @@ _SAID = 5
 _MOST_TEXT = 120
 
 
-class Kind(NamedTuple):
+class QuarantineKind(NamedTuple):
     """What quarantined records have in common: who refused them, and why."""
 
     stage: str
@@ -46,7 +46,7 @@ class Fault:
     """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. The texts of
     the kind are short, and on one line."""
 
-    kind: Kind
+    kind: QuarantineKind
     records: int
     first: str
 
@@ -110,12 +110,12 @@ def _places(parts: Sequence[Part], lake: Lake) -> str:
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
     """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
     no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
-    return ranked(fault for path in files for fault in _faults(path, lake))
+    return rank_faults(fault for path in files for fault in _faults(path, lake))
 
 
-def ranked(faults: Iterable[Fault]) -> list[Fault]:
+def rank_faults(faults: Iterable[Fault]) -> list[Fault]:
     """The faults, those of a kind added up, the most frequent first."""
-    found: dict[Kind, Fault] = {}
+    found: dict[QuarantineKind, Fault] = {}
     for fault in faults:
         if fault.kind not in found and len(found) >= MOST_FAULTS:
             fault = replace(fault, kind=_OTHERS)
@@ -123,30 +123,32 @@ def ranked(faults: Iterable[Fault]) -> list[Fault]:
     return sorted(found.values(), key=lambda f: -f.records)
 
 
-_OTHERS = Kind("", "others", None, None, "of further kinds")
+_OTHERS = QuarantineKind("", "others", None, None, "of further kinds")
 
 
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
     """A file's rows are of one partition."""
-    columns = ["topic", "partition", "offset", *Kind._fields]
+    columns = ["topic", "partition", "offset", *QuarantineKind._fields]
     for rows in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
         for kind, records, first in kinds_of(rows):
             topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
-            yield Fault(_shown(kind), records, f"{_plain(topic)}:{partition}:{first}")
+            yield Fault(_printable(kind), records, f"{_plain(topic)}:{partition}:{first}")
 
 
-def kinds_of(rows: pa.RecordBatch) -> list[tuple[Kind, int, int]]:
+def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:
     """Rows of the quarantine by kind: how many, and the offset of the first."""
     if not rows.num_rows:
         return []
-    grouped = pa.Table.from_batches([rows]).group_by(list(Kind._fields), use_threads=False)
+    grouped = pa.Table.from_batches([rows]).group_by(list(QuarantineKind._fields), use_threads=False)
     found = grouped.aggregate([("offset", "count"), ("offset", "min")]).to_pylist()
-    return [(Kind(*(r[n] for n in Kind._fields)), r["offset_count"], r["offset_min"]) for r in found]
+    return [
+        (QuarantineKind(*(r[n] for n in QuarantineKind._fields)), r["offset_count"], r["offset_min"]) for r in found
+    ]
 
 
-def _shown(kind: Kind) -> Kind:
+def _printable(kind: QuarantineKind) -> QuarantineKind:
     expectation, field = (text and _plain(text) for text in (kind.expectation, kind.field))
-    return Kind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail))
+    return QuarantineKind(_plain(kind.stage), _plain(kind.reason), expectation, field, _plain(kind.detail))
 
 
 def _plain(text: str) -> str:

@@ -33,7 +33,7 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
     return tuple(first[name] for s in plan.slices if (name := paths.slice_name(s)) in first)
 
 
-def staged(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
+def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
     """The live batches of landing, with what they have staged as the feed's files make it now: a slice that was made
     otherwise is read again, and counts for nothing."""
     shape = effective_shape(feed, state).name
@@ -43,11 +43,13 @@ def staged(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tup
             yield batch, tuple(r for r in found if r.format == shape)
 
 
-def refused(feed: Feed, ledger: Ledger, state: State, lake: Lake, dead: Collection[int]) -> dict[int, BatchRefused]:
+def refusals_of_staged(
+    feed: Feed, ledger: Ledger, state: State, lake: Lake, dead: Collection[int]
+) -> dict[int, BatchRefused]:
     """By number, why those of the `dead` live batches that are read to their ends would not be published."""
     whole = [
         (batch, receipts)
-        for batch, receipts in (staged(feed, ledger, state, lake) if dead else ())
+        for batch, receipts in (staged_batches(feed, ledger, state, lake) if dead else ())
         if batch.id in dead and len(receipts) == len((batch.plan or ledger.plan(batch.id)).slices)
     ]
     found = ((batch.id, _why(feed, ledger, state, batch, receipts, lake)) for batch, receipts in whole)

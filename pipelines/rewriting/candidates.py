@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReplayCandidates:
     """What would come of a replay, by the state below entry `number`: the candidates, in order, of which those count
     where something fits; `unfit` are slices whose landed rows would lose something in today's types, and what."""
 
@@ -68,7 +68,7 @@ class Found:
 
 def find(
     feed: Feed, lake: Lake, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
-) -> Found:
+) -> ReplayCandidates:
     """Try what is in quarantine and asked for. Nothing is written. Raises ProofFailed for a part that is not what the
     ledger says, LakeUnavailable for one that was replaced meanwhile."""
     state = ledger.read()
@@ -80,7 +80,7 @@ def find(
         with _still_there(ledger, r):
             for part in quarantined_parts(r):
                 check_source(lake, feed.name, part)
-            trial = _tried(lake, r, asked, shape, mender)
+            trial = _try_records(lake, r, asked, shape, mender)
         done += r.counts.quarantined
         report(Progress("try", done, whole))
         if trial.tried:
@@ -89,7 +89,7 @@ def find(
     for c in (c for c in candidates if c.trial.fit):
         with _still_there(ledger, c.receipt):
             reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
-    return Found(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
+    return ReplayCandidates(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
 
 
 @contextmanager
@@ -100,17 +100,17 @@ def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
     except (PartUnreadable, ProofFailed):
         if ledger.read().replaced.isdisjoint(p.path for p in r.parts):
             raise
-        raise _replaced(r) from None
+        raise _replaced_meanwhile(r) from None
 
 
-def _replaced(r: Receipt) -> LakeUnavailable:
+def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
     return LakeUnavailable(
         f"{r.slice}: its files went away while its records were tried: it was merged, replayed or landed anew",
         remedy="nothing was changed; run it again",
     )
 
 
-def _tried(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
+def _try_records(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
     sorter = Sorter(r.slice, shape, mender)
     for part in quarantined_parts(r):
         for rows in rows_of(lake, part.path):

@@ -24,7 +24,7 @@ from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import manifest, owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.rewriting.merging import MERGE_BYTES, Merge, Merger
-from sluice.pipelines.rewriting.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import Met, Owner, Receipt
@@ -33,7 +33,7 @@ REQUEST = Request(RequestKind.COMPACT)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PendingMerges:
     """What there is to merge, oldest windows first, by the state below entry `number`.
 
     `incomplete` are windows (their starts, ms) with small parts that are left alone because some of them is owed.
@@ -62,7 +62,7 @@ class Compacted:
 # -- what there is to merge
 
 
-def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Found:
+def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> PendingMerges:
     """Small parts of complete windows (those that start at `asked`; None: all, and rows outside windows)."""
     state, window = ledger.read(), feed.window
     chosen = None if asked is None else frozenset(asked)
@@ -75,7 +75,7 @@ def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Foun
     whole = {w for w in starts if windows.complete(state, w, window)}
     whole_merges = (m for m in merges if m.slice.window is None or window.start_of(m.slice.window) in whole)
     in_order = sorted(whole_merges, key=lambda m: (m.slice.window or 0, m.slice.key, m.slice.start))
-    return Found(state.number, tuple(in_order), tuple(sorted(starts - whole)))
+    return PendingMerges(state.number, tuple(in_order), tuple(sorted(starts - whole)))
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
@@ -115,12 +115,12 @@ def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
     return run[-1].slice.end == s.start and not bounded
 
 
-def foreseen(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
+def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
     """What `compact` would merge now; what a dead run was merging, too. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
     state = ledger.read()
-    dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
+    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
     free = [m for m in found.merges if is_free(state, m.slice, found.number, busy, dead)]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Compacted(tuple((m, None) for m in free), (), busy, found.incomplete, met)
@@ -143,7 +143,7 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
         report(Progress("find"))
         found = find(feed, ledger, asked)
         at_once = threads(feed.compaction, os.cpu_count() or 1)
-        how = How(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
+        how = RewriteMethod(REQUEST, "merge", lambda desk: Merger(desk).merge, at_once)
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
         run.all(found.merges)
         met = company(feed.name, ledger, edges.liveness, run.busy.values())

@@ -32,7 +32,7 @@ ENDLESS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class Retirement:
     """What there is to retire before a time (ms): receipts wholly below the boundary of their partition.
 
     `across` lie across it, outside windows: they are kept.
@@ -58,7 +58,7 @@ class Expiry:
 class Retired:
     """`number` of the entry; None when there was nothing to retire. What was removed, from earlier decisions too."""
 
-    expiry: Expiry
+    expiry: Retirement
     number: int | None
     removed: Removed
 
@@ -71,9 +71,9 @@ class Removed:
     manifests: tuple[str, ...] = ()
 
 
-def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Expiry:
+def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
     """What `expire` would retire now. Raises as it does; writes nothing."""
-    return _decided(ledger, ledger.read(), feed, before, settings, liveness)
+    return _retirement(ledger, ledger.read(), feed, before, settings, liveness)
 
 
 def expire(
@@ -93,11 +93,11 @@ def expire(
     PlanBusy while any other live batch reserves something there.
     """
     give_up_dead(ledger, liveness, None, report)
-    found = Expiry(before, ())
+    found = Retirement(before, ())
 
     def decide(state: State) -> RetireEntry | None:
         nonlocal found
-        found = _decided(ledger, state, feed, before, settings, liveness)
+        found = _retirement(ledger, state, feed, before, settings, liveness)
         if not found.receipts:
             return None
         return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
@@ -123,9 +123,9 @@ def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
 # -- decided
 
 
-def _decided(
+def _retirement(
     ledger: Ledger, state: State, feed: str, before: int, settings: WindowSettings, liveness: Liveness
-) -> Expiry:
+) -> Retirement:
     windows.check_aligned(before, settings)
     _check_pinned(state, feed, before, settings)
     ends = {k: _end(state, k, before) for k in state.origins}
@@ -135,7 +135,7 @@ def _decided(
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
     below = tuple(r for r in receipts if r.slice.end <= ends[r.slice.key])
     across = tuple(r for r in receipts if r.slice.start < ends[r.slice.key] < r.slice.end)
-    return Expiry(before, below, across)
+    return Retirement(before, below, across)
 
 
 def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:
@@ -190,13 +190,13 @@ def _asking(starts: Sequence[int], settings: WindowSettings) -> str:
 
 def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Liveness) -> None:
     found = {b.id: (b, s) for b, s in state.live_slices() if s.start < ends.get(s.key, 0)}
-    verdicts = owners.judged(liveness, (b for b, _ in found.values()))
+    verdicts = owners.judge_batches(liveness, (b for b, _ in found.values()))
     for batch, s in found.values():
         if not (batch.rewrites and verdicts[batch.id].dead):
             raise owners.busy(feed, batch, s, verdicts[batch.id])
 
 
-def windows_of(expiry: Expiry, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:
+def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:
     """The receipts by the window (its start, ms; None: outside windows) that they lie in, oldest first."""
     by_window: dict[int | None, list[Receipt]] = {}
     for r in expiry.receipts:

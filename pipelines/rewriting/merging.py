@@ -56,7 +56,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class RewriteContext:
     """Where the parts of one batch are read and written anew, in several threads at once. Once `stop` is set they end,
     with Failed."""
 
@@ -92,7 +92,7 @@ class Desk:
 class Merger:
     """Carries out the merges of one batch."""
 
-    desk: Desk
+    desk: RewriteContext
 
     def merge(self, m: Merge) -> Receipt:
         """The receipt of the slice whose parts are staged. One that fails leaves none behind.
@@ -117,7 +117,7 @@ class Merger:
 
     def _write(self, m: Merge, kind: PartKind, writers: list[PartWriter]) -> None:
         writer: PartWriter | None = None
-        for rows in self.desk.rows(m.receipts, kind, visible):
+        for rows in self.desk.rows(m.receipts, kind, visible_path):
             if writer is None:
                 writer = self.desk.writer(m.slice, kind, rows.schema.remove_metadata())
                 writers.append(writer)
@@ -127,7 +127,7 @@ class Merger:
         """All classes as they were; what came over the wire, too, and what the rows said."""
         rs, last = m.receipts, m.receipts[-1]
         counts = sum((r.counts for r in rs), Counts())
-        tallies, drift = summed(rs, counts.landed)
+        tallies, drift = sum_tallies_and_drift(rs, counts.landed)
         made = Receipt(
             m.slice,
             last.position,
@@ -145,7 +145,7 @@ class Merger:
         return made
 
     def _check_same(self, m: Merge, made: Receipt, kind: PartKind) -> None:
-        before, after = self.desk.rows(m.receipts, kind, visible), self.desk.rows((made,), kind, staged)
+        before, after = self.desk.rows(m.receipts, kind, visible_path), self.desk.rows((made,), kind, staged_path)
         if not same_rows(before, after):
             raise ProofFailed(
                 f"{m.slice}: the {kind} rows of its merged parts are not those of the {len(m.parts)} parts before",
@@ -153,7 +153,7 @@ class Merger:
             )
 
 
-def summed(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
+def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
     """What the rows of slices of one format said to contract and schema; a field is missing when none of all those
     that `landed` has it."""
     tallies: dict[int, Tally] = {}
@@ -168,11 +168,11 @@ def summed(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...],
     return tuple(t for _, t in sorted(tallies.items())), kept
 
 
-def visible(part: Part) -> str:
+def visible_path(part: Part) -> str:
     """Where it is read."""
     return part.path
 
 
-def staged(part: Part) -> str:
+def staged_path(part: Part) -> str:
     """Where it was written."""
     return part.staged

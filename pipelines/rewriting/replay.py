@@ -31,16 +31,16 @@ from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.quarantine.held import Filter, flags, without
-from sluice.pipelines.quarantine.limit import Kind
+from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.records.checked.rows import RowChecks
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.rewriting.candidates import Candidate, Found, find
+from sluice.pipelines.rewriting.candidates import Candidate, ReplayCandidates, find
 from sluice.pipelines.rewriting.compaction import threads
 from sluice.pipelines.rewriting.mending import Mender
-from sluice.pipelines.rewriting.merging import Desk, staged, summed, visible
-from sluice.pipelines.rewriting.rewriting import How, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.rewriting.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
+from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
 from sluice.pipelines.rewriting.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
 from sluice.pipelines.rewriting.trial import Trial, total
 from sluice.pipelines.schema.arrays import fixed_width
@@ -55,7 +55,7 @@ REQUEST = Request(RequestKind.REPLAY)
 
 RELANDED = pa.schema(
     [
-        *(QUARANTINED.field(n) for n in ("offset", *Kind._fields, "batch", "contract")),
+        *(QUARANTINED.field(n) for n in ("offset", *QuarantineKind._fields, "batch", "contract")),
         pa.field("mended", pa.bool_(), nullable=False),
     ]
 )
@@ -70,7 +70,7 @@ class Replayed:
     these batches, how their runs stand, and the ways out.
     """
 
-    found: Found
+    found: ReplayCandidates
     done: tuple[tuple[Candidate, Receipt | None], ...] = ()
     batches: tuple[int, ...] = ()
     busy: Mapping[int | None, int] = field(default_factory=dict)
@@ -87,13 +87,13 @@ class Replayed:
         return total(c.trial for c, _ in self.done)
 
 
-def foreseen(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
+def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, report: Reporter) -> Replayed:
     """What `replay` would do now. Writes nothing. Raises SchemaChanged."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     check_one_table(feed, effective_shape(feed, ledger.read()), ledger.read())
     found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
-    dead = {i for i, said in owners.judged(edges.liveness, rewriting(state)).items() if said.dead}
+    dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
     free = [c for c in found.fitting if is_free(state, c.slice, found.number, busy, dead)]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Replayed(found, tuple((c, None) for c in free), busy=busy, met=met)
@@ -117,7 +117,7 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         found = find(feed, edges.lake, ledger, asked, mender, report)
         # A mending function is asked by one thread: nobody promised that it stands more.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
-        how: How[Candidate] = How(
+        how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender).replay, at_once
         )
         run = Rewriting(feed, edges, ledger, owner, report, how, found.number)
@@ -139,7 +139,7 @@ def _tidy(ledger: Ledger, lake: Lake) -> None:
 class Replayer:
     """Carries out the replays of one batch."""
 
-    desk: Desk
+    desk: RewriteContext
     asked: Filter
     shape: Shape
     mender: Mender | None
@@ -151,7 +151,7 @@ class Replayer:
         """
         for part in c.parts:
             check_source(self.desk.lake, self.desk.feed, part)
-        work = _Work(self, c.receipt)
+        work = _SliceReplay(self, c.receipt)
         try:
             return work.carry_out()
         except pa.ArrowInvalid as error:
@@ -164,7 +164,7 @@ class Replayer:
             raise
 
 
-class _Work:
+class _SliceReplay:
     """One slice on its way from its old parts to its new ones."""
 
     def __init__(self, by: Replayer, receipt: Receipt) -> None:
@@ -199,7 +199,7 @@ class _Work:
 
     def _before(self) -> Rows:
         """The rows that had landed, in today's types; today's contract sees them too."""
-        for rows in self._desk.rows((self._old,), PartKind.LANDED, visible):
+        for rows in self._desk.rows((self._old,), PartKind.LANDED, visible_path):
             now = recast(rows, self._schema)
             if self._checks:
                 self._sorter.seen.add(Formatted(now, tallies=self._checks.hold(now).tallies))
@@ -207,7 +207,7 @@ class _Work:
 
     def _relanded(self, notes: pq.ParquetWriter) -> Rows:
         """The rows that fit now; the others go into the smaller quarantine on the way."""
-        for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible):
+        for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
             chosen, rest = self._by.asked.split(rows, self._old.slice.tp)
             found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
             if rest.num_rows and self._checks:
@@ -259,7 +259,7 @@ class _Work:
         """As it was seen when the records were read. A field is missing still when no re-landed one has it either."""
         known = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
         more = tuple(self._sorter.missing[f] for f in known if f in self._sorter.missing)
-        return summed([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
+        return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
 
     def _check_same(self, made: Receipt) -> None:
         """Read back: but for what was re-landed, the rows of both kinds are what they were."""
@@ -268,8 +268,8 @@ class _Work:
         self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
 
     def _same(self, made: Receipt, kind: PartKind, schema: pa.Schema, before: Any, after: Any) -> None:
-        old = _seen_as(self._desk.rows((self._old,), kind, visible), schema, before)
-        now = _seen_as(self._desk.rows((made,), kind, staged), schema, after)
+        old = _seen_as(self._desk.rows((self._old,), kind, visible_path), schema, before)
+        now = _seen_as(self._desk.rows((made,), kind, staged_path), schema, after)
         if not same_rows(old, now):
             raise ProofFailed(
                 f"{made.slice}: the {kind} rows that a replay leaves alone are not what they were",

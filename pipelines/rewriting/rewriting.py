@@ -22,7 +22,7 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.ports import Edges, Liveness
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.publishing.publish import abandon, check_owner, publish, roll_forward
-from sluice.pipelines.rewriting.merging import Desk
+from sluice.pipelines.rewriting.merging import RewriteContext
 from sluice.pipelines.vocabulary.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
@@ -33,7 +33,7 @@ MAX_PIECES = 1000
 _ENDLESS = 1 << 62
 
 
-class Piece(Protocol):
+class RewritePiece(Protocol):
     """What takes the place of parts: `slice` that of all of them."""
 
     @property
@@ -44,16 +44,16 @@ class Piece(Protocol):
     def bytes(self) -> int: ...
 
 
-P = TypeVar("P", bound=Piece)
+P = TypeVar("P", bound=RewritePiece)
 
 
 @dataclass(frozen=True, slots=True)
-class How(Generic[P]):
+class RewriteMethod(Generic[P]):
     """One way of writing anew: who asks, what the stage is called, what writes a piece, and how many at once."""
 
     request: Request
     stage: str
-    writer: Callable[[Desk], Callable[[P], Receipt]]
+    writer: Callable[[RewriteContext], Callable[[P], Receipt]]
     threads: int
 
 
@@ -66,7 +66,7 @@ def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, r
     """Give up the batches of dead runs that wrote parts anew, and say so. Raises PlanBusy while one of this kind is at
     work."""
     found = rewriting(ledger.read())
-    verdicts = owners.judged(liveness, found)
+    verdicts = owners.judge_batches(liveness, found)
     owners.give_up(ledger, found, verdicts, report)
     for batch in found:
         if batch.request.kind is kind and not verdicts[batch.id].dead:
@@ -84,7 +84,7 @@ def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) 
     """Of batches that something was left alone for: how their runs stand, and the ways out."""
     batches = ledger.read().batches
     found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
-    verdicts = owners.judged(liveness, found)
+    verdicts = owners.judge_batches(liveness, found)
     return tuple(owners.met(feed, b, verdicts[b.id]) for b in found)
 
 
@@ -106,7 +106,14 @@ class Rewriting(Generic[P]):
     """One call, of what counted below entry `since`: `done`, `batches` and `busy` grow as it goes on."""
 
     def __init__(
-        self, feed: Feed, edges: Edges, ledger: Ledger, owner: Owner, report: Reporter, how: How[P], since: int
+        self,
+        feed: Feed,
+        edges: Edges,
+        ledger: Ledger,
+        owner: Owner,
+        report: Reporter,
+        how: RewriteMethod[P],
+        since: int,
     ) -> None:
         self.done: list[tuple[P, Receipt]] = []
         self.batches: list[int] = []
@@ -170,7 +177,9 @@ class Rewriting(Generic[P]):
         """The receipts of all pieces; the first that fails ends the others."""
         feed, stop, out = self._feed, Event(), []
         whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
-        write = self._how.writer(Desk(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop))
+        write = self._how.writer(
+            RewriteContext(self._edges.lake, feed.name, batch, plan.hash, self._owner.token, whole, stop)
+        )
         with ThreadPoolExecutor(self._how.threads, "sluice-rewrite") as pool:
             try:
                 for done in as_completed([pool.submit(write, p) for p in pieces]):

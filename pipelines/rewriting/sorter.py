@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluice.pipelines.landing.rows import offsets_of
 from sluice.pipelines.landing.task import RowFindings
 from sluice.pipelines.quarantine.held import without
-from sluice.pipelines.quarantine.limit import Kind, kinds_of
+from sluice.pipelines.quarantine.limit import QuarantineKind, kinds_of
 from sluice.pipelines.records.format import Formatted, RawFormat
 from sluice.pipelines.records.landed_columns import QUARANTINED, quarantine_rows
 from sluice.pipelines.records.shape import Shape
@@ -167,7 +167,7 @@ def _binary(values: Sequence[bytes]) -> pa.Array:
     )
 
 
-_GIVEN = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", *Kind._fields)
+_GIVEN = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", *QuarantineKind._fields)
 
 
 def _as_given(rows: pa.RecordBatch) -> Iterator[Record]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.pipelines.quarantine.limit import Kind
+from sluice.pipelines.quarantine.limit import QuarantineKind
 
 
 @dataclass(slots=True)
@@ -17,9 +17,9 @@ class Trial:
     are, and what went wrong in it.
     """
 
-    tried: Counter[Kind] = field(default_factory=Counter)
-    fit: Counter[Kind] = field(default_factory=Counter)
-    why: dict[Kind, tuple[int, str]] = field(default_factory=dict)
+    tried: Counter[QuarantineKind] = field(default_factory=Counter)
+    fit: Counter[QuarantineKind] = field(default_factory=Counter)
+    why: dict[QuarantineKind, tuple[int, str]] = field(default_factory=dict)
     mended: int = 0
     left: int = 0
     left_fit: int = 0

@@ -20,7 +20,7 @@ from sluice.pipelines.vocabulary.units import DAY, show_about, show_duration
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class Backlog:
     """A partition's stable offsets that are not accounted for, from its frontier on; `since`: when the first of them
     that Kafka still holds was stamped (ms), where that is known.
     """
@@ -41,10 +41,10 @@ class Owed:
         return intersect(self.ranges, Range(self.partition.log_start, self.partition.stable_end))
 
 
-def owed(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Owed, ...]:
+def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Backlog, ...]:
     """What each partition owes that has an origin, those that owe nothing left out."""
     known = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
-    found = (Owed(k, p, state.owed(k, p.stable_end)) for k, p in known)
+    found = (Backlog(k, p, state.owed(k, p.stable_end)) for k, p in known)
     return tuple(o for o in found if o.ranges)
 
 
@@ -64,7 +64,7 @@ def production(state: State, key: Key, end: int, now: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchPace:
     """One published batch: offsets that it read, and the ms from its plan to its publish entry."""
 
     offsets: int
@@ -77,14 +77,14 @@ _FURTHEST = 100
 """So many times what a batch read, its rate is taken for."""
 
 
-def landing(recent: Sequence[Work]) -> float | None:
+def landing(recent: Sequence[BatchPace]) -> float | None:
     """Offsets a second while a batch is at work, by the fastest of them: a small one tells more of its start than of
     its work. None when there is none to tell from.
     """
     return max((w.offsets * 1000 / w.ms for w in recent if w.ms >= _SHORTEST), default=0.0) or None
 
 
-def eta(lag: int, recent: Sequence[Work], produced: float | None) -> int | None:
+def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | None:
     """How long (ms) runs one after another take to catch up, and no less than the shortest of them; None: not known,
     not ever at these rates, or too far beyond what was ever landed to be told.
     """
@@ -123,7 +123,7 @@ class Deletion:
     is stamped up to `stamped` (ms), or all below `below`, whichever bound deletes first.
     """
 
-    owed: Owed
+    owed: Backlog
     at: int
     why: str
     stamped: int | None = None
@@ -138,7 +138,7 @@ class Deletion:
 
 
 def deletions(
-    found: Sequence[Owed],
+    found: Sequence[Backlog],
     configs: Mapping[str, TopicConfig],
     rates: Mapping[Key, float],
     now: int,
@@ -158,7 +158,7 @@ def deletions(
         yield from sorted((b for b in bounds if b is not None), key=lambda b: b.at)[:1]
 
 
-def _by_age(o: Owed, config: TopicConfig, now: int, notice: int, needed: int) -> Deletion | None:
+def _by_age(o: Backlog, config: TopicConfig, now: int, notice: int, needed: int) -> Deletion | None:
     keeps = config.retention_ms
     if keeps is None or o.since is None:
         return None
@@ -166,7 +166,9 @@ def _by_age(o: Owed, config: TopicConfig, now: int, notice: int, needed: int) ->
     return None if at > now + ahead else Deletion(o, at, f"retention.ms {show_duration(keeps)}", now + ahead - keeps)
 
 
-def _by_size(o: Owed, config: TopicConfig, rate: float | None, now: int, notice: int, needed: int) -> Deletion | None:
+def _by_size(
+    o: Backlog, config: TopicConfig, rate: float | None, now: int, notice: int, needed: int
+) -> Deletion | None:
     """By the mean size of what the partition holds now: Kafka tells no more."""
     p, first = o.partition, o.held[0].start
     span = p.high_watermark - p.log_start
@@ -185,7 +187,7 @@ def _by_size(o: Owed, config: TopicConfig, rate: float | None, now: int, notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class KafkaExpiry:
     """Something that Kafka forgets at `at` (ms) unless it is used before, by the setting `why`."""
 
     what: str
@@ -198,7 +200,9 @@ class Expiry:
         return f"{self.what}: {kept} ({self.why})"
 
 
-def expiries(group: str, transactional_id: str | None, used: int | None, config: BrokerConfig) -> tuple[Expiry, ...]:
+def expiries(
+    group: str, transactional_id: str | None, used: int | None, config: BrokerConfig
+) -> tuple[KafkaExpiry, ...]:
     """The group's offsets, and the transactional id where commits use one, both last used at `used` (ms)."""
     lasting = [
         (f"committed offsets of group {group}", "offsets.retention.minutes", config.offsets_retention),
@@ -206,7 +210,7 @@ def expiries(group: str, transactional_id: str | None, used: int | None, config:
     ]
     lasting = lasting if transactional_id else lasting[:1]
     return tuple(
-        Expiry(what, used + ms, f"{setting} {show_duration(ms)}")
+        KafkaExpiry(what, used + ms, f"{setting} {show_duration(ms)}")
         for what, setting, ms in lasting
         if used is not None and ms is not None
     )

@@ -18,7 +18,7 @@ from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
 from sluice.pipelines.vocabulary.units import many
 from sluice.pipelines.watching import forecast, outlook
-from sluice.pipelines.watching.forecast import AtRisk, Deletion, Expiry, Owed, Work
+from sluice.pipelines.watching.forecast import AtRisk, Backlog, BatchPace, Deletion, KafkaExpiry
 
 QUESTIONS = 8
 """Requests to each leader at most, however many partitions."""
@@ -44,7 +44,7 @@ def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: in
 
 
 @dataclass(slots=True)
-class _Search:
+class _TimeSearch:
     """The record at `position` is stamped between `low` and `high` (ms), and most likely at `hint` or soon after."""
 
     position: int
@@ -75,14 +75,14 @@ class _Search:
             self.low = max(hit.timestamp, 1)
 
 
-def _search(state: State, key: Key, position: int, now: int) -> _Search:
+def _search(state: State, key: Key, position: int, now: int) -> _TimeSearch:
     """Between the boundaries around the position. Where one is just there, a late record may be older than it."""
     pins = state.boundaries.get(key, NO_PINS)
     before, at = bisect_left(pins.offsets, position), bisect_right(pins.offsets, position)
     low = pins.times[before - 1] if before else 0
     hint = pins.times[at - 1] if at else 0
     high = pins.times[at] if at < len(pins) else now
-    return _Search(position, hint, low, max(hint, high))
+    return _TimeSearch(position, hint, low, max(hint, high))
 
 
 RECENT = 5
@@ -117,20 +117,20 @@ class Outlook:
     """
 
     now: int
-    owed: tuple[Owed, ...] = ()
+    owed: tuple[Backlog, ...] = ()
     lag: int = 0
     landing: float | None = None
     production: float | None = None
     eta: int | None = None
     at_risk: tuple[AtRisk, ...] = ()
-    expiries: tuple[Expiry, ...] = ()
+    expiries: tuple[KafkaExpiry, ...] = ()
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     compacted: tuple[str, ...] = ()
     """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
     unwarned: Unwarned | None = None
 
     @property
-    def lost(self) -> tuple[Owed, ...]:
+    def lost(self) -> tuple[Backlog, ...]:
         """Partitions of which something owed is gone from Kafka."""
         return tuple(o for o in self.owed if o.lost)
 
@@ -163,7 +163,7 @@ def look_ahead(
 
     Raises KafkaUnavailable, LakeUnavailable.
     """
-    owed = _stamped(cluster, state, forecast.owed(state, partitions), now)
+    owed = _with_stamps(cluster, state, forecast.backlogs(state, partitions), now)
     rates = {
         k: r for k, p in partitions.items() if (r := forecast.production(state, k, p.high_watermark, now)) is not None
     }
@@ -181,7 +181,7 @@ def look_ahead(
         landing=forecast.landing(recent),
         production=produced,
         eta=eta,
-        at_risk=_bounded(cluster, due),
+        at_risk=_at_risk(cluster, due),
         expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
@@ -189,13 +189,13 @@ def look_ahead(
     )
 
 
-def _stamped(cluster: Cluster, state: State, owed: Sequence[Owed], now: int) -> tuple[Owed, ...]:
+def _with_stamps(cluster: Cluster, state: State, owed: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
     first = {o.key: o.held[0].start for o in owed if o.held}
     found = outlook.stamps(cluster, state, first, now) if first else {}
     return tuple(replace(o, since=found.get(o.key)) for o in owed)
 
 
-def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
+def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     """Where what is at risk ends, all asked at once; what goes first comes first."""
     times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
     ends = cluster.offsets_at(times) if times else {}
@@ -203,14 +203,14 @@ def _bounded(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
     return tuple(sorted((d.at_risk(hit.offset if hit else None) for d, hit in hits), key=lambda r: (r.at, r.key)))
 
 
-def work(ledger: Ledger, state: State) -> list[Work]:
+def work(ledger: Ledger, state: State) -> list[BatchPace]:
     """The newest batches that landed something, from plan to publish: none that wrote anew what had landed, and none
     that adopted what an earlier attempt had finished, whose time is not its own.
     """
     recent = [b for b in state.batches.values() if b.published is not None and not b.rewrites][-RECENT:]
     entries = ((b, ledger.publication(b)) for b in recent)
     own = ((b, e) for b, e in entries if not any(r.adopted for r in e.receipts))
-    return [Work(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
+    return [BatchPace(sum(r.slice.span for r in e.receipts), max(e.at - b.planned_at, 1)) for b, e in own]
 
 
 def _committed_at(ledger: Ledger, state: State) -> int | None:

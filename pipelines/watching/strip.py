@@ -22,7 +22,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OutsideFacts:
     """What is known besides the ledger: `stable_ends` and `holders` as Kafka told; batches by window: `running` those
     live whose run lives, `failed` those live whose run is dead, and those that published and failed in part.
     """
@@ -33,7 +33,7 @@ class Seen:
     failed: Mapping[int, int] = field(default_factory=dict)
 
 
-LEDGER_ALONE = Seen()
+LEDGER_ALONE = OutsideFacts()
 
 
 def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> range:
@@ -44,25 +44,25 @@ def last_windows(state: State, settings: WindowSettings, now: int, count: int) -
     return range(max(settings.start_of(state.first_window), end - count * settings.length), end, settings.length)
 
 
-def seen(
+def outside_facts(
     ledger: Ledger,
     state: State,
     stable_ends: Mapping[Key, int],
     holders: Mapping[TopicPartition, OpenTransaction],
     gone: Sequence[Batch],
-) -> Seen:
+) -> OutsideFacts:
     """What live batches are at work on, and what failed. `gone` are the live batches whose runs are dead."""
     dead = {b.id for b in gone}
-    running = {w: b.id for b, w in _reserved(state) if b.id not in dead}
-    unfinished = {w: b.id for b, w in _reserved(state) if b.id in dead}
-    return Seen(stable_ends, holders, running, _failed(ledger, state) | unfinished)
+    running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
+    unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
+    return OutsideFacts(stable_ends, holders, running, _failed_in_part(ledger, state) | unfinished)
 
 
-def _reserved(state: State) -> Iterator[tuple[Batch, int]]:
+def _reserved_windows(state: State) -> Iterator[tuple[Batch, int]]:
     return ((b, s.window) for b, s in state.live_slices() if s.window is not None)
 
 
-def _failed(ledger: Ledger, state: State) -> dict[int, int]:
+def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
     """By window, the newest batch that failed in part of it and published the rest."""
     batches = [b for b in state.batches.values() if b.failed and b.published is not None]
     entries = map(ledger.publication, batches[-RECENT:])
@@ -70,18 +70,18 @@ def _failed(ledger: Ledger, state: State) -> dict[int, int]:
 
 
 def standings(
-    state: State, settings: WindowSettings, asked: Sequence[int], now: int, seen: Seen
+    state: State, settings: WindowSettings, asked: Sequence[int], now: int, outside: OutsideFacts
 ) -> tuple[WindowStanding, ...]:
     """How each of the asked-for windows (their starts, ms) stands, in that order."""
     partitions = [_Partition(state, k, settings) for k in state.known()]
-    return tuple(_standing(state, partitions, settings, window, now, seen) for window in asked)
+    return tuple(_standing(state, partitions, settings, window, now, outside) for window in asked)
 
 
 def standing(
-    state: State, settings: WindowSettings, window: int, now: int, seen: Seen = LEDGER_ALONE
+    state: State, settings: WindowSettings, window: int, now: int, outside: OutsideFacts = LEDGER_ALONE
 ) -> WindowStanding:
     """How one window stands."""
-    return standings(state, settings, (window,), now, seen)[0]
+    return standings(state, settings, (window,), now, outside)[0]
 
 
 class _Partition:
@@ -92,7 +92,7 @@ class _Partition:
         self._state, self._settings = state, settings
         self._accounted, self._frontier = state.accounted(key), state.frontier(key)
 
-    def look(self, window: int, seen: Seen) -> tuple[int, int | None, Owes | None]:
+    def look(self, window: int, outside: OutsideFacts) -> tuple[int, int | None, Owes | None]:
         """(offsets accounted, offsets in all, what is owed) of a window."""
         r = windows.range_of(self._state, self.key, window, self._settings)
         if r is None:
@@ -102,8 +102,8 @@ class _Partition:
         due = subtract(r, self._accounted)
         if not due:
             return r.span, r.span, None
-        stable_end = seen.stable_ends.get(self.key, r.end)
-        held = (stable_end, seen.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
+        stable_end = outside.stable_ends.get(self.key, r.end)
+        held = (stable_end, outside.holders.get(self.key.tp)) if stable_end < r.end else (None, None)
         return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
 
     def _unresolved(self, window: int) -> int:
@@ -118,29 +118,40 @@ class _Partition:
 
 
 def _standing(
-    state: State, partitions: Sequence[_Partition], settings: WindowSettings, window: int, now: int, seen: Seen
+    state: State,
+    partitions: Sequence[_Partition],
+    settings: WindowSettings,
+    window: int,
+    now: int,
+    outside: OutsideFacts,
 ) -> WindowStanding:
-    looked = [p.look(window, seen) for p in partitions]
+    looked = [p.look(window, outside) for p in partitions]
     done, spans = sum(d for d, _, _ in looked), [span for _, span, _ in looked]
     owes = tuple(o for _, _, o in looked if o is not None)
     span = None if None in spans or not spans else sum(s or 0 for s in spans)
-    found = _named(settings, window, now, seen, done, owes, bool(looked))
+    found = _standing_of(settings, window, now, outside, done, owes, bool(looked))
     if found is Standing.LANDED and is_retired(state, window, settings.length):
         found = Standing.RETIRED
-    batch = {Standing.RUNNING: seen.running, Standing.FAILED: seen.failed}.get(found, {}).get(window)
+    batch = {Standing.RUNNING: outside.running, Standing.FAILED: outside.failed}.get(found, {}).get(window)
     return WindowStanding(window, found, done, span, owes, batch)
 
 
-def _named(
-    settings: WindowSettings, window: int, now: int, seen: Seen, done: int, owes: Sequence[Owes], known: bool
+def _standing_of(
+    settings: WindowSettings,
+    window: int,
+    now: int,
+    outside: OutsideFacts,
+    done: int,
+    owes: Sequence[Owes],
+    known: bool,
 ) -> Standing:
     if known and not owes:
         return Standing.LANDED
-    if window in seen.running:
+    if window in outside.running:
         return Standing.RUNNING
     if not settings.closed(window, now):
         return Standing.OPEN
-    if window in seen.failed:
+    if window in outside.failed:
         return Standing.FAILED
     if any(o.held_at is not None for o in owes):
         return Standing.HELD

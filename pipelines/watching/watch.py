@@ -50,7 +50,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchResult:
     """One feed: what was found, the severe ones first, and its outlook (None: it never ran, or another Kafka)."""
 
     findings: tuple[Finding, ...]
@@ -70,7 +70,7 @@ class View:
 def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     """What the feeds need to know of their Kafka. Raises KafkaUnavailable and the like."""
     topics = cluster.topics()
-    wanted = sorted({t for f in feeds for t in _matched(f, topics)[0]})
+    wanted = sorted({t for f in feeds for t in _matched_topics(f, topics)[0]})
     found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
     for p in cluster.partitions(wanted, Isolation.READ_COMMITTED) if wanted else ():
         found[p.topic].append(p)
@@ -78,16 +78,16 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
     return View(cluster.cluster_id(), topics, found, cluster.open_transactions(waiting) if waiting else {})
 
 
-def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> Watched:
+def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> WatchResult:
     """What is to be told of one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
     state = ledger.read()
     if not state.origins:
-        return Watched(())
+        return WatchResult(())
     try:
         origins.check_cluster(state, seen.cluster_id, feed.name)
     except SluiceError as error:
-        return Watched((Finding("cluster", error.message, error.remedy, severe=True),))
-    topics, gone = _matched(feed, seen.topics)
+        return WatchResult((Finding("cluster", error.message, error.remedy, severe=True),))
+    topics, gone = _matched_topics(feed, seen.topics)
     partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
     if _unlike(feed, state, partitions):  # or a run landed more since Kafka was asked: it is asked once more
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
@@ -96,19 +96,19 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
     outlook = look_ahead(feed, ledger, state, cluster, sound, now)
     found = [
         *(Finding("topics", e.message, e.remedy, severe=True) for e in gone),
-        *_changed(changed),
+        *_changed_log_findings(changed),
         *_lost(feed, outlook),
         *_at_risk(feed, outlook),
-        *_unwarned(outlook),
+        *_unwarned_findings(outlook),
         *_late(feed, outlook),
         *hanging(held_back(feed, sound.values(), seen.holders, outlook.broker, now)),
         *_partial(feed, ledger, state, sound, now),
         *_new(feed, state, partitions),
     ]
-    return Watched(tuple(sorted(found, key=lambda f: not f.severe)), outlook)
+    return WatchResult(tuple(sorted(found, key=lambda f: not f.severe)), outlook)
 
 
-def _matched(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
+def _matched_topics(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
     """The feed's topics that are there, and why others are not."""
     try:
         return match(feed.topics, available), ()
@@ -127,7 +127,7 @@ def _unlike(feed: Feed, state: State, partitions: Iterable[PartitionState]) -> d
     return {r.tp: r.error for p in partitions if (r := origins.incarnation_change(state, p, {}, feed.name))}
 
 
-def _changed(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
+def _changed_log_findings(changed: Mapping[TopicPartition, SluiceError]) -> Iterator[Finding]:
     for topic, errors in _by(changed.values(), lambda e: e.topic or "").items():
         text = errors[0].message + _more("; ", errors)
         yield Finding(f"changed {topic}", text, errors[0].remedy, severe=True)
@@ -148,7 +148,7 @@ def _at_risk(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
         yield Finding(f"retention {topic}", text, f"land it before: sluice run {feed.name}", severe=True)
 
 
-def _unwarned(outlook: Outlook) -> Iterator[Finding]:
+def _unwarned_findings(outlook: Outlook) -> Iterator[Finding]:
     if outlook.unwarned:
         yield Finding("settings", outlook.unwarned.text, outlook.unwarned.remedy)
 
@@ -185,7 +185,7 @@ def _partial(
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
     late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
-    known = strip.seen(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
+    known = strip.outside_facts(ledger, state, ends, {}, ()) if late else strip.LEDGER_ALONE
     found = (s for s in strip.standings(state, feed.window, late, now, known) if s.done or s.batch is not None)
     partial = [s for s in found if s.standing in (Standing.PARTIAL, Standing.FAILED)]
     for s in partial[:1]:

@@ -15,7 +15,7 @@ from sluice.assets.markdown import plain
 from sluice.pipelines.vocabulary.errors import Breach, SchemaDrifted
 from sluice.pipelines.vocabulary.kafka import OpenTransaction
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
-from sluice.pipelines.watching.watch import Finding, Watched
+from sluice.pipelines.watching.watch import Finding, WatchResult
 from tests.assets.world import FEED, World
 
 EVIL = [
@@ -96,4 +96,4 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
-    assert kinds(checks.seen(Watched((finding, replace(finding, about="x"))))["description"]) == set()
+    assert kinds(checks.seen(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()

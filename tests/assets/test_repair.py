@@ -17,7 +17,7 @@ from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import bury_dead_runs, holding, informed, is_held, prepare_home
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
-from sluice.pipelines.operating.repair import Kind
+from sluice.pipelines.operating.repair import RepairKind
 from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
 from tests.assets.test_ui import killed
@@ -201,7 +201,7 @@ def test_a_fresh_dagster_home_is_told_what_landed(world: World, instance: dg.Dag
     assert windows(instance, LANDED) == {}
     assert list(reconcile(instance, world.books())) == told
     batches, hours = told
-    assert (batches.kind, batches.act, len(batches.items)) == (Kind.UNTOLD, "told to Dagster", 2)
+    assert (batches.kind, batches.act, len(batches.items)) == (RepairKind.UNTOLD, "told to Dagster", 2)
     assert hours.items == ("2024-05-01T00:00", "2024-05-01T01:00", "2024-05-01T04:00"), "the last one is quiet"
     assert list(windows(instance, LANDED)) == list(hours.items)
     assert list(reconcile(instance, world.books())) == []
@@ -215,9 +215,9 @@ def test_windows_that_only_dagster_knows_are_named(world: World, instance: dg.Da
     world.group.offsets.clear()
     world.land_unrecorded(in_hour(0))
     batch, window, overtold = reconcile(instance, world.books())
-    assert (batch.kind, window.kind) == (Kind.UNTOLD, Kind.UNTOLD)
+    assert (batch.kind, window.kind) == (RepairKind.UNTOLD, RepairKind.UNTOLD)
     assert window.items == ("2024-05-01T00:00",), "it landed anew, in another ledger"
-    assert overtold.kind is Kind.OVERTOLD
+    assert overtold.kind is RepairKind.OVERTOLD
     assert overtold.text == "1 window green in Dagster and owed by the ledger, 2024-05-01T01:00"
     assert "sluice run orders --from 2024-05-01T01:00 --to 2024-05-01T02:00" in overtold.remedy[0]
     world.run(in_hour(1))
@@ -231,7 +231,7 @@ def test_what_a_killed_run_left_red_is_told_again(world: World, instance: dg.Dag
     bury_dead_runs(instance, prepare_home(world.project))
     for dry_run in (True, False):
         (found,) = reconcile(instance, world.books(), dry_run=dry_run)
-        assert (found.kind, found.items) == (Kind.UNTOLD, ("2024-05-01T01:00",))
+        assert (found.kind, found.items) == (RepairKind.UNTOLD, ("2024-05-01T01:00",))
         assert "left red" in found.text
     assert list(reconcile(instance, world.books())) == []
     assert len(set(versions(instance, LANDED, "2024-05-01T01:00"))) == 1

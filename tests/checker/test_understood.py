@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.operating.accept import Event, accept_log, accept_lost
+from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.rewriting.mending import Record
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -99,12 +99,12 @@ def test_a_loss_with_a_name(tmp_path: Path) -> None:
     assert found.counts["acknowledged values owed, passed over or named"] == 3
 
 
-@pytest.mark.parametrize(("event", "life"), [(Event.RECREATED, "id-2"), (Event.TRUNCATED, "id-1#1")])
-def test_another_life_of_the_log(tmp_path: Path, event: Event, life: str) -> None:
+@pytest.mark.parametrize(("event", "life"), [(AcceptEvent.RECREATED, "id-2"), (AcceptEvent.TRUNCATED, "id-1#1")])
+def test_another_life_of_the_log(tmp_path: Path, event: AcceptEvent, life: str) -> None:
     sound = Sound(tmp_path)
     sound.grow()
     topic = sound.world.topic
-    if event is Event.RECREATED:
+    if event is AcceptEvent.RECREATED:
         topic.topic_id, topic.batches = "id-2", {tp: [] for tp in PARTITIONS}
     else:
         topic.batches[ZERO].pop()

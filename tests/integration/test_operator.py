@@ -16,7 +16,7 @@ from sluice.pipelines.account.rescan import rescan
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.operating.accept import Event, accept_log, accept_lost
+from sluice.pipelines.operating.accept import AcceptEvent, accept_log, accept_lost
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.vocabulary.errors import NothingToAccept, OffsetsLost, TopicRecreated, UsageError
@@ -139,7 +139,7 @@ def test_what_happened_is_accepted_and_the_feed_goes_on(place: Place) -> None:
         run(feed, Request(RequestKind.CATCH_UP, only=(TopicPartition(place.topic, 0),)))
     assert "sluice accept orders recreated" in recreated.value.remedy
     with edges(feed) as opened:
-        done = accept_log(feed, opened, Event.RECREATED, "INC-8")
+        done = accept_log(feed, opened, AcceptEvent.RECREATED, "INC-8")
     assert sorted((i.enters.key.partition, i.enters.offset) for i in done.entered) == [(0, 0), (1, 0)]
     run(feed)
     assert len(rows(feed)) == len(before) + 20

@@ -13,7 +13,7 @@ from kafka import TopicPartition as Plain
 from sluice.pipelines.batch.survey import open_ledger
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.kafka import TopicConfig, TopicPartition
-from sluice.pipelines.watching.watch import Finding, Watched, view, watch
+from sluice.pipelines.watching.watch import Finding, WatchResult, view, watch
 from sluice.resources.edges import now
 from sluice.resources.local.kafka import LocalKafka
 from tests.integration.conftest import Lines
@@ -24,14 +24,14 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 Topics = Callable[..., str]
 
 
-def look(feed: Feed, later: int = 0) -> Watched:
+def look(feed: Feed, later: int = 0) -> WatchResult:
     """What the sensor would find so many ms later."""
     with edges(feed) as opened:
         ledger = open_ledger(feed, opened)
         return watch(feed, ledger, opened.cluster, view(opened.cluster, [feed]), now() + later)
 
 
-def about(seen: Watched, kind: str) -> Finding:
+def about(seen: WatchResult, kind: str) -> Finding:
     (found,) = [f for f in seen.findings if f.about.startswith(kind)]
     return found
 

@@ -16,7 +16,7 @@ from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.landing import task, writer
 from sluice.pipelines.ledger import log as ledger_log
-from sluice.pipelines.operating.accept import Event, accept_ledger, accept_log, accept_lost, accept_moved
+from sluice.pipelines.operating.accept import AcceptEvent, accept_ledger, accept_log, accept_lost, accept_moved
 from sluice.pipelines.planning import windows
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.quarantine.letters import Outlet
@@ -113,7 +113,7 @@ def _expire(world: World, name: str, hour: int) -> str:
 def _accept(world: World, name: str) -> str:
     """An operator who accepts whatever a run is refused for."""
     edges, said = world.edges(name), []
-    for event in (Event.RECREATED, Event.TRUNCATED):
+    for event in (AcceptEvent.RECREATED, AcceptEvent.TRUNCATED):
         with suppress(NothingToAccept):
             accept_log(world.feed, edges, event, "it was seen")
             said.append(event)

@@ -18,7 +18,7 @@ import pytest
 from sluice.pipelines.batch import land as landing
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.ledger import Batch
-from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.operating.repair import RepairTarget, repair
 from sluice.pipelines.planning import plan
 from sluice.pipelines.publishing import owners
 from sluice.pipelines.quarantine.held import Filter
@@ -82,7 +82,7 @@ class Asker:
 
     def repair(self, batch: int) -> None:
         edges = self.world.edges(self.name)
-        place = Place(FEED, self.world.ledger(self.name), edges.lake, edges.liveness, self.world.feed.window)
+        place = RepairTarget(FEED, self.world.ledger(self.name), edges.lake, edges.liveness, self.world.feed.window)
         list(repair(place, [land]))
 
 

@@ -110,7 +110,7 @@ def none(patch: Patch) -> None:
     real = commit.verdict
 
     def strict(state: State, key: Key, target: int, held: Any) -> Any:
-        return commit.Verdict.MOVED if held is None and key in state.commits else real(state, key, target, held)
+        return commit.CommitVerdict.MOVED if held is None and key in state.commits else real(state, key, target, held)
 
     patch.setattr(commit, "verdict", strict)
 
@@ -136,10 +136,10 @@ def relist(patch: Patch) -> None:
 
 
 def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]) -> Any:
-    if commit.Verdict.STALE in found.values():
-        raise commit._stale(ledger.feed, state, committed)
-    if moved := [k for k, v in found.items() if v is commit.Verdict.MOVED]:
-        raise commit._moved(ledger.feed, state, moved, committed)
+    if commit.CommitVerdict.STALE in found.values():
+        raise commit._stale_error(ledger.feed, state, committed)
+    if moved := [k for k, v in found.items() if v is commit.CommitVerdict.MOVED]:
+        raise commit._moved_error(ledger.feed, state, moved, committed)
     return state, committed
 
 
@@ -160,13 +160,13 @@ def readmark(patch: Patch) -> None:
 
 
 def deadletters(patch: Patch) -> None:
-    real = letters.owed
+    real = letters.owed_letters
 
     def newest(ledger: Ledger, state: State, since: int) -> Any:
         published = [b.published for b in state.batches.values() if b.published is not None]
         return real(ledger, state, max([since, *(n - 1 for n in published)]))
 
-    patch.setattr(letters, "owed", newest)
+    patch.setattr(letters, "owed_letters", newest)
 
 
 def fromorigin(patch: Patch) -> None:

@@ -19,7 +19,7 @@ from sluice.pipelines.landing.proof import prove
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, checkpoint
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, PublishEntry, RetireEntry
-from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.operating.repair import RepairTarget, repair
 from sluice.pipelines.publishing.publish import roll_forward
 from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.rewriting.expiry import expire, remove_retired
@@ -133,8 +133,8 @@ def whole(lake: LocalLake) -> bool:
     return beside and all(lake.get(p) == b"whole" for p in ELSEWHERE[:1] + ELSEWHERE[2:])
 
 
-def place(lake: LocalLake) -> Place:
-    return Place("sales", Ledger(lake, "sales", lambda: 1), lake, FakeLiveness(), WindowSettings())
+def place(lake: LocalLake) -> RepairTarget:
+    return RepairTarget("sales", Ledger(lake, "sales", lambda: 1), lake, FakeLiveness(), WindowSettings())
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
@@ -234,7 +234,7 @@ def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
     lake: Any = world.lake
     roll_forward(world.fresh_ledger(), lake, "orders")
     expire(world.fresh_ledger(), lake, "orders", START + HOUR, world.feed.window, "old", world.liveness)
-    list(repair(Place("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
+    list(repair(RepairTarget("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
     world.compact()
     assert world.rows(windows=[START + HOUR]).num_rows == 200
     strangers = len(NAMES) if folder.startswith("data") else 0

@@ -17,7 +17,7 @@ from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger.entries import CommitEntry, KeyOffset, KeyRange, RetireEntry
 from sluice.pipelines.ledger.marks import Mark
-from sluice.pipelines.operating.accept import Event, accept_log
+from sluice.pipelines.operating.accept import AcceptEvent, accept_log
 from sluice.pipelines.vocabulary.errors import EntriesLost
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -171,9 +171,9 @@ def test_what_kafka_no_longer_holds_is_named(world: World) -> None:
     assert audited(world).problems == ()
 
 
-@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED])
-def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, event: Event) -> None:
-    recreated(world) if event is Event.RECREATED else truncated(world)
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
+def test_another_life_of_the_log_is_no_fault_once_it_is_accepted(world: World, event: AcceptEvent) -> None:
+    recreated(world) if event is AcceptEvent.RECREATED else truncated(world)
     accept_log(world.feed, world.edges(), event, "a test")
     world.topic.write(TP, [world.now] * 3, False)
     world.now += 2 * HOUR

@@ -14,7 +14,14 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.ledger import BatchStatus
 from sluice.pipelines.ledger.entries import KeyRange
-from sluice.pipelines.operating.accept import Accepted, Event, accept_corrupt, accept_log, accept_lost, accept_moved
+from sluice.pipelines.operating.accept import (
+    Accepted,
+    AcceptEvent,
+    accept_corrupt,
+    accept_log,
+    accept_lost,
+    accept_moved,
+)
 from sluice.pipelines.vocabulary.errors import (
     BatchIncomplete,
     ClusterChanged,
@@ -123,7 +130,7 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
     with pytest.raises(TopicRecreated) as refused:
         world.land(Request(RequestKind.CATCH_UP, only=(P0,)))
     assert "sluice accept orders recreated" in refused.value.remedy
-    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
     assert [(i.leaves.incarnation, i.enters.key.incarnation, i.enters.offset) for i in done.entered] == [
         ("id-1", "id-2", 0)
     ] * 2
@@ -133,13 +140,13 @@ def test_a_recreated_topic_begins_afresh_and_what_landed_stays(world: World) -> 
     assert committed(world) is CommitStatus.COMMITTED
     assert world.group.offsets[P0].offset == 3
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), Event.RECREATED, "again")
+        accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "again")
 
 
-@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED])
-def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Event, world: World) -> None:
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED])
+def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: AcceptEvent, world: World) -> None:
     """The second of two would have begun the new life afresh, and all of it would have landed twice."""
-    if event is Event.RECREATED:
+    if event is AcceptEvent.RECREATED:
         world.topic.topic_id, world.topic.batches[P0] = "id-2", []
         world.topic.write(P0, [world.now] * 3, False)
     else:
@@ -171,13 +178,13 @@ def test_a_topic_recreated_while_it_is_looked_at_is_not_taken_for_truncated(worl
     world.topic.epoch_ends = recreated  # type: ignore[method-assign]
     before = unchanged(world)
     with pytest.raises(NothingToAccept):
-        accept_log(world.feed, world.edges(), Event.TRUNCATED, "it looked like it")
+        accept_log(world.feed, world.edges(), AcceptEvent.TRUNCATED, "it looked like it")
     assert unchanged(world) == before
 
 
 def test_windows_go_on_tiling_after_a_recreation(world: World) -> None:
     world.topic.topic_id, world.topic.batches[P0] = "id-2", []
-    accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
     world.topic.write(P0, [world.now, world.now + HOUR], False)
     world.now += 3 * HOUR
     world.land(Request(RequestKind.OFFSETS))
@@ -196,7 +203,7 @@ def test_a_truncated_log_is_entered_where_it_ends(world: World) -> None:
     assert (refused.value.start, refused.value.end) == (5, 8)
     assert "sluice accept orders truncated" in refused.value.remedy
     world.topic.ends[P0] = 4
-    done = accept_log(world.feed, world.edges(), Event.TRUNCATED, "unclean election", (P0,))
+    done = accept_log(world.feed, world.edges(), AcceptEvent.TRUNCATED, "unclean election", (P0,))
     ((leaves, enters),) = [(i.leaves, i.enters) for i in done.entered]
     assert (leaves.incarnation, enters.key.incarnation, enters.offset) == ("id-1", "id-1#1", 4)
     world.topic.ends.clear()
@@ -209,7 +216,7 @@ def test_what_was_owed_in_the_life_that_is_left_is_named(world: World) -> None:
     world.topic.write(P0, [world.now] * 4, False)
     world.land(Request(RequestKind.OFFSETS, (AskedRange("orders", 0, 10, 12),))).check()
     world.topic.topic_id = "id-2"
-    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
     assert done.skipped == (KeyRange(key=KEY, range=Range(8, 10)),)
 
 
@@ -218,7 +225,7 @@ def test_a_live_batch_of_the_life_that_is_left_ends_there(world: World) -> None:
     world.land(CATCH_UP, drops=frozenset({0}))
     (batch,) = world.ledger.read().live()
     world.topic.topic_id = "id-2"
-    done = accept_log(world.feed, world.edges(), Event.RECREATED, "INC-1")
+    done = accept_log(world.feed, world.edges(), AcceptEvent.RECREATED, "INC-1")
     assert done.abandoned == (batch.id,)
     assert world.ledger.read().batches[batch.id].status is BatchStatus.ABANDONED
 
@@ -229,19 +236,19 @@ def test_another_cluster_is_entered_from_its_log_starts_and_back(world: World) -
     with pytest.raises(ClusterChanged) as refused:
         world.land(CATCH_UP)
     assert "sluice accept orders cluster" in refused.value.remedy
-    done = accept_log(world.feed, world.edges(), Event.CLUSTER, "failover")
+    done = accept_log(world.feed, world.edges(), AcceptEvent.CLUSTER, "failover")
     assert {(i.enters.key.partition, i.enters.offset) for i in done.entered} == {(0, 2), (1, 0)}
     world.land(CATCH_UP).check()
     assert world.ledger.read().cluster == "cluster-2"
     world.topic.id, world.topic.topic_id = "cluster-1", "id-1"
-    back = accept_log(world.feed, world.edges(), Event.CLUSTER, "failback")
+    back = accept_log(world.feed, world.edges(), AcceptEvent.CLUSTER, "failback")
     assert {i.enters.key.incarnation for i in back.entered} == {"id-1#1"}
     world.land(CATCH_UP).check()
     assert closes(world)
 
 
-@pytest.mark.parametrize("event", [Event.RECREATED, Event.TRUNCATED, Event.CLUSTER])
-def test_what_did_not_happen_is_not_accepted(world: World, event: Event) -> None:
+@pytest.mark.parametrize("event", [AcceptEvent.RECREATED, AcceptEvent.TRUNCATED, AcceptEvent.CLUSTER])
+def test_what_did_not_happen_is_not_accepted(world: World, event: AcceptEvent) -> None:
     before = unchanged(world)
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.edges(), event, "?")

@@ -18,14 +18,14 @@ from sluice.pipelines.operating.move_offsets import (
     Aim,
     Beside,
     Done,
+    OffsetTarget,
     Spot,
     Stands,
-    Target,
     by_hand,
-    concerned,
-    expected,
+    expected_offset,
     move,
     resolve,
+    spots_concerned,
     stands,
 )
 from sluice.pipelines.operating.offset_file import dump, parse
@@ -50,7 +50,7 @@ def spot(committed: int | None = 50, frontier: int | None = 60, **kafka: object)
 
 
 def to(aim: Aim, number: int = 0, *spots: Spot, found: OffsetAtTime | None = None) -> list[tuple[int, str]]:
-    moves = resolve(Target(aim, number), spots or (spot(),), {TP: found}, LATER)
+    moves = resolve(OffsetTarget(aim, number), spots or (spot(),), {TP: found}, LATER)
     return [(m.after, m.note) for m in moves]
 
 
@@ -89,14 +89,14 @@ def test_a_frontier_below_the_log_is_kept_what_is_owed_there_stays_owed() -> Non
 def test_partitions_of_which_a_target_says_nothing_are_left_or_refused() -> None:
     known, bare = spot(), spot(committed=None, frontier=None)
     for aim in (Aim.SHIFT, Aim.FRONTIER, Aim.FILE):
-        target = Target(aim, offsets={})
+        target = OffsetTarget(aim, offsets={})
         with pytest.raises(UsageError):
-            concerned(target, [bare], all_of_them=False)
+            spots_concerned(target, [bare], all_of_them=False)
         if aim is not Aim.FILE:
-            assert concerned(target, [known, bare], all_of_them=False) == (known,)
+            assert spots_concerned(target, [known, bare], all_of_them=False) == (known,)
             with pytest.raises(UsageError):
-                concerned(target, [known, bare], all_of_them=True)
-    assert concerned(Target(Aim.EARLIEST), [known, bare], all_of_them=True) == (known, bare)
+                spots_concerned(target, [known, bare], all_of_them=True)
+    assert spots_concerned(OffsetTarget(Aim.EARLIEST), [known, bare], all_of_them=True) == (known, bare)
 
 
 # -- files
@@ -192,7 +192,7 @@ class World:
         return Spot(STATE, KEY, self.group.offsets.get(TP), state.frontier(KEY))
 
     def move(self, offset: int, *more: Spot, ledger: bool = True) -> Done:
-        target = Target(Aim.OFFSET, offset)
+        target = OffsetTarget(Aim.OFFSET, offset)
         moves = resolve(target, [self.spot(), *more], {}, 0)
         return move("orders", self.ledger if ledger else None, self.groups, GROUP, moves, target, "because")
 
@@ -237,7 +237,7 @@ def test_beyond_the_frontier_is_refused_and_nothing_is_written() -> None:
 
 def test_the_frontier_that_counts_is_the_one_below_the_entry() -> None:
     world = World()
-    target = Target(Aim.OFFSET, 80)
+    target = OffsetTarget(Aim.OFFSET, 80)
     stale = Spot(STATE, KEY, None, frontier=100)
     moves = resolve(target, [stale], {}, 0)
     with pytest.raises(Refused):
@@ -310,7 +310,7 @@ def test_of_a_group_that_no_feed_owns_nothing_is_noted() -> None:
 def test_how_an_offset_stands() -> None:
     world = World()
     state = world.ledger.read()
-    assert (world.stands(), expected(state, KEY)) == (Stands.AT, 60)
+    assert (world.stands(), expected_offset(state, KEY)) == (Stands.AT, 60)
     world.group.offsets[TP] = CommittedOffset(33)
     assert world.stands() is Stands.MOVED
     del world.group.offsets[TP]

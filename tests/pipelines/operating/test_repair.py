@@ -12,7 +12,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import KeyRange, OwnEntry, RetireEntry
-from sluice.pipelines.operating.repair import STALE_MS, Found, Kind, Place, Pretended, repair
+from sluice.pipelines.operating.repair import STALE_MS, Pretended, RepairFinding, RepairKind, RepairTarget, repair
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.publishing.publish import publish
@@ -35,11 +35,11 @@ class World(Published):
         super().__init__()
         self.liveness = FakeLiveness()
 
-    def place(self, lake: Lake | None = None) -> Place:
+    def place(self, lake: Lake | None = None) -> RepairTarget:
         ledger = self.fresh_ledger()
-        return Place("orders", ledger, lake or self.lake, self.liveness, WindowSettings())
+        return RepairTarget("orders", ledger, lake or self.lake, self.liveness, WindowSettings())
 
-    def repair(self, *giving_up: int) -> list[Found]:
+    def repair(self, *giving_up: int) -> list[RepairFinding]:
         return list(repair(self.place(), giving_up))
 
     def bury(self) -> None:
@@ -62,7 +62,7 @@ def world() -> World:
     return World()
 
 
-def kinds(found: list[Found]) -> list[Kind]:
+def kinds(found: list[RepairFinding]) -> list[RepairKind]:
     return [f.kind for f in found]
 
 
@@ -74,7 +74,7 @@ def test_a_sound_lake_needs_nothing(world: World) -> None:
 def test_what_is_published_becomes_visible_and_its_staging_goes(world: World) -> None:
     receipt = world.land(0, 10)
     found = world.repair()
-    assert kinds(found) == [Kind.SHOWN, Kind.STAGING]
+    assert kinds(found) == [RepairKind.SHOWN, RepairKind.STAGING]
     assert (found[0].act, found[0].text) == ("made visible", "1 published file")
     assert (world.visible, world.staged) == ({receipt.parts[0].path}, set())
     assert world.repair() == []
@@ -86,7 +86,7 @@ def test_a_retired_part_that_is_still_there_goes(world: World) -> None:
     entry = RetireEntry(before=1, ranges=(KeyRange(key=KEY, range=Range(0, 10)),), parts=gone, reason="old")
     world.ledger.append(lambda s: entry)
     (hidden,) = world.repair()
-    assert (hidden.kind, hidden.act, hidden.items) == (Kind.HIDDEN, "removed", gone)
+    assert (hidden.kind, hidden.act, hidden.items) == (RepairKind.HIDDEN, "removed", gone)
     assert world.visible == set()
     assert world.repair() == []
 
@@ -100,7 +100,7 @@ def test_a_dead_run_s_batch_is_left_for_the_next_and_its_standing_told(world: Wo
     world.bury()
     staged = world.staged
     (waiting,) = world.repair()
-    assert waiting.kind is Kind.WAITING
+    assert waiting.kind is RepairKind.WAITING
     assert waiting.text == (
         f"batch {batch} (catch-up) is unfinished, and run run-1 (pid 1 on host) is dead; 1 of 1 slices are finished"
     )
@@ -121,10 +121,10 @@ def test_folders_of_the_dead_go_and_those_of_a_live_batch_stay(world: World, tmp
     live, unknown = (tmp_path / "_sluice" / "orders" / "staging" / str(b) / "a" for b in (batch, 99))
     for folder in (live, unknown):
         folder.mkdir(parents=True)
-    place = Place("orders", ledger, lake, world.liveness, WindowSettings())
-    assert kinds(list(repair(place))) == [Kind.AT_WORK], "a batch at work stages, and of 99 nothing is known yet"
+    place = RepairTarget("orders", ledger, lake, world.liveness, WindowSettings())
+    assert kinds(list(repair(place))) == [RepairKind.AT_WORK], "a batch at work stages, and of 99 nothing is known yet"
     world.bury()
-    (emptied,) = (f for f in repair(place, [batch]) if f.kind is Kind.EMPTY)
+    (emptied,) = (f for f in repair(place, [batch]) if f.kind is RepairKind.EMPTY)
     assert (emptied.text, emptied.act, emptied.items) == (
         "1 empty folder",
         "removed",
@@ -141,7 +141,7 @@ def test_a_live_run_s_batch_is_at_work_and_cannot_be_given_up(world: World) -> N
     with pytest.raises(PlanBusy, match=f"batch {alive} .* is at work: run run-2"):
         world.repair(dead, alive)
     assert world.lake.files == before, "nothing is given up when one of them cannot be"
-    assert kinds(world.repair()) == [Kind.WAITING, Kind.AT_WORK]
+    assert kinds(world.repair()) == [RepairKind.WAITING, RepairKind.AT_WORK]
 
 
 def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
@@ -149,7 +149,7 @@ def test_a_dead_run_s_batch_can_be_given_up(world: World) -> None:
     world.stage(batch)
     world.bury()
     found = world.repair(batch)
-    assert kinds(found) == [Kind.ABANDONED, Kind.STAGING]
+    assert kinds(found) == [RepairKind.ABANDONED, RepairKind.STAGING]
     assert found[0].text == f"batch {batch} (catch-up); 1 finished slice will be read again"
     state = world.fresh_ledger().read()
     assert state.batches[batch].status is BatchStatus.ABANDONED
@@ -205,7 +205,7 @@ def test_staging_of_no_batch_goes(world: World) -> None:
     world.visible_land(0, 10)
     world.lake.files[paths.receipt_path("orders", 0, "a", SLICE)] = b"{}"
     found = world.repair()
-    assert [(f.kind, f.act) for f in found] == [(Kind.STAGING, "removed")]
+    assert [(f.kind, f.act) for f in found] == [(RepairKind.STAGING, "removed")]
     assert world.staged == set()
 
 
@@ -251,7 +251,7 @@ def test_writes_that_never_ended_go_when_nobody_can_be_at_them(world: World) -> 
         "data/orders/.tmp-old": old,
         "data/others/.tmp-old": old,
     }
-    (found,) = (f for f in world.repair() if f.kind is Kind.UNFINISHED)
+    (found,) = (f for f in world.repair() if f.kind is RepairKind.UNFINISHED)
     assert len(found.items) == 3
     assert list(world.lake.begun) == [
         "_sluice/orders/log/.tmp-young",
@@ -270,7 +270,7 @@ def test_beats_of_the_dead_go_and_those_of_the_living_stay(world: World) -> None
     dead, alive = world.beats(owner()), world.beats(owner("token-2", "run-2"))
     world.bury()
     (found,) = world.repair()
-    assert found.kind is Kind.BEAT
+    assert found.kind is RepairKind.BEAT
     assert found.text == "the sign of life of run run-1 (pid 1 on host), which is dead"
     assert dead not in world.lake.files
     assert alive in world.lake.files
@@ -285,8 +285,8 @@ def test_files_of_nobody_and_parts_that_are_nowhere_are_told_and_left(world: Wor
     world.lake.files["data/orders/mine.parquet"] = b"?"
     before = dict(world.lake.files)
     stranger, missing = world.repair()
-    assert (stranger.kind, stranger.items) == (Kind.STRANGER, ("data/orders/mine.parquet",))
-    assert (missing.kind, missing.items) == (Kind.MISSING, (lost,))
+    assert (stranger.kind, stranger.items) == (RepairKind.STRANGER, ("data/orders/mine.parquet",))
+    assert (missing.kind, missing.items) == (RepairKind.MISSING, (lost,))
     assert missing.remedy[1].startswith("sluice run orders --offsets orders:0:0-10 --replace ")
     assert not stranger.act
     assert not missing.act
@@ -345,7 +345,7 @@ def test_a_dry_run_says_what_a_repair_does_and_touches_nothing(world: World, giv
 def test_repairing_twice_finds_the_second_time_only_what_others_must_do(world: World) -> None:
     debris(world)
     world.repair()
-    assert kinds(world.repair()) == [Kind.WAITING, Kind.STRANGER]
+    assert kinds(world.repair()) == [RepairKind.WAITING, RepairKind.STRANGER]
 
 
 @pytest.mark.parametrize("failing", range(12))

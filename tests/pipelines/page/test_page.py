@@ -21,7 +21,7 @@ from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, PlanEntry, SchemaEntry
 from sluice.pipelines.page import markup, profiles, store
-from sluice.pipelines.page.account import Account, Behind, account, newest
+from sluice.pipelines.page.account import BatchAccount, PartitionLag, account, newest
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.records.format import HEADERS
 from sluice.pipelines.records.landed_columns import quarantine_rows
@@ -205,10 +205,10 @@ class Typed:
             s, s.end, counts, tuple(parts), attempt, 1000, times, self.shape.name, tuple(tallies.values()), tuple(drift)
         )
 
-    def told(self, batch: int, **more: Any) -> Account:
+    def told(self, batch: int, **more: Any) -> BatchAccount:
         return account(self.ledger, self.lake, batch, **more)  # type: ignore[arg-type]
 
-    def page(self, batch: int, behind: Sequence[Behind] | None = None, **more: Any) -> Outline:
+    def page(self, batch: int, behind: Sequence[PartitionLag] | None = None, **more: Any) -> Outline:
         found = self.told(batch, **more)
         page = store.make(found, self.lake, behind)  # type: ignore[arg-type]
         assert page == store.make(found, self.lake, behind), "the same batch, the same file"  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ PRICE = expect("column_values_to_be_between", "info", column="price", min_value=
 def test_a_published_batch() -> None:
     feed = Typed(BETWEEN, NAMES, PRICE, expect("column_mean_to_be_between", column="price", min_value=0, max_value=20))
     feed.land(rows(10))
-    said = feed.page(feed.land([*rows(100), b"{"]), [Behind(KEY, 1280, 95_000)])
+    said = feed.page(feed.land([*rows(100), b"{"]), [PartitionLag(KEY, 1280, 95_000)])
     for words in (
         "orders · batch 4",
         "Window 2015-08-19T16:00, published 2015-08-19T17:00:04Z, with 1 expectation of its contract not met.",
@@ -283,7 +283,7 @@ def test_a_published_batch() -> None:
 def test_columns_are_drawn() -> None:
     feed = Typed(BETWEEN, NAMES)
     batch = feed.land(rows(90))
-    found = store.wanted(feed.told(batch))
+    found = store.columns_to_profile(feed.told(batch))
     assert found == ["kafka_timestamp", "id", "name"]
     said = feed.page(batch)
     histograms = [a["aria-label"] for a in said.of("svg") if (a.get("aria-label") or "").startswith("Histogram")]
@@ -501,7 +501,7 @@ def test_whatever_there_is_it_stays_small() -> None:
     told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
     receipts = tuple(_elsewhere(told.receipts[0], i) for i in range(3000))
     failures = tuple(SliceFailure(r.slice, "&" * 900, "<" * 900) for r in receipts)
-    behind = tuple(Behind(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(5000))
+    behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(5000))
     page = store.make(replace(told, receipts=receipts, failures=failures), feed.lake, behind)  # type: ignore[arg-type]
     said = parsed(page)
     assert "Left out: it is too large to be shown." in said.text

@@ -23,7 +23,7 @@ from sluice.pipelines.ledger import checkpoint
 from sluice.pipelines.ledger.entries import CommitEntry, GapEntry, dump
 from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.operating.accept import accept_ledger
-from sluice.pipelines.operating.repair import Place, repair
+from sluice.pipelines.operating.repair import RepairTarget, repair
 from sluice.pipelines.vocabulary.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
 from tests.model.explore import Scenario, feed_of
 from tests.model.programs import CATCH_UP, as_one, program
@@ -176,9 +176,9 @@ def short(count: int = 3, mode: CommitMode = CommitMode.TRANSACTIONAL) -> World:
     return world
 
 
-def place(world: World) -> Place:
+def place(world: World) -> RepairTarget:
     edges = world.edges("operator")
-    return Place(FEED, world.ledger("operator"), edges.lake, edges.liveness, world.feed.window)
+    return RepairTarget(FEED, world.ledger("operator"), edges.lake, edges.liveness, world.feed.window)
 
 
 @pytest.mark.parametrize("tip", [True, False])

@@ -35,7 +35,7 @@ from sluice.pipelines.ledger.entries import (
 )
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.ports import Letter, Member
-from sluice.pipelines.quarantine.letters import Outlet, owed
+from sluice.pipelines.quarantine.letters import Outlet, owed_letters
 from sluice.pipelines.records.landed_columns import QUARANTINED
 from sluice.pipelines.vocabulary.errors import (
     CommitFenced,
@@ -261,7 +261,7 @@ def test_each_publication_is_read_once_and_no_plan(monkeypatch: pytest.MonkeyPat
     state, read = world.ledger.read(), list[int]()
     entry = world.ledger.entry
     monkeypatch.setattr(world.ledger, "entry", lambda number: read.append(number) or entry(number))  # type: ignore[func-returns-value]
-    found = owed(world.ledger, state, mark)
+    found = owed_letters(world.ledger, state, mark)
     assert sorted(read) == [told, *newer]
     assert [(s.slice.start, s.ranges) for s in found] == [(110, (Range(110, 120),))]
 

@@ -31,7 +31,7 @@ from sluice.pipelines.publishing.publish import abandon, publish, roll_forward
 from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting import compaction, merging, rewriting
-from sluice.pipelines.rewriting.compaction import Compacted, compact, find, foreseen
+from sluice.pipelines.rewriting.compaction import Compacted, compact, find, foresee_compaction
 from sluice.pipelines.vocabulary.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.vocabulary.plans import Plan, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
@@ -182,7 +182,7 @@ def test_rows_outside_windows_are_merged_too_but_not_across_a_boundary(world: Wo
 def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
     assert world.compact() == Compacted()
     world.lake = MemoryLake()
-    assert foreseen(world.feed, world.edges) == world.compact() == Compacted()
+    assert foresee_compaction(world.feed, world.edges) == world.compact() == Compacted()
 
 
 # -- rivals
@@ -191,7 +191,7 @@ def test_nothing_landed_is_nothing_to_merge(world: World) -> None:
 def test_where_another_batch_is_at_work_is_left_out_and_named(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     at_work = world.plan([world.slice(A, 20, 30)], by="replacing")
-    for done in (foreseen(world.feed, world.edges), world.compact()):
+    for done in (foresee_compaction(world.feed, world.edges), world.compact()):
         assert done.busy == {START: at_work}
         assert [(m.batch, m.verdict.life, m.ways) for m in done.met] == [(at_work, Life.ALIVE, ())]
         assert [str(m.slice) for m, _ in done.merged] == ["orders:1:0-100", "orders:0:100-200", "orders:1:100-200"]
@@ -202,7 +202,7 @@ def test_where_a_dead_run_s_batch_is_in_the_way_the_ways_out_are_told(world: Wor
     world.land(*pieces(A, 10), *pieces(B, 10))
     left = world.plan([world.slice(A, 20, 30)], by="replacing")
     world.liveness.dead.add("replacing")
-    for done in (foreseen(world.feed, world.edges), world.compact()):
+    for done in (foresee_compaction(world.feed, world.edges), world.compact()):
         (met,) = done.met
         assert (met.batch, met.verdict.life) == (left, Life.DEAD)
         assert [command for command, _ in met.ways] == ["sluice run orders", f"sluice repair orders --abandon {left}"]
@@ -223,9 +223,9 @@ def test_one_compaction_at_a_time(world: World) -> None:
     rival = world.plan([world.slice(B, 0, 100)], RequestKind.COMPACT, by="rival")
     with pytest.raises(PlanBusy, match=f"batch {rival}"):
         world.compact()
-    assert foreseen(world.feed, world.edges).busy == {START: rival}
+    assert foresee_compaction(world.feed, world.edges).busy == {START: rival}
     world.liveness.dead.add("rival")
-    assert len(foreseen(world.feed, world.edges).merged) == 4
+    assert len(foresee_compaction(world.feed, world.edges).merged) == 4
     assert len(world.compact().merged) == 4
     assert world.state().live() == ()
 
@@ -362,7 +362,7 @@ def test_what_does_not_read_back_as_it_was_is_never_published(world: World, monk
 def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
     stop = Event()
     stop.set()
-    desk = merging.Desk(MemoryLake(), "orders", 1, "h", "a", None, stop)  # type: ignore[arg-type]
+    desk = merging.RewriteContext(MemoryLake(), "orders", 1, "h", "a", None, stop)  # type: ignore[arg-type]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"offset": [1]}), sink)
     desk.lake.files["x"] = sink.getvalue().to_pybytes()  # type: ignore[attr-defined]

@@ -26,13 +26,13 @@ from sluice.pipelines.planning.shapes import declare
 from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
-from sluice.pipelines.quarantine.limit import Kind
+from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.rewriting import replay as replaying
 from sluice.pipelines.rewriting import sorter
 from sluice.pipelines.rewriting.candidates import find
 from sluice.pipelines.rewriting.mending import Mender, Record
-from sluice.pipelines.rewriting.replay import Replayed, foreseen, replay
+from sluice.pipelines.rewriting.replay import Replayed, foresee_replay, replay
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, PlanBusy, ProofFailed, SchemaChanged
 from sluice.pipelines.vocabulary.plans import RequestKind
 from sluice.pipelines.vocabulary.ranges import Range
@@ -92,7 +92,9 @@ class Typed(World):
             self.liveness.dead.add(by)
 
     def foreseen(self, asked: Filter = ALL, mend: Any = None) -> Replayed:
-        return foreseen(self.feed, self.edges, asked, Mender(mend, __file__) if mend else None, lambda progress: None)
+        return foresee_replay(
+            self.feed, self.edges, asked, Mender(mend, __file__) if mend else None, lambda progress: None
+        )
 
     def held(self, asked: Filter = ALL) -> Listing:
         return listing(self.fresh_ledger(), self.lake, asked, self.feed.window)  # type: ignore[arg-type]
@@ -225,7 +227,9 @@ def test_a_dry_run_says_the_same_and_writes_nothing(world: Typed) -> None:
     done = world.replay()
     assert told.trial == done.trial
     assert [c.slice for c, _ in told.done] == [c.slice for c, _ in done.done]
-    assert told.landed.fit == {Kind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())}
+    assert told.landed.fit == {
+        QuarantineKind("schema", "out_of_range", None, "amount", "too large for int32"): 2 * len(large())
+    }
     ((kind, (records, first)),) = told.trial.why.items()
     assert (kind.reason, records, first) == ("not_json", 2 * len(broken()), "orders:0:3")
 

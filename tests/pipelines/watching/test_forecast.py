@@ -25,7 +25,7 @@ from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt
 from sluice.pipelines.vocabulary.units import show_about
 from sluice.pipelines.watching import forecast, outlook
-from sluice.pipelines.watching.forecast import Owed, Work
+from sluice.pipelines.watching.forecast import Backlog, BatchPace
 from tests.fakes import FakeCluster, owner, partition
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
@@ -125,11 +125,11 @@ def test_nothing_at_all_there_is_no_age() -> None:
 
 def test_what_is_owed_is_told_apart_from_what_is_gone() -> None:
     known = state(done=100).extended([SkipEntry(ranges=(KeyRange(key=KEY, range=Range(300, 400)),), reason="")])
-    (found,) = forecast.owed(known, {KEY: partition(log_start=150, stable_end=500)})
+    (found,) = forecast.backlogs(known, {KEY: partition(log_start=150, stable_end=500)})
     assert found.ranges == (Range(100, 300), Range(400, 500))
     assert (found.lost, found.held) == ((Range(100, 150),), (Range(150, 300), Range(400, 500)))
-    assert forecast.owed(known, {KEY: partition(stable_end=100)}) == ()
-    assert forecast.owed(known, {Key("new", 0, "id-2"): partition("new")}) == (), "no origin: nothing is owed yet"
+    assert forecast.backlogs(known, {KEY: partition(stable_end=100)}) == ()
+    assert forecast.backlogs(known, {Key("new", 0, "id-2"): partition("new")}) == (), "no origin: nothing is owed yet"
 
 
 def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
@@ -141,14 +141,14 @@ def test_production_is_told_from_a_boundary_of_a_day_ago_up_to_now() -> None:
 
 
 def test_landing_is_told_from_the_fastest_batch() -> None:
-    assert forecast.landing([Work(10, 5_000), Work(1_000_000, 10_000)]) == 100_000
+    assert forecast.landing([BatchPace(10, 5_000), BatchPace(1_000_000, 10_000)]) == 100_000
     assert forecast.landing([]) is None
-    assert forecast.landing([Work(0, 5_000)]) is None
-    assert forecast.landing([Work(83, 1)]) is None, "of the clock's own grain"
+    assert forecast.landing([BatchPace(0, 5_000)]) is None
+    assert forecast.landing([BatchPace(83, 1)]) is None, "of the clock's own grain"
 
 
 def test_eta_is_what_is_gained_on_producers() -> None:
-    a_hundred, ten = [Work(500, 5_000)], [Work(500, 50_000)]
+    a_hundred, ten = [BatchPace(500, 5_000)], [BatchPace(500, 50_000)]
     assert forecast.eta(9_000, a_hundred, 10.0) == 100_000
     assert forecast.eta(9_000, a_hundred, None) == 90_000
     assert forecast.eta(9_000, ten, 10.0) is None
@@ -157,9 +157,9 @@ def test_eta_is_what_is_gained_on_producers() -> None:
 
 
 def test_an_eta_is_no_less_than_a_run_and_none_for_what_is_far_beyond_what_ever_landed() -> None:
-    assert forecast.eta(5, [Work(50_000, 4_000), Work(10, 3_000)], None) == 3_000
-    assert forecast.eta(50_000, [Work(500, 5_000)], None) == 500_000
-    assert forecast.eta(50_001, [Work(500, 5_000)], None) is None
+    assert forecast.eta(5, [BatchPace(50_000, 4_000), BatchPace(10, 3_000)], None) == 3_000
+    assert forecast.eta(50_000, [BatchPace(500, 5_000)], None) == 500_000
+    assert forecast.eta(50_001, [BatchPace(500, 5_000)], None) is None
 
 
 class Published:
@@ -183,7 +183,7 @@ def test_rates_are_told_by_batches_that_read_all_that_they_published() -> None:
     entries = {1: entry(1, adopted=True), 3: entry(3, adopted=False), 5: entry(5, adopted=False)}
     kinds = {1: RequestKind.CATCH_UP, 3: RequestKind.REPLAY, 5: RequestKind.CATCH_UP}
     known = State(batches={n: batch(n, kind) for n, kind in kinds.items()})
-    assert outlook.work(Published(entries), known) == [Work(1000, 2_000)]  # type: ignore[arg-type]
+    assert outlook.work(Published(entries), known) == [BatchPace(1000, 2_000)]  # type: ignore[arg-type]
 
 
 # -- retention
@@ -198,7 +198,7 @@ def deletion(
     **changes: object,
 ) -> forecast.Deletion | None:
     p = partition(**{"log_start": 100, "stable_end": 900, "high_watermark": 900} | changes)
-    owed = Owed(KEY, p, (Range(120, 900),), since)
+    owed = Backlog(KEY, p, (Range(120, 900),), since)
     configs = {} if config is None else {"orders": config}
     return next(forecast.deletions([owed], configs, {} if rate is None else {KEY: rate}, NOW, notice, needed), None)
 
@@ -284,7 +284,7 @@ def test_what_is_at_risk_lies_in_what_is_held(
 
 
 def test_what_has_landed_is_not_at_risk() -> None:
-    owed = Owed(KEY, partition(stable_end=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
+    owed = Backlog(KEY, partition(stable_end=900), (Range(0, 300), Range(400, 900)), NOW - DAY)
     (found,) = forecast.deletions([owed], {"orders": TopicConfig(retention_ms=DAY)}, {}, NOW, DAY)
     assert found.at_risk(600).ranges == (Range(0, 300), Range(400, 600))
     assert "[0, 300) and 1 more may be deleted" in found.at_risk(600).describe(NOW)

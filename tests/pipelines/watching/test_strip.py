@@ -17,7 +17,7 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.watching.standing import Standing
-from sluice.pipelines.watching.strip import Seen, last_windows, standing, standings
+from sluice.pipelines.watching.strip import OutsideFacts, last_windows, standing, standings
 
 HOUR = 3_600_000
 KEYS = [Key("orders", n, "id-1") for n in range(2)]
@@ -35,7 +35,7 @@ def state(*accounted: tuple[int, int, int]) -> State:
 
 
 def test_a_window_is_landed_when_nothing_of_it_is_owed() -> None:
-    found = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, Seen())
+    found = standings(state((0, 0, 30), (1, 0, 13)), HOURLY, [HOUR, 2 * HOUR, 3 * HOUR], NOW, OutsideFacts())
     assert [s.standing for s in found] == [Standing.LANDED, Standing.PARTIAL, Standing.PARTIAL]
     assert [(s.done, s.span) for s in found] == [(20, 20), (13, 20), (10, 20)]
     assert [o.ranges for s in found for o in s.owes] == [(Range(13, 20),), (Range(20, 30),)]
@@ -45,15 +45,15 @@ def test_what_is_known_besides_the_ledger_gives_it_a_better_name() -> None:
     held = OpenTransaction(12, 7, 0)
     nothing = state()
     for seen, expected in (
-        (Seen(), Standing.OWED),
-        (Seen({KEYS[1]: 12}, {KEYS[1].tp: held}), Standing.HELD),
-        (Seen({KEYS[1]: 12}, failed={2 * HOUR: 4}), Standing.FAILED),
-        (Seen({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
+        (OutsideFacts(), Standing.OWED),
+        (OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held}), Standing.HELD),
+        (OutsideFacts({KEYS[1]: 12}, failed={2 * HOUR: 4}), Standing.FAILED),
+        (OutsideFacts({KEYS[1]: 12}, running={2 * HOUR: 5}, failed={2 * HOUR: 4}), Standing.RUNNING),
     ):
         found = standing(nothing, HOURLY, 2 * HOUR, NOW, seen)
         assert found.standing is expected
         assert found.batch == {Standing.FAILED: 4, Standing.RUNNING: 5}.get(expected)
-    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, Seen({KEYS[1]: 12}, {KEYS[1].tp: held})).owes
+    by_partition = standing(nothing, HOURLY, 2 * HOUR, NOW, OutsideFacts({KEYS[1]: 12}, {KEYS[1].tp: held})).owes
     assert [(o.held_at, o.held_by) for o in by_partition] == [(None, None), (12, held)]
 
 

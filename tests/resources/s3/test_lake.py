@@ -16,7 +16,7 @@ from sluice.pipelines.feed.s3 import S3Settings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ledger.entries import OriginEntry, OriginItem, SkipEntry
-from sluice.pipelines.operating.repair import Kind
+from sluice.pipelines.operating.repair import RepairKind
 from sluice.pipelines.publishing.publish import abandon
 from sluice.pipelines.vocabulary.errors import (
     LakeFull,
@@ -413,7 +413,7 @@ def test_repair_ends_uploads_that_nobody_can_be_at_and_no_others(lake: S3Lake) -
         upload = streams.Upload(lake.bucket, lake._key(path))
         upload.write(bytes(5 * MIB))
         upload._collect(0)
-    (found,) = [f for f in world.repair() if f.kind is Kind.UNFINISHED]
+    (found,) = [f for f in world.repair() if f.kind is RepairKind.UNFINISHED]
     assert [name.partition("#")[0] for name in found.items] == [made[1]]
     left = [name.partition("#")[0] for root in ("_sluice/orders", "data/orders") for name, _ in lake.unfinished(root)]
     assert left == [made[0], made[2]], "its owner lives; it began just now"
