@@ -1,6 +1,9 @@
-"""The ledger: an append-only numbered log of JSON entries in the lake, and the state that it folds to (DESIGN §4).
+"""The ledger: an append-only, numbered log of JSON entries in the lake, and the state that it folds to (DESIGN §4).
 
-`entries` says what can be written, `fold` what it all means, `log` how an entry gets its number.
+It is the only truth about what a feed planned, landed, lost and committed; every other room asks it. It knows the lake
+by its port and nothing of Kafka. Open `entries` first, which says what can be written; then `fold`, which says what the
+entries mean together; then `log`, which gives an entry its number. `marks` and `tip` notice that entries are gone,
+`checkpoint` and `pins` keep reading fast.
 """
 
 from sluice.pipelines.ledger.entries import Entry

@@ -1,7 +1,7 @@
-"""A fold of the ledger up to a number, as one file: it keeps reading cheap and is never needed for truth.
+"""A fold of the ledger up to a number, in one file: it keeps reading cheap and is never needed for truth.
 
-Partitions are named once, in a table, and everything else refers to them by index. A checkpoint that does not parse
-is passed over: an older one, or the log itself, serves.
+Partitions are named once, in a table; everything else refers to them by index. A checkpoint that does not parse is
+ignored: an older one, or the log itself, does the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice.pipelines.vocabulary.ranges import Range
 
 FORMAT = 1
 WITH_GAPS = 2
-"""The format of a fold of a ledger that lost entries: a Sluice that does not know of gaps passes it over."""
+"""The format for a ledger that lost entries. A Sluice that does not know gaps ignores it."""
 
 _BATCHES: TypeAdapter[list[Batch]] = TypeAdapter(list[Batch])
 _ACCOUNTED = ("landed", "lost", "skipped", "retired")
@@ -110,7 +110,7 @@ def _state(raw: dict[str, Any]) -> State:
         published_in={w: tuple(n) for w, n in raw["published_in"]},
         boundaries=_boundaries(raw["boundaries"], raw["boundary_times"], keys),
         boundary_times=tuple(raw["boundary_times"]),
-        by_marker=dict(raw.get("by_marker", ())),  # those of before there was such a thing lack it
+        by_marker=dict(raw.get("by_marker", ())),  # older checkpoints lack it
     )
 
 
@@ -129,7 +129,7 @@ def _by_key(pairs: list[list[Any]], keys: list[Key], shape: Callable[[Any], Any]
 
 
 def _key(topic: str, partition: int, incarnation: str) -> Key:
-    """Raises TypeError unless a key is made of what keys are made of: others would not sort."""
+    """Raises TypeError for parts of the wrong type: such a key would not sort."""
     if not (isinstance(topic, str) and isinstance(incarnation, str)):
         raise TypeError("a topic and an incarnation are text")
     return Key(topic, operator.index(partition), incarnation)
@@ -148,9 +148,10 @@ def _numbered_ranges(raw: list[Any]) -> tuple[tuple[int, Range], ...]:
 
 
 def _pins(state: State, index: Mapping[Key, int]) -> dict[str, Any]:
-    """Millions of boundaries in a few bytes each: which partitions have how many, at which of the times, and where.
+    """Millions of boundaries in a few bytes each.
 
-    Places among `boundary_times` and offsets, all partitions' one after another, as differences, packed.
+    `keys` and `counts` say which partitions have how many. `places` (indexes into `boundary_times`) and `offsets` hold
+    those of all partitions, one after the other, packed as differences.
     """
     held = {index[k]: pins for k, pins in state.boundaries.items() if k in index and pins}
     times = np.array(state.boundary_times, np.int64)

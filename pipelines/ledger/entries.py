@@ -1,7 +1,7 @@
 """What can be written in the ledger, and how it is read back.
 
-One frozen model for each kind. Reading is strict: an unknown kind or a newer format stops with `LedgerTooNew`,
-anything else that does not parse with `LedgerCorrupt`; nothing is skipped in silence.
+There is one frozen model for each kind. Reading is strict: an unknown kind or a newer format raises `LedgerTooNew`,
+anything else that does not parse raises `LedgerCorrupt`. Nothing is skipped in silence.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
 class OriginItem(_Model):
-    """Where a feed begins in a partition; `committed` is the group's offset seen then (None: none).
+    """Where a feed begins in a partition. `committed` is the offset that the group had committed then, if any.
 
-    `opens` is the window (its start, ms) that begins at the origin.
+    `opens` is the start (ms) of the window that begins at the origin.
     """
 
     key: Key
@@ -65,7 +65,7 @@ class KeyRange(_Model):
 
 
 class _Entry(_Model):
-    """Common to all: `write` is unique to this attempt to write, `at` in ms, `run` the Dagster run id."""
+    """What all entries have: `write` is unique to this attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
     format: Literal[1] = 1
     write: str = ""
@@ -75,18 +75,18 @@ class _Entry(_Model):
 
 
 class OriginEntry(_Entry):
-    """Where the feed begins, for all partitions first seen by one plan."""
+    """Where the feed begins in the partitions that one plan saw first."""
 
     kind: Literal["origin"] = "origin"
     items: tuple[OriginItem, ...]
 
 
 class Boundaries(_Model):
-    """Boundaries of one partition: at each time (ms, oldest first) the offset that separates the windows around it.
+    """Boundaries of one partition: for each time (ms, oldest first), the offset that separates the windows around it.
 
-    `by_clock`: the times where no record, or an absurdly stamped one, marked it, so that the high watermark served.
-    `by_marker`: those where transactions' markers hid the record, far ahead of it, and it was searched for by offset:
-    it is the first where stamps are in order there.
+    `by_clock`: times for which no record, or only an absurdly stamped one, marked the boundary; the high watermark is
+    used. `by_marker`: times for which transaction markers, far ahead of the record, hid it; it was searched for by
+    offset, and is the first record if stamps are in order there.
     """
 
     key: Key
@@ -106,7 +106,7 @@ class Boundaries(_Model):
 
 
 class BoundaryEntry(_Entry):
-    """Boundaries of several partitions: first resolution wins."""
+    """Boundaries of several partitions. The first entry for a time wins."""
 
     kind: Literal["boundary"] = "boundary"
     items: tuple[Boundaries, ...]
@@ -122,7 +122,7 @@ class PlanEntry(_Entry):
 
 
 class OwnEntry(_Entry):
-    """A live batch changes hands: from now on only this owner's token may publish."""
+    """A live batch changes hands: from here on only this owner's token may publish it."""
 
     kind: Literal["own"] = "own"
     batch: int
@@ -130,8 +130,8 @@ class OwnEntry(_Entry):
 
 
 class PublishEntry(_Entry):
-    """The commit point of the data: every part with its range, counts, bytes and hash; and what the batch as a whole
-    said to its contract."""
+    """The commit point of the data: every part with its range, counts, bytes and hash, and the results of the contract
+    for the batch as a whole."""
 
     kind: Literal["publish"] = "publish"
     batch: int
@@ -164,9 +164,9 @@ def _of_a_contract(text: str) -> str:
 
 
 class SchemaEntry(_Entry):
-    """What rows are made to from here on: `shape` is its name, `columns` the schema (names and types; None: raw),
-    `contract` the contract's text (empty: none). `evolved`: the columns that Sluice added to the feed's own schema, or
-    widened in it, because records had them so.
+    """The shape of rows from here on. `shape` is its name, `columns` the schema (names and types; None: raw) and
+    `contract` the contract's text (empty: none). `evolved` are the columns that Sluice added to the feed's own schema,
+    or widened in it, because of what it saw in records.
     """
 
     kind: Literal["schema"] = "schema"
@@ -180,14 +180,14 @@ class SchemaEntry(_Entry):
 
 
 class IntentEntry(_Entry):
-    """The offsets that a commit is about to write; its number is the mark in their metadata."""
+    """The offsets that a commit is about to write. This entry's number is the mark in their metadata."""
 
     kind: Literal["intent"] = "intent"
     offsets: tuple[KeyOffset, ...]
 
 
 class CommitEntry(_Entry):
-    """Kafka was seen to hold these committed offsets; `mark` is the intent's number."""
+    """Kafka holds these committed offsets: they were read back. `mark` is the intent's number."""
 
     kind: Literal["commit"] = "commit"
     mode: str
@@ -196,7 +196,7 @@ class CommitEntry(_Entry):
 
 
 class LossEntry(_Entry):
-    """Gone from Kafka before we read it, and accepted as such."""
+    """Offsets that were gone from Kafka before we read them, and were accepted as lost."""
 
     kind: Literal["loss"] = "loss"
     ranges: tuple[KeyRange, ...]
@@ -204,7 +204,7 @@ class LossEntry(_Entry):
 
 
 class SkipEntry(_Entry):
-    """Passed over by somebody's named decision; never read."""
+    """Offsets that somebody decided to pass over, with a reason. They are never read."""
 
     kind: Literal["skip"] = "skip"
     ranges: tuple[KeyRange, ...]
@@ -220,7 +220,7 @@ class AbandonEntry(_Entry):
 
 
 class Entering(_Model):
-    """A partition leaves one life of its log for another, where the feed begins afresh."""
+    """A partition leaves one life of its log for another, where the feed has a new origin."""
 
     leaves: Key
     enters: OriginItem
@@ -233,9 +233,9 @@ class Entering(_Model):
 
 
 class AcceptEntry(_Entry):
-    """Somebody accepts that Kafka is not what the ledger knew: `event` says what had happened.
+    """Somebody accepts that Kafka differs from what the ledger knew; `event` says what happened.
 
-    Counts for the partitions that are still in the life that they leave. What was owed there is `passed`.
+    An item counts only while its partition is still in the life that it leaves. What was owed there is `passed`.
     """
 
     kind: Literal["accept"] = "accept"
@@ -246,7 +246,7 @@ class AcceptEntry(_Entry):
 
 
 class MovedEntry(_Entry):
-    """Committed offsets that were moved by hand, knowingly: the next commit goes on from them to the frontier."""
+    """Committed offsets that somebody moved on purpose. The next commit goes from there to the frontier."""
 
     kind: Literal["moved"] = "moved"
     offsets: tuple[KeyOffset, ...]
@@ -254,7 +254,7 @@ class MovedEntry(_Entry):
 
 
 class RetireEntry(_Entry):
-    """What landed before a time (ms) is not kept any longer: these ranges, in these parts (lake paths)."""
+    """What landed before a time (ms) is no longer kept: these ranges, in these parts (lake paths)."""
 
     kind: Literal["retire"] = "retire"
     before: int
@@ -264,11 +264,11 @@ class RetireEntry(_Entry):
 
 
 class GapEntry(_Entry):
-    """Entries that stood from this number on are lost, and somebody goes on without them: the next number is `next`,
-    above all that are known to have been used. Live plans end here.
+    """The entries from this number on are lost, and somebody continues without them. The next number is `next`, above
+    all numbers known to be used. Live plans end here.
 
-    `evidence` says how the loss was known, `ledger` which ledger was lost as a whole (empty: this one goes on),
-    `committed` the group's offsets that lost entries had committed, ahead of what is accounted for now.
+    `evidence` says how the loss was noticed. `ledger` names the ledger that was lost as a whole (empty: this one
+    continues). `committed` are the group's offsets that lost entries had committed, ahead of what is accounted for now.
     """
 
     kind: Literal["gap"] = "gap"

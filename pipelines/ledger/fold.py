@@ -1,7 +1,7 @@
 """What the ledger says: the state that its entries fold to, from number 0 up.
 
-Folding is deterministic and decides again what a writer decided: a publish entry by anyone but the current owner
-of a live plan is void, whoever wrote it. Frontiers, accounted ranges and live reservations all come from here.
+Folding is deterministic. It repeats each decision of the writer: a publish entry counts only when the current owner of
+a live plan wrote it, and is void otherwise. Frontiers, accounted ranges and live reservations are all computed here.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class BatchStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One plan carried out. `published` is the number of its publish entry; `failed` counts its unproven slices.
+    """One plan and its outcome. `published` is the number of its publish entry, `failed` counts its unproven slices.
 
-    `plan` is there while the batch is live; afterwards it is the ledger's entry `id` that holds it.
+    `plan` is set while the batch is live. Later, `Ledger.plan` reads it from entry `id`.
     """
 
     id: int
@@ -68,13 +68,13 @@ class Batch:
 
     @property
     def merges(self) -> bool:
-        """Whether it lands nothing new: it writes parts that have landed anew, as fewer."""
+        """Whether it is a compaction: it writes parts that have landed into fewer files, and lands nothing new."""
         return self.request.kind is RequestKind.COMPACT
 
     @property
     def rewrites(self) -> bool:
-        """Whether it writes anew what landed: it reads nothing from Kafka, and what it leaves in quarantine was there
-        before."""
+        """Whether it writes landed parts anew. Such a batch reads nothing from Kafka and adds nothing to the
+        quarantine."""
         return self.request.kind in (RequestKind.COMPACT, RequestKind.REPLAY)
 
     @property
@@ -105,44 +105,44 @@ class State:
     skipped: Accounted = field(default_factory=dict)
     retired: Accounted = field(default_factory=dict)
     replaced: frozenset[str] = frozenset()
-    """Lake paths of parts that do not count any more: landed anew, merged, or retired."""
+    """Lake paths of parts that no longer count: they were landed anew, merged or retired."""
     superseded: dict[Key, tuple[tuple[int, Range], ...]] = field(default_factory=dict)
-    """By key, (number, range): what entries below that number published of the range does not count any more."""
+    """By key, (number, range): what entries below that number published in the range no longer counts."""
     commits: dict[Key, int] = field(default_factory=dict)
     intents: dict[Key, frozenset[int]] = field(default_factory=dict)
     moved: dict[Key, int] = field(default_factory=dict)
-    """By key, the committed offset that was put there by hand, knowingly, since the newest commit."""
+    """By key, the committed offset that somebody set on purpose since the newest commit."""
     epochs: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """By key, (end, leader epoch) of the furthest landed slice: what truncation is checked against (KIP-101)."""
     boundaries: dict[Key, Pins] = field(default_factory=dict)
     """The boundaries pinned in each partition: the offset separates the windows before and after the time."""
     boundary_times: tuple[int, ...] = ()
-    """Every time at which a boundary is pinned in some partition, in order."""
+    """Every time at which some partition has a boundary, in order."""
     by_marker: dict[int, int] = field(default_factory=dict)
-    """By time, in how many partitions the boundary there was searched for by offset, behind transactions' markers."""
+    """By time, in how many partitions transaction markers hid the boundary, so that it was searched for by offset."""
     floors: dict[Key, tuple[int, int]] = field(default_factory=dict)
-    """By key, (window, end) of what a plan put into its open window: the floor of the boundaries after it."""
+    """By key, (window, end) of what a plan put into its open window: later boundaries cannot lie below `end`."""
     published_in: dict[int | None, tuple[int, ...]] = field(default_factory=dict)
     """By window (None: outside windows): the publish entries that hold slices of it."""
     first_window: int | None = None
     shapes: dict[str, int] = field(default_factory=dict)
-    """By the name of a shape, the newest schema entry that says what is behind it; the feed's own comes last."""
+    """By the name of a shape, the newest schema entry that defines it; the feed's own comes last."""
     schemas: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By the name of a shape, its columns and their types; those of raw rows are Kafka's."""
+    """By the name of a shape, its columns and their types; raw rows have Kafka's."""
     table: dict[str, str] = field(default_factory=dict)
     """Every column that has landed in any file, with the type that reads all of them."""
     evolved: dict[str, str] = field(default_factory=dict)
-    """Of the newest shape, the columns that came from records and not from the feed's file."""
+    """The columns of the newest shape that came from records and not from the feed's file."""
     last_mark: int = -1
     """Number of the intent behind the newest commit: batches published after it are not committed yet."""
     gaps: tuple[tuple[int, int], ...] = ()
-    """(number, next) of each gap entry: what once stood from `number` on, below `next`, is lost."""
+    """(number, next) of each gap entry: the entries from `number` up to, not including, `next` are lost."""
     ahead: dict[Key, int] = field(default_factory=dict)
-    """By key, the committed offset that lost entries had put ahead of what was accounted for without them."""
+    """By key, the offset that lost entries had committed, ahead of what is accounted for without them."""
     void: tuple[int, ...] = ()
-    """Numbers of publish entries that count for nothing."""
+    """Numbers of publish entries that do not count."""
     _reserved: Accounted | None = field(default=None, init=False, repr=False, compare=False)
-    """What live plans hold, once somebody has asked."""
+    """What live plans hold; computed when first asked for."""
 
     # -- questions
 
@@ -152,11 +152,11 @@ class State:
         return self.gaps[-1][0] if self.gaps and self.gaps[-1][1] == self.number else self.number - 1
 
     def lost_entry(self, number: int) -> bool:
-        """Whether an entry of this number stood, and is lost."""
+        """Whether an entry with this number once stood and is lost."""
         return any(first <= number < after for first, after in self.gaps)
 
     def accounted(self, key: Key) -> tuple[Range, ...]:
-        """Every range of the key in some class: landed (with what was invisible in it), lost, skipped or retired."""
+        """Every range of the key that is landed (with what readers do not see in it), lost, skipped or retired."""
         return union(r for by in self._classes() for r in by.get(key, ()))
 
     def _classes(self) -> tuple[Accounted, ...]:
@@ -167,27 +167,27 @@ class State:
         return contiguous_end(self.origins[key].offset, self.accounted(key))
 
     def owed(self, key: Key, end: int) -> tuple[Range, ...]:
-        """What lies between the key's origin and `end` and is in no class. KeyError without an origin."""
+        """The ranges between the key's origin and `end` that are not accounted for. KeyError without an origin."""
         return subtract(Range(self.origins[key].offset, end), self.accounted(key))
 
     def holes(self, key: Key) -> tuple[Range, ...]:
-        """What of it lies below the furthest that is in some class."""
+        """What is owed below the furthest accounted offset."""
         return self.owed(key, max((r.end for r in self.accounted(key)), default=0))
 
     def known(self) -> list[Key]:
-        """The partitions in their current life, those that have an origin, in order."""
+        """The keys of all partitions that have an origin in their current life, in order."""
         return [k for k in sorted(self.current.values()) if k in self.origins]
 
     def frontiers(self) -> dict[Key, int]:
-        """The frontier of each of these."""
+        """The frontier of each known partition."""
         return {k: self.frontier(k) for k in self.known()}
 
     def live(self) -> tuple[Batch, ...]:
-        """The batches that are planned and neither published nor abandoned, oldest first."""
+        """The batches that are planned, and neither published nor abandoned, oldest first."""
         return tuple(b for b in self.batches.values() if b.status is BatchStatus.PLANNED)
 
     def live_slices(self) -> Iterator[tuple[Batch, Slice]]:
-        """Everything that live plans reserve."""
+        """Every slice that a live plan reserves, with its batch."""
         return ((b, s) for b in self.live() if b.plan for s in b.plan.slices)
 
     def reserved(self, key: Key) -> tuple[Range, ...]:
@@ -198,7 +198,7 @@ class State:
         return self._reserved.get(key, ())
 
     def may_publish(self, entry: PublishEntry) -> bool:
-        """Whether, just here, the entry counts: plan live, token current, everything that it replaces still live."""
+        """Whether the entry counts here: its plan is live, its token current, and what it replaces still counts."""
         batch = self.batches.get(entry.batch)
         return (
             batch is not None
@@ -209,7 +209,7 @@ class State:
         )
 
     def receipts(self, number: int, entry: PublishEntry) -> list[Receipt]:
-        """The receipts of the publish entry at `number` that still count: what they say landed is there."""
+        """The receipts of the publish entry at `number` that still count."""
         return [] if number in self.void else [r for r in entry.receipts if not self._is_superseded(number, r.slice)]
 
     def _is_superseded(self, number: int, s: Slice) -> bool:
@@ -222,7 +222,7 @@ class State:
     # -- folding
 
     def extended(self, entries: Iterable[Entry]) -> State:
-        """This state with further entries, numbered from `self.number` on."""
+        """A new state with further entries, numbered from `self.number` on."""
         out = copy(self)
         for f in fields(out):
             value = getattr(self, f.name)
@@ -253,7 +253,7 @@ class State:
                 self._pin(item.key, item.times, item.offsets)
 
     def _fresh(self, key: Key, times: Iterable[int]) -> list[int]:
-        """Those at which nothing is pinned in the partition."""
+        """The times at which the partition has no boundary yet."""
         pinned = self.boundaries.get(key, NO_PINS)
         return [t for t in times if (at := pinned.position(t)) == len(pinned) or pinned.times[at] != t]
 
@@ -301,7 +301,7 @@ class State:
             self.published_in[window] = (*self.published_in.get(window, ()), self.number)
 
     def _raise_floor(self, s: Slice) -> None:
-        """From the plan on: whoever takes it over publishes its slices in the windows that it put them in."""
+        """Done when the plan is made: a run that takes it over publishes its slices in the windows that it chose."""
         pinned = self.boundaries.get(key := s.key)
         if s.window is None or not pinned or pinned.times[-1] > s.window:
             return
@@ -364,7 +364,7 @@ class State:
         self.ahead.update({item.key: item.offset for item in entry.committed})
 
     def _class(self, into: Accounted, items: Iterable[tuple[Key, Range]]) -> None:
-        """Put ranges in one class, and so out of every other."""
+        """Put ranges into one class and remove them from the others."""
         for key, ranges in by_key(items).items():
             for by in self._classes():
                 if by is into:
@@ -383,7 +383,7 @@ def number_after(number: int, entry: Entry) -> int:
 
 
 def by_key(items: Iterable[tuple[Key, Range]]) -> dict[Key, list[Range]]:
-    """The ranges of each key, in the order in which they come."""
+    """The ranges of each key, in the given order."""
     out: dict[Key, list[Range]] = {}
     for key, r in items:
         out.setdefault(key, []).append(r)

@@ -1,11 +1,11 @@
-"""How an entry gets its number: optimistic concurrency over files that are created only if absent.
+"""How an entry gets its number: optimistic concurrency over files that are only created where none stands.
 
     read → decide on the state just below number N → create N
                  ↑ taken: read on, decide again
 
-Guarantee: one creator for each number (invariant 11), total order, and an entry that was decided on exactly the
-state below it. A lost answer is resolved by reading back and comparing the write id; where nothing stands the write may
-still arrive, and stays unknown.
+Guarantees: each number has one creator (invariant 11), the order is total, and an entry was decided on exactly the
+state below it. When an answer is lost, the file is read back and its write id compared. When no file stands there, the
+write may still arrive, and its outcome stays unknown.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Appended(NamedTuple):
 
 
 class Ledger:
-    """One feed's ledger as one run sees it. `run` and `cluster` are stamped on what it writes.
+    """One feed's ledger as one run sees it. `run` and `cluster` are stamped on every entry it writes.
 
-    Not `whole`: what stands is folded, from its first entry on, though newer ones may be lost.
+    With `whole=False` it folds the entries that stand, from the first on, and does not ask whether newer ones are lost.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ledger:
 
     @classmethod
     def offline(cls, lake: Lake, feed: str, clock: Clock, run: str = "") -> Ledger:
-        """For what is decided without asking Kafka: what it writes names the cluster that the ledger knows."""
+        """For work that never asks Kafka: its entries name the cluster that the ledger knows."""
         ledger = cls(lake, feed, clock, run)
         ledger._cluster = ledger.read().cluster
         return ledger
@@ -65,7 +65,7 @@ class Ledger:
     def read(self) -> State:
         """The fold of everything written so far. Raises LedgerTooNew, LedgerCorrupt, EntriesLost.
 
-        The first time a listing shows what there is, and that no entry is missing; later reads go on from there.
+        The first read lists the log, which shows that no entry is missing. Later reads continue from the last number.
         """
         if self._state.number == 0:
             return self._first_read()
@@ -73,7 +73,7 @@ class Ledger:
         return self._kept(_fold(self._state, data), data)
 
     def _first_read(self) -> State:
-        """What tells of entries is read before the entries: they stood before it did."""
+        """The tip and the checkpoints are read before the entries: what they tell of was written before them."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
         data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
@@ -90,13 +90,13 @@ class Ledger:
         return state
 
     def _leave_checkpoint(self) -> None:
-        """One that stands could not be read, and is replaced. Older ones go, but for a few that somebody may read."""
+        """Write a checkpoint; an unreadable one of this number is replaced. Keep a few older ones for other readers."""
         self._lake.put(paths.checkpoint_path(self.feed, self._state.number), checkpoint.dump(self._state))
         for old in list(self._lake.list(paths.checkpoint_folder(self.feed)))[:-CHECKPOINTS_KEPT]:
             self._lake.remove(old)
 
     def _checkpoint(self) -> State | None:
-        """The newest fold that stands as a checkpoint and can be read."""
+        """The state of the newest checkpoint that can be read."""
         for path in reversed(list(self._lake.list(paths.checkpoint_folder(self.feed)))):
             state = checkpoint.load(self._lake.get(path) or b"")
             if state is not None and state.number == paths.checkpoint_number(path):
@@ -109,8 +109,8 @@ class Ledger:
             yield number, parse(data, path)
 
     def _listed(self, first: int, before: int = -1) -> Iterator[tuple[int, str, bytes]]:
-        """(number, path, content) of the entries from `first` on, without a hole, once entry `before` was seen to
-        stand. Below the number that a gap goes on from nothing counts."""
+        """(number, path, content) of the entries from `first` on, without a hole. Checks first that entry `before`
+        stands. After a gap entry, the numbers below the one it names are passed over."""
         numbered, expected = self._numbered(first, before), first
         while some := list(islice(numbered, READ_AHEAD)):
             for (number, path), data in zip(some, self._contents([path for _, path in some]), strict=True):
@@ -136,13 +136,13 @@ class Ledger:
         return entries_lost(self.feed, newest, [Trace(known, f"a checkpoint in {folder} tells of entry {known}")])
 
     def _contents(self, some: list[str]) -> list[bytes]:
-        """What stands at the paths; many are read side by side."""
+        """The contents of the paths; many are read side by side."""
         if len(some) <= AT_ONCE:
             return [self._content(path) for path in some]
         return each(self._content, some)
 
     def _following(self, number: int) -> Iterator[tuple[str, bytes]]:
-        """The same until a number is not there: one question where nothing is new, however long the log is."""
+        """(path, content) of the entries from `number` on. Where nothing is new, this is one request."""
         while (data := self._lake.get(path := paths.log_path(self.feed, number))) is not None:
             yield path, data
             number = _after(number, path, data)
@@ -160,17 +160,17 @@ class Ledger:
         return entry.plan
 
     def publication(self, batch: Batch) -> PublishEntry:
-        """What the batch published. Raises LedgerCorrupt when that does not stand, as of one that is not published."""
+        """The publish entry of the batch. Raises LedgerCorrupt when it has none."""
         entry = None if batch.published is None else self.entry(batch.published)
         if not isinstance(entry, PublishEntry):
             raise LedgerCorrupt(f"entry {batch.published} is not the publish entry of batch {batch.id}")
         return entry
 
     def append(self, decide: Callable[[State], Entry | None]) -> Appended | None:
-        """Write what `decide` makes of the newest state; it is asked again each time the number was taken.
+        """Write the entry that `decide` returns for the newest state; ask it again whenever the number was taken.
 
-        None when it decides on nothing. `decide` may raise to refuse. Raises Unknown when nobody said whether the entry
-        was written, and it is not there.
+        Returns None when `decide` does. `decide` may raise to refuse. Raises Unknown when the answer to the write was
+        lost and the entry is not there.
         """
         while True:
             state = self.read()
@@ -183,7 +183,7 @@ class Ledger:
                 return Appended(state.number, entry, self._state)
 
     def _leave_tip(self) -> None:
-        """The entry stands, whatever becomes of this."""
+        """Best effort: the entry stands whether this succeeds or not."""
         with suppress(SluiceError):
             tip = Tip(self._state.ledger_id, self._state.number - 1)
             self._lake.put(paths.tip_path(self.feed), tip.dump())

@@ -1,4 +1,4 @@
-"""The mark beside a committed offset: the ledger entry that it was committed by, and what marks tell of lost ones."""
+"""The mark beside a committed offset: it names the entry that committed it, and so tells when entries are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Committed = Mapping[TopicPartition, CommittedOffset | None]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What we store beside a committed offset: which ledger, which intent, which life of the topic."""
+    """What we store beside a committed offset: the ledger, the intent's number, and the life of the topic."""
 
     ledger: str
     number: int
@@ -35,15 +35,15 @@ class Mark:
 
 
 def check_marks(ledger: Ledger, state: State, committed: Committed) -> State:
-    """The newest state, which is read after the committed offsets. Raises EntriesLost when one of those has a mark that
-    it does not hold."""
+    """The newest state, read after the committed offsets. Raises EntriesLost when a committed offset has the mark of an
+    entry that the state does not hold."""
     if traces(state, committed) and (found := traces(state := ledger.read(), committed)):
         raise entries_lost(ledger.feed, state.newest, found)
     return state
 
 
 def traces(state: State, committed: Committed, ledger_id: str = "") -> list[Trace]:
-    """The marks that tell of entries which are not in the state: of its ledger, or the one with this id."""
+    """The marks of entries that the state does not hold. They are of its ledger, or of `ledger_id` when it is empty."""
     marks = {tp: (c, m) for tp, c in committed.items() if c and (m := Mark.parse(c.metadata))}
     return [
         Trace(m.number, f"{tp}: the committed offset {c.offset} has the mark of entry {m.number}")

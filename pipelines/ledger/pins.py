@@ -1,4 +1,4 @@
-"""The boundaries pinned in one partition, compactly: a feed of a thousand partitions has millions of them in a year."""
+"""The boundaries pinned in one partition, stored compactly: a thousand partitions pin millions of them in a year."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import overload
 class Pins(Sequence[tuple[int, int]]):
     """(time in ms, offset) pairs in order of time; a value, never changed.
 
-    `times` and `offsets` are its columns (64-bit integers), for whoever looks up many; nobody writes to them.
+    `times` and `offsets` are its columns (64-bit integers), for many look-ups at once; do not write to them.
     """
 
     __slots__ = ("offsets", "times")
@@ -49,7 +49,7 @@ class Pins(Sequence[tuple[int, int]]):
         return bisect_left(self.times, time)
 
     def with_pins(self, times: Sequence[int], offsets: Sequence[int]) -> Pins:
-        """These and more, in order of time; one that stands at such a time stays."""
+        """These pins and more, in order of time. A time that is pinned already keeps its offset."""
         out = Pins(self.times[:], self.offsets[:])
         for time, offset in zip(times, offsets, strict=True):
             at = out.position(time)

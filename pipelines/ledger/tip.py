@@ -1,7 +1,7 @@
-"""The newest number that is known to have been used, beside the log: it tells when the log lost its newest entries.
+"""The newest number known to be used, kept beside the log: it tells when the log lost its newest entries.
 
-It is put after each entry, once that stands, and as well as it goes: nobody waits for it and nobody fails by it. Late
-or lost, it is behind the log and says nothing; ahead of the log, it proves that entries stood which are gone.
+It is written after each entry, as a best effort: nobody waits for it and nothing fails with it. When it is late or
+missing, it is behind the log and says nothing. When it is ahead of the log, it proves that entries once stood there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluice.pipelines.ledger.fold import State
 from sluice.pipelines.vocabulary.errors import EntriesLost
 
 BEYOND = 1 << 61
-"""Numbers from here on are nobody's: no ledger grows so long."""
+"""Numbers from here on belong to no entry: no ledger grows so long."""
 
 
 class Tip(NamedTuple):
@@ -29,7 +29,7 @@ class Tip(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes | None) -> Tip | None:
-        """None for anything that is no tip."""
+        """None for anything that is not a tip."""
         try:
             raw = json.loads(data or b"")
             tip = cls(raw["ledger"], raw["number"])
@@ -40,14 +40,14 @@ class Tip(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Something that tells of an entry: its number, and what and where it is, in words."""
+    """Evidence that an entry once stood: its number, and in words what shows it, and where."""
 
     number: int
     said: str
 
 
 def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
-    """What the tip tells of entries that are not in the state, if it does."""
+    """The evidence, if the tip names an entry that the state does not hold."""
     if tip is None or (tip.ledger == state.ledger_id and tip.number < state.number):
         return None
     whose = "" if tip.ledger == state.ledger_id or not state.number else f" of another ledger ({tip.ledger[:20]})"
@@ -55,7 +55,7 @@ def beyond(feed: str, state: State, tip: Tip | None) -> Trace | None:
 
 
 def entries_lost(feed: str, newest: int, traces: Sequence[Trace]) -> EntriesLost:
-    """The refusal: what is missing from a ledger whose newest entry is `newest`, and how it is known."""
+    """The error for a ledger whose newest entry is `newest`: what is missing, and how we know."""
     known = max(t.number for t in traces)
     stands = f"its newest is entry {newest}" if newest >= 0 else "none of them stands"
     missing = f"entry {known} once stood" if known > newest else "others once stood"

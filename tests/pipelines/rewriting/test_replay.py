@@ -28,8 +28,7 @@ from sluice.pipelines.publishing.publish import publish, roll_forward
 from sluice.pipelines.quarantine.held import Filter, Listing, listing
 from sluice.pipelines.quarantine.limit import QuarantineKind
 from sluice.pipelines.records.landed_columns import quarantine_rows
-from sluice.pipelines.rewriting import replay as replaying
-from sluice.pipelines.rewriting import sorter
+from sluice.pipelines.rewriting import candidates, sorter
 from sluice.pipelines.rewriting.candidates import find
 from sluice.pipelines.rewriting.mending import Mender, Record
 from sluice.pipelines.rewriting.replay import Replayed, foresee_replay, replay
@@ -540,14 +539,14 @@ def test_records_that_another_replay_landed_while_they_were_tried(
 ) -> None:
     world.land((A, 0, 100))
     world.says(WIDER)
-    check_source = replaying.check_source
+    check_source = candidates.check_source
 
     def overtaken(lake: Any, feed: str, part: Any) -> None:
         check_source(lake, feed, part)
-        monkeypatch.setattr(replaying, "check_source", check_source)
+        monkeypatch.setattr(candidates, "check_source", check_source)
         world.replay(by="another")
 
-    monkeypatch.setattr(replaying, "check_source", overtaken)
+    monkeypatch.setattr(candidates, "check_source", overtaken)
     with pytest.raises(LakeUnavailable, match="went away"):
         world.replay()
     world.check()
