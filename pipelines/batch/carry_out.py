@@ -1,4 +1,4 @@
-"""One plan carried out: its tasks run, proven, held against limits and contract, and published."""
+"""Carries out one plan: runs its tasks, proves them, checks limits and contract, and publishes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
 
 
 def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Outcomes of this plan's slices only, and a failure for each slice that no task spoke of."""
+    """One outcome for each slice of the plan: a slice without an outcome of its task has failed."""
     planned = set(plan.slices)
     known = [o for o in outcomes if o.slice in planned]
     silent = planned - {o.slice for o in known}
@@ -76,9 +76,9 @@ def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]
 
 
 def never_possible(feed: Feed, request: Request, failures: Sequence[SliceFailure]) -> str:
-    """Why a plan of which nothing was published can never be carried out, if so: else it would be taken over for ever.
+    """Why an unpublished plan can never be carried out; empty if it can. Without this it would be taken over for ever.
 
-    What is lost waits, reserved, until somebody accepts it, unless the feed does.
+    Lost offsets stay reserved until somebody accepts the loss, unless the feed does so itself.
     """
     errors = {f.error for f in failures}
     if LogTruncated.__name__ in errors:

@@ -1,4 +1,4 @@
-"""What a run does about batches that dead runs left: finishes them, gives them up, or leaves them."""
+"""Batches that dead runs left: a run finishes them, gives them up, or leaves them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from sluice.pipelines.vocabulary.receipts import Fate, Verdict
 
 
 def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[Fate, str]:
-    """What a run does about a batch whose run is dead, and why.
+    """What to do about a batch whose run is dead, and why.
 
-    One that lands is finished by whoever needs its ranges, and by the next catch-up, since what it reads may go from
-    Kafka; but for one that ended with a word why it is not published: that waits for somebody.
+    A landing batch is finished by any run that needs its ranges, and by the next catch-up, because Kafka may delete
+    what it reads. The exception is a batch whose run ended with a report of why it is not published: it waits for a
+    person.
     """
     if batch.rewrites:
         return Fate.GIVEN_UP, owners.AS_THEY_WERE
@@ -37,13 +38,13 @@ def fate_of(call: Call, batch: Batch, in_the_way: Container[int] = ()) -> tuple[
 
 
 def _was_refused(feed: str, edges: Edges, batch: Batch) -> bool:
-    """Whether the run was not killed, but ended with a report on a batch that it could not publish."""
+    """Whether the run was not killed, but ended with a report on why it could not publish the batch."""
     page = paths.batch_page_path(feed, batch.id, batch.owner.token)
     return edges.liveness.last_beat(batch.owner) is None and edges.lake.size(page) is not None
 
 
 def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
-    """What is done about batches of dead runs that were not in the way. What fails of it does not fail this run."""
+    """Deal with batches of dead runs that were not in the way. A failure among them does not fail this run."""
     done: list[BatchResult] = []
     live = [b for b in run.ledger.read().live() if b.owner.token != run.owner.token]
     verdicts = owners.judge_batches(run.edges.liveness, live)
@@ -59,7 +60,7 @@ def finish_others(run: LandingRun, shape: Shape) -> list[BatchResult]:
 
 
 def _finish(run: LandingRun, shape: Shape, batch: Batch, verdict: Verdict) -> list[BatchResult]:
-    """Take a dead run's batch over and carry it out; none when another has it by now."""
+    """Take over a dead run's batch and carry it out; no result when another run has it by now."""
     tell = partial(owners.met, run.feed.name, batch, verdict)
     if not take_over(run, batch):
         return []

@@ -1,9 +1,9 @@
-"""The stages in sequence: one request, from the feed's topics to visible Parquet. It alone knows two stages.
+"""The stages in sequence: one request, from the feed's topics to visible Parquet files.
 
     survey (topics, positions) → plan → pin → execute → prove → publish → roll forward
 
-Guarantee: a plan is pinned in the ledger before anything is read; one live owner works on it; what is proven is
-published even when other partitions fail, and those stay owed and are named. Committing is `commit`'s business.
+Guarantees: a plan is pinned in the ledger before anything is read. One live owner works on it. What is proven is
+published even when other partitions fail; those stay owed and are named. Committing is the business of `commit`.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from sluice.pipelines.vocabulary.ranges import subtract
 from sluice.pipelines.vocabulary.receipts import Fate, Owner, Verdict
 
 MAX_ROUNDS = 6
-"""Plans that one call carries out at most: batches of dead runs taken over, and its own."""
+"""The most plans that one call carries out: those it takes over from dead runs, and its own."""
 
 
 def land(
     feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter, skip: Skip | None = None
 ) -> Landed:
-    """Land what the request still owes. Partial results are returned, not raised: see `Landed.check`.
+    """Land what the request still owes. A partial result is returned, not raised: see `Landed.check`.
 
-    Takes over and finishes a batch in the way whose run is known dead; a catch-up of the whole feed finishes every
-    such batch, and each is told to `report`. Raises PlanBusy for one in the way that is at work, and whatever keeps a
-    plan from being made at all.
+    Takes over and finishes a batch that is in the way if its run is known to be dead. A catch-up of the whole feed
+    finishes every such batch. Each is reported. Raises PlanBusy when the batch in the way is at work, and any error
+    that keeps a plan from being made.
     """
     with edges.liveness.beat(owner):
         ledger = open_ledger(feed, edges, owner.run)
@@ -77,7 +77,7 @@ def land(
 
 
 def _check_whole(run: LandingRun) -> None:
-    """Raises EntriesLost before anything is written, where committed offsets or visible parts know of more entries."""
+    """Raises EntriesLost, before anything is written, if committed offsets or visible parts name lost entries."""
     feed, edges, ledger = run.feed, run.edges, run.ledger
     committed = edges.group.committed([k.tp for k in ledger.read().known()])
     check_marks(ledger, ledger.read(), committed)
@@ -114,7 +114,7 @@ def _land(run: LandingRun) -> Landed:
 
 
 def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:
-    """Whether another plan may be due: a batch of another request was finished first, or Kafka changed on the way."""
+    """Whether to plan again: a batch of another request was finished first, or Kafka changed in between."""
     mine = run.request.replace and result.plan.request == run.request
     if result.number is None:
         return not mine and bool(never_possible(run.feed, result.plan.request, result.failures))
@@ -122,8 +122,8 @@ def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> b
 
 
 def _result_of_take_over(run: LandingRun, batch: Batch, dead: Verdict, result: BatchResult) -> BatchResult:
-    """What came of a dead run's batch that was in the way. One that could never be carried out is told as given up;
-    what failed of it is planned anew, or refused, unless this very replacing was asked for."""
+    """The result of a dead run's batch that was in the way. If it could never be carried out, it is reported as given
+    up, and its failures count for this run only if this run asked for the same replacement."""
     if run.ledger.read().batches[batch.id].status is not BatchStatus.ABANDONED:
         return result
     owners.tell(run.report, owners.met(run.feed.name, batch, dead, Fate.GIVEN_UP, first_failure(result.failures)))
@@ -140,7 +140,7 @@ def _offsets_left(run: LandingRun, state: State, found: Survey) -> int:
 
 
 def _within_first_ends(found: Survey, ends: dict[Key, int]) -> Survey:
-    """Later rounds reach no further than the first one saw, so that a busy topic does not keep a run for ever."""
+    """Later rounds go no further than the first one saw, so that a busy topic cannot keep a run going for ever."""
     for key, p in found.partitions.items():
         ends.setdefault(key, p.stable_end)
     partitions = {k: replace(p, stable_end=min(p.stable_end, ends[k])) for k, p in found.partitions.items()}
@@ -148,7 +148,7 @@ def _within_first_ends(found: Survey, ends: dict[Key, int]) -> Survey:
 
 
 def _on_newer_state(found: Survey, state: State, request: Request) -> Survey:
-    """The survey on a newer state: a partition whose life was left meanwhile takes no part. Raises what `check_sound`
+    """The survey on a newer state, without partitions whose life has been left meanwhile. Raises as `check_sound`
     does."""
     partitions = {k: p for k, p in found.partitions.items() if state.current.get(k.tp) == k}
     left = tuple(Refusal(k.tp, _incarnation_changed(k)) for k in found.partitions if k not in partitions)
@@ -175,13 +175,13 @@ def _pin_origins(ledger: Ledger, found: Survey) -> None:
 
 
 def _pin_boundaries(run: LandingRun, found: Survey) -> None:
-    """Pin every boundary that has passed; each is clamped again on the very state that it is put on."""
+    """Pin every boundary that has passed. Each is clamped again on the state just below its entry."""
     for entry in boundaries_due(run, run.ledger.read(), found.partitions):
         run.ledger.append(partial(windows.clamp_boundaries, entry=entry))
 
 
 def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
-    """Pass over what lies between the frontiers and there, but for what has landed or a live plan holds."""
+    """Pass over everything from the frontiers to the given time, except what has landed or a live plan holds."""
     edges, ledger, only = run.edges, run.ledger, run.request.only
     found = survey(run.feed, edges, ledger)
     _pin_origins(ledger, found)
@@ -195,7 +195,7 @@ def _skip(run: LandingRun, skip: Skip) -> tuple[KeyRange, ...]:
 
 
 def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
-    """Under `on_loss: accept`, what fell below the log start, neither landed nor reserved, becomes a loss."""
+    """With `on_loss: accept`, record as lost what fell below the log start and is neither landed nor reserved."""
     feed, request = run.feed, run.request
     if feed.policies.on_loss is not OnLoss.ACCEPT:
         return ()
@@ -212,8 +212,8 @@ def _accept_losses(run: LandingRun, found: Survey) -> tuple[KeyRange, ...]:
 
 
 def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | None, tuple[Refusal, ...]]:
-    """The batch to carry out: a new plan in the ledger, or one in the way that was taken over, with the evidence that
-    its run is dead."""
+    """The batch to carry out: a new plan in the ledger, or a batch in the way that was taken over, with the verdict
+    that its run is dead. And the refusals."""
     feed, ledger, request = run.feed, run.ledger, run.request
     refusals: tuple[Refusal, ...] = ()
     in_the_way: tuple[Batch, Slice] | None = None
@@ -229,7 +229,7 @@ def _pin_plan(run: LandingRun, found: Survey) -> tuple[Batch | None, Verdict | N
         free = [o for o in owed if o.key.tp not in lost]
         in_the_way = next(planning.overlapping(state, request, free), None)
         if in_the_way and request.replace and in_the_way[0].request == request:
-            refusals = known.refusals  # it was planned, and says itself what it cannot read any more
+            refusals = known.refusals  # its own plan stands, and will say what it can no longer read
         if in_the_way:
             return None
         plan = plan_for(run, found.cluster_id, free, state, replaced)

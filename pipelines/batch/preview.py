@@ -1,4 +1,4 @@
-"""The dry run: what `land` would plan now, and what it would do about batches of dead runs. Writes nothing."""
+"""The dry run: what `land` would plan now, and what it would do about dead runs' batches. Writes nothing."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from sluice.pipelines.vocabulary.receipts import Fate, Met
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a run would do, with nothing touched. `plan` is None when nothing is owed; `met` are the batches of dead
-    runs that it would come upon, and what it would do about each."""
+    """What a run would do. `plan` is None when nothing is owed. `met` are the batches of dead runs that it would find,
+    each with what it would do about it."""
 
     survey: Survey
     owed: tuple[Owed, ...]
     refusals: tuple[Refusal, ...]
     plan: Plan | None
     blocked: SluiceError | None = None
-    """The batch in the way that is at work, if there is one."""
+    """The error for a batch in the way that is at work, if there is one."""
     met: tuple[Met, ...] = ()
     held: tuple[HeldBack, ...] = ()
 
 
 def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
-    """The dry run: what `land` would plan now. Writes nothing, anywhere."""
+    """Say what `land` would plan now. Writes nothing, anywhere."""
     ledger = open_ledger(feed, edges)
     call = Call(feed, edges, ledger, request)
     lost.check_near(ledger, edges.lake, feed)
@@ -80,7 +80,7 @@ def _with_origins(found: Survey) -> State:
 
 
 def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> State:
-    """The state with the boundaries that a run would pin, in memory alone. Raises UsageError."""
+    """The state with the boundaries that a run would pin, in memory only. Raises UsageError."""
     for entry in boundaries_due(call, state, partitions):
         pinned = windows.clamp_boundaries(state, entry)
         state = state.extended([pinned]) if pinned else state
@@ -88,7 +88,7 @@ def _with_boundaries(call: Call, state: State, partitions: Mapping[Key, Partitio
 
 
 def _company(call: Call, state: State, owed: Sequence[Owed]) -> tuple[SluiceError | None, tuple[Met, ...]]:
-    """The batch in the way that is at work, and what a run would do about those of dead runs."""
+    """The error for a batch in the way that is at work, and what a run would do about dead runs' batches."""
     feed = call.feed.name
     verdicts = owners.judge_batches(call.edges.liveness, state.live())
     dead = {i for i, verdict in verdicts.items() if verdict.dead}

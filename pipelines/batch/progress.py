@@ -1,4 +1,4 @@
-"""Progress of tasks that run: read from the bytes that they have staged."""
+"""Progress of running tasks, read from the receipts that they leave in staging."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 @contextmanager
 def report_progress(lake: Lake, feed: str, batch: int, plan: Plan, report: Reporter) -> Iterator[None]:
-    """Report progress from the receipts that tasks leave in staging: about once a second, less often where there are so
-    many that looking takes its time."""
+    """Report progress, from the receipts in staging, until the block ends: about once a second, and less often when
+    listing them takes long."""
     spans = {paths.slice_name(s): s.span for s in plan.slices}
     total, stop = sum(spans.values()), Event()
 

@@ -1,4 +1,4 @@
-"""What a run landed, batch by batch, as values, and the error that tells what it could not."""
+"""What a run landed, batch by batch, and the error that says what it could not land."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice.pipelines.vocabulary.receipts import Counts, Receipt, SliceFailure
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """What is owed up to a time (ms; None: up to the stable end) is to be passed over, and why."""
+    """A request to pass over what is owed up to a time (ms; None: the stable end), and why."""
 
     to: int | None
     reason: str
@@ -36,11 +36,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One batch carried out. `failures` are slices that stay owed; `number` is its publish entry, if any; `results` are
-    what it said as a whole to its contract.
+    """One batch carried out. `failures` are slices that stay owed, `number` is its publish entry, if any, and `results`
+    are those of the contract for the batch as a whole.
 
-    `foreign`: another run's, that was finished for its own sake, or given up: its failures are told and are not this
-    run's. `refused`: why nothing of such a one was published.
+    `foreign`: it was another run's, and this run finished it or gave it up. Its failures are reported, but do not fail
+    this run. `refused` says why nothing of a foreign batch was published.
     """
 
     batch: int
@@ -62,29 +62,29 @@ class BatchResult:
 
     @property
     def adopted(self) -> int:
-        """Slices that an earlier attempt had finished."""
+        """How many slices an earlier attempt had finished."""
         return sum(r.adopted for r in self.receipts)
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """What one call landed; no batches: nothing was owed."""
+    """What one call landed. Without batches, nothing was owed."""
 
     batches: tuple[BatchResult, ...]
     refusals: tuple[Refusal, ...]
     losses: tuple[KeyRange, ...]
     windows: tuple[int, ...] = ()
-    """Windows (their starts, ms) that are complete since this call."""
+    """The windows (their starts, ms) that this call made complete."""
     frontiers: Mapping[Key, int] = field(default_factory=dict)
     left: int = 0
-    """Offsets that were asked for and are still owed because the feed's limits end a run before."""
+    """Requested offsets that are still owed because the feed's limits ended the run."""
     skipped: tuple[KeyRange, ...] = ()
     held: tuple[HeldBack, ...] = ()
     """What open transactions keep from being landed."""
 
     @property
     def failures(self) -> tuple[SliceFailure, ...]:
-        """The slices that failed; not those of which Kafka lost records on the way, where this call accepted that."""
+        """The slices that failed, except those whose records Kafka lost meanwhile if this call accepted the loss."""
         return tuple(f for b in self.batches if not b.foreign for f in b.failures if not self._accepted(f))
 
     def _accepted(self, f: SliceFailure) -> bool:
@@ -92,7 +92,7 @@ class Landed:
         return f.error == OffsetsLost.__name__ and any(r.meets(f.slice.range) for r in lost)
 
     def check(self) -> None:
-        """Raises BatchIncomplete (or the refusal, when there is only that) if anything asked for was not landed."""
+        """Raises BatchIncomplete if anything requested was not landed; if that is one refusal, raises its error."""
         if self.failures:
             raise _incomplete_error(self)
         if len(self.refusals) == 1:
@@ -107,7 +107,7 @@ def first_failure(failures: Sequence[SliceFailure]) -> str:
 
 
 def lost_on_the_way(feed: Feed, result: BatchResult) -> bool:
-    """Retention overtook us between plan and fetch, and the feed accepts that: plan again with the loss named."""
+    """Whether Kafka deleted records between plan and fetch, and the feed accepts that: a new plan names the loss."""
     lost = any(f.error == OffsetsLost.__name__ for f in result.failures)
     return lost and feed.policies.on_loss is OnLoss.ACCEPT
 

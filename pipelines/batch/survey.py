@@ -1,4 +1,4 @@
-"""What a plan rests on, asked of Kafka and the ledger: partitions, committed offsets, origins, and what changed."""
+"""Everything that a plan rests on, from Kafka and the ledger: partitions, committed offsets, origins, changed logs."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class Survey:
 
 
 def open_ledger(feed: Feed, edges: Edges, run: str = "") -> Ledger:
-    """The feed's ledger; refuses another cluster than the one it was begun with."""
+    """The feed's ledger. Raises ClusterChanged when it was begun with another cluster."""
     ledger = Ledger(edges.lake, feed.name, edges.clock, run, edges.cluster.cluster_id())
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
     return ledger
 
 
 def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
-    """Ask Kafka for everything that a plan rests on, and set aside the partitions that changed under the ledger.
+    """Ask Kafka for everything that a plan rests on, and refuse partitions whose log is not the one the ledger knows.
 
-    Raises EntriesLost when committed offsets know of entries that the ledger does not have.
+    Raises EntriesLost when a committed offset names an entry that the ledger does not have.
     """
     topics = match(feed.topics, edges.cluster.topics())
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = check_marks(ledger, ledger.read(), committed)
     if refusals := changed_logs(feed.name, state, found, edges.cluster):
-        # Others may have landed more between the look at Kafka and that at the ledger: Kafka is asked once more.
+        # Others may have landed more after we asked Kafka and before we read the ledger: ask Kafka once more.
         found = edges.cluster.partitions(topics, feed.isolation)
         refusals = changed_logs(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
@@ -75,27 +75,27 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
 def with_first_windows(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:
-    """The new origins with their first windows; a partition that comes later opens at the newest boundary."""
+    """The new origins with their first windows. A partition that comes later opens at the newest boundary."""
     if state.boundary_times:
         return tuple(o.model_copy(update={"opens": state.boundary_times[-1]}) for o in began)
     return windows.opening(edges.cluster, partitions, began, feed.window, edges.clock()) if began else ()
 
 
 def changed_logs(feed: str, state: State, found: Sequence[PartitionState], cluster: Cluster) -> tuple[Refusal, ...]:
-    """The partitions that are not the logs that the ledger knows any more."""
+    """A refusal for each partition whose log is no longer the one that the ledger knows."""
     known = {p.tp: state.epochs[k][1] for p in found if (k := state.current.get(p.tp)) in state.epochs}
     ends = cluster.epoch_ends({tp: epoch for tp, epoch in known.items() if epoch >= 0})
     return tuple(r for p in found if (r := origins.incarnation_change(state, p, ends, feed)))
 
 
 def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
-    """The feed's partitions that are not the logs that the ledger knows any more, as Kafka is now."""
+    """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
     found = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
     return frozenset(r.tp for r in changed_logs(feed.name, state, found, edges.cluster))
 
 
 def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionState]) -> list[BoundaryEntry]:
-    """The boundaries that have passed, and those of a window asked for before the first one. Raises UsageError."""
+    """The boundaries that have passed, and those of requested windows before the first one. Raises UsageError."""
     feed, edges, request = call.feed, call.edges, call.request
     if request.replace and request.kind is RequestKind.CATCH_UP:
         raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
@@ -112,7 +112,7 @@ def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionS
 
 
 def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Receipt]:
-    """What a request that replaces would replace: the receipts that count of what it asks for."""
+    """The receipts that a replacing request would replace: those that count in what it asks for."""
     if not call.request.replace:
         return ()
     asked = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
@@ -122,7 +122,7 @@ def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Recei
 def plan_for(
     call: Call, cluster_id: str, owed: Sequence[Owed], state: State, replaced: Sequence[Receipt]
 ) -> Plan | None:
-    """The plan that lands `owed` and takes the place of `replaced`; None when nothing is owed."""
+    """The plan that lands `owed` and replaces `replaced`; None when there is nothing to do."""
     feed, sizes = call.feed, sizing(call.feed, call.edges)
     return planning.build(
         feed.name, cluster_id, call.request, feed.isolation, owed, sizes, state, feed.window, replaced
@@ -143,7 +143,7 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
 
 
 def check_sound(found: Survey, request: Request) -> None:
-    """Raises the refusal of a partition that is asked for by name."""
+    """Raises the refusal of a partition that the request names."""
     named = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     for refusal in found.refusals:
         if refusal.tp in named:
@@ -160,7 +160,7 @@ def losses_refused(feed: Feed, owed: Sequence[Owed]) -> tuple[Refusal, ...]:
 
 
 def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tuple[Refusal, ...]:
-    """The refusals; those of held windows name the transaction, as far as the cluster tells, and the way out."""
+    """The refusals. Those of held windows name the transaction, if the cluster tells it, and the way out."""
     held = {r.tp: r.error for r in refusals if isinstance(r.error, WindowHeld)}
     partitions = (p for p in found.partitions.values() if p.tp in held)
     edges = call.edges
@@ -174,8 +174,8 @@ def with_holders(call: Call, refusals: Sequence[Refusal], found: Survey) -> tupl
 
 
 def held_of(call: Call, found: Survey) -> tuple[HeldBack, ...]:
-    """What open transactions hold of the partitions that are asked for. What was held is looked at again, for a run may
-    have taken long. It only explains: where Kafka does not answer by now, there is none."""
+    """What open transactions hold back in the requested partitions. Kafka is asked again, because the run may have
+    taken long. This only explains: it is empty when Kafka does not answer."""
     feed, edges, request = call.feed, call.edges, call.request
     meant = {*request.only, *(TopicPartition(r.topic, r.partition) for r in request.ranges)}
     tps = {p.tp for p in held_back.unstable_partitions(found.partitions.values()) if not meant or p.tp in meant}
