@@ -1,14 +1,14 @@
-"""Moving the group's committed offsets to the frontier: fenced, and never in the way (DESIGN §7).
+"""Moves the group's committed offsets to the frontier: fenced, and never in the way of landing (DESIGN §7).
 
     1 join as the only member          refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
     3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost
     4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
-    5 read back, offset and mark       a lost answer is unknown until then
+    5 read back offset and mark        until then a lost answer leaves the outcome unknown
     6 commit into the ledger; leave
 
-Guarantee: the committed offset never passes anything unaccounted (invariant 7) and never goes back (invariant 8),
-unless the feed's `on_group_moved: overwrite` says so. Landing does not wait for any of this.
+Guarantee: the committed offset never passes anything that is not accounted for (invariant 7) and never goes back
+(invariant 8), unless the feed says `on_group_moved: overwrite`. Landing waits for none of this.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """`mark` is the number of the intent entry behind the offsets, −1 where none was written.
+    """`mark` is the number of the intent entry behind the offsets, or −1 if none was written.
 
-    `letters` went to the topic `letters_to` with them. `left_out` stay as they are: their logs are others by now.
-    `put_by_others`: what somebody else had committed, ahead of landing, and landing has reached by now.
-    `waiting` are partitions whose committed offset (`before`) was put there by entries that the ledger lost: landing
-    has come to `after`, and reaches it again first.
+    So many `letters` went to the topic `letters_to` with them. `left_out` are partitions whose log is another one by
+    now; their offsets stay. `put_by_others` are offsets that somebody else had committed ahead of landing, and that
+    landing has now reached. `waiting` are partitions whose committed offset (`before`) comes from entries that the
+    ledger lost: landing has come to `after`, and must reach `before` again first.
     """
 
     status: CommitStatus
@@ -96,12 +96,12 @@ def commit(
 ) -> CommitResult:
     """Commit the frontier of every partition that has an origin, by the numbered steps above.
 
-    With an `outlet` (for a transactional commit) the dead letters that are owed go along, and are a reason to commit by
-    themselves. `cluster` says where logs end: without it nothing is adopted. The partitions whose log has `changed`
-    under the ledger are left out: a frontier of an earlier life says nothing of this one.
+    With an `outlet` (transactional commits only) the owed dead letters are sent along; they alone are reason enough to
+    commit. `cluster` says where logs end; without it nothing is adopted. Partitions whose log has `changed` are left
+    out: the frontier of an earlier life says nothing about this one.
 
-    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (nobody could be asked), EntriesLost;
-    UnknownTopic, UsageError, LakeUnavailable and ProofFailed of letters.
+    Raises GroupHeld, GroupMoved, CommitFenced (try again), Unknown (Kafka could not be asked), EntriesLost. Letters may
+    raise UnknownTopic, UsageError, LakeUnavailable and ProofFailed.
     """
     state = ledger.read()
     targets = _targets(state, changed)
@@ -123,12 +123,12 @@ def commit(
 
 
 def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int]:
-    """Where each partition's committed offset is to go."""
+    """The offset to commit for each partition."""
     return {k: o for k, o in state.frontiers().items() if k.tp not in changed}
 
 
 def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
-    """Kafka holds the frontier and the ledger knows it: nothing to join the group for."""
+    """Whether Kafka holds the frontier and the ledger knows it: then there is no need to join the group."""
     return all(
         state.commits.get(key) == to and (held := committed.get(key.tp)) is not None and held.offset == to
         for key, to in targets.items()
@@ -156,7 +156,7 @@ def _commit_as(
     mark, state = _intend(ledger, targets)
     post = letters.build_letters(outlet, ledger, state, newest, partitions) if outlet else None
     if going or post:
-        # With letters all partitions get the mark, which says what was sent: moving one does not take it away.
+        # With letters, all partitions get the mark, which says what was sent: moving one offset does not remove it.
         offsets = {k.tp: _offset_with_mark(state, k, o, mark) for k, o in (targets if post else going).items()}
         answered = _send(member, settings, offsets, post)
         try:
@@ -173,8 +173,8 @@ def _commit_as(
 
 
 def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committed) -> tuple[Moved, ...]:
-    """Where Kafka holds the frontier already, and neither we nor anybody through us put it there: from what the ledger
-    expects to what is there."""
+    """Partitions where Kafka already holds the frontier although Sluice did not commit it: from the offset that the
+    ledger expects to the one that is there."""
 
     def strange(key: Key, held: CommittedOffset) -> bool:
         known = {_expected_offset(state, key), state.moved.get(key), *state.intents.get(key, ())}
@@ -185,7 +185,7 @@ def _put_by_others(state: State, targets: Mapping[Key, int], committed: Committe
 
 
 def _newest_mark(state: State, committed: Committed) -> int:
-    """The newest intent whose transaction took effect: Kafka holds its mark, or the ledger says so."""
+    """The newest intent whose transaction took effect, by the marks in Kafka and by the ledger."""
     marks = (_our_mark(state, c) for c in committed.values() if c is not None)
     return max([state.last_mark, *(m.number for m in marks if m is not None)])
 
@@ -197,7 +197,7 @@ def _compare(
     cluster: Cluster | None,
     changed: Collection[TopicPartition],
 ) -> tuple[State, Committed]:
-    """Step 3. A refusal must survive a second look: a run that slept in between compares old with new."""
+    """Step 3. A refusal must survive a second look: a run that slept in between would compare old with new."""
     for last in (False, True):
         tps = [k.tp for k in ledger.read().frontiers()]
         committed = member.committed(tps)
@@ -214,17 +214,16 @@ def _compare(
 
 
 def verdict(state: State, key: Key, target: int, committed: CommittedOffset | None) -> CommitVerdict:
-    """May this partition's committed offset go from what Kafka holds to `target`?"""
+    """Whether this partition's committed offset may go from what Kafka holds to `target`."""
     if committed is None:
-        return CommitVerdict.GO  # never committed, or expired after idle days: nobody moved it
+        return CommitVerdict.GO  # never committed, or expired while idle: nobody moved it
     offset, last = committed.offset, state.commits.get(key)
     mark = _our_mark(state, committed)
     if mark is not None and mark.number >= state.number:
         return CommitVerdict.STALE
     if offset == state.ahead.get(key) and (mark is None or state.lost_entry(mark.number)):
-        return (
-            CommitVerdict.WAITS if offset > target else CommitVerdict.GO
-        )  # by entries that are lost: a mark that stands is due
+        # Lost entries committed it. A mark of an entry that stands is handled below.
+        return CommitVerdict.WAITS if offset > target else CommitVerdict.GO
     if offset == target:
         return CommitVerdict.DONE
     if mark is not None and mark.incarnation != key.incarnation:
@@ -263,9 +262,9 @@ def _resolve_moved(
 def adopt(
     ledger: Ledger, moved: Sequence[Key], committed: Committed, cluster: Cluster, reason: str
 ) -> tuple[KeyRange, ...]:
-    """Skip what lies between the frontier and the group's offset: whoever moved it passed it over. What was skipped.
+    """Skip what lies between the frontier and the group's offset, because somebody passed over it. Returns the skips.
 
-    Raises GroupMoved for an offset beyond the end of its log: what comes there later was passed over by nobody.
+    Raises GroupMoved for an offset beyond the end of its log: nobody has passed over records that are yet to come.
     """
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
     known = log_ends(cluster, moved)
@@ -289,7 +288,7 @@ def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]
 
 
 def _intend(ledger: Ledger, targets: Mapping[Key, int]) -> tuple[int, State]:
-    """The intent's number, and the fold that includes it: what was published below it is what its mark will cover."""
+    """The intent's number, and the state that includes it. Its mark covers what was published below that number."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
     appended = ledger.append(lambda state: IntentEntry(offsets=offsets))
     if appended is None:
@@ -310,7 +309,7 @@ def _send(
     offsets: Mapping[TopicPartition, CommittedOffset],
     post: letters.Letters | None,
 ) -> bool:
-    """Step 4, and whether Kafka said that it is done. An unknown outcome is no failure yet: reading back decides."""
+    """Step 4: whether Kafka answered. An unknown outcome is not a failure yet; reading back decides."""
     try:
         if post:
             member.commit_transaction(offsets, post.topic, post)
@@ -351,13 +350,13 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
 
 
 def _is_newer(held: CommittedOffset, meant: CommittedOffset) -> bool:
-    """Whether Kafka holds what a later intent of the same ledger meant."""
+    """Whether Kafka holds the offset of a later intent of the same ledger."""
     theirs, ours = Mark.parse(held.metadata), Mark.parse(meant.metadata)
     return theirs is not None and ours is not None and theirs.ledger == ours.ledger and theirs.number > ours.number
 
 
 def _record(ledger: Ledger, settings: CommitSettings, mark: int, targets: Mapping[Key, int], *, told: bool) -> None:
-    """Step 6. `told`: the ledger knows the newest mark that took effect; then only offsets may be news."""
+    """Step 6. `told`: the ledger already knows the newest mark that took effect, so only offsets can be new."""
     offsets = tuple(KeyOffset(key=k, offset=o) for k, o in targets.items())
 
     def decide(state: State) -> CommitEntry | None:
@@ -393,9 +392,10 @@ def _moved_error(
 
 
 def ways_out(feed: str, moved: Mapping[Key, tuple[int, int]], log_ends: Mapping[TopicPartition, int]) -> str:
-    """The commands that work for offsets that somebody moved; by partition its frontier, and where they are now.
+    """The commands that help when somebody moved offsets. `moved`: for each partition, its frontier and where the
+    committed offset is now.
 
-    Only what lies ahead of the frontier, and within the log, passes anything over, and can be adopted.
+    Only an offset ahead of the frontier, and within the log, passes over records and can be adopted.
     """
     back = {k: at for k, at in moved.items() if at[1] < at[0]}
     ahead = [k for k, (frontier, held) in moved.items() if frontier < held <= log_ends.get(k.tp, held)]

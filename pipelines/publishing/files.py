@@ -1,7 +1,7 @@
-"""Which files to read for a window: by the ledger, never by looking into folders.
+"""Which files to read for a window: answered by the ledger, never by listing folders.
 
-Guarantee: what is given for a window is all of it, visible, each record once; a window that is not complete, or of
-which a part is still being made visible, raises WindowIncomplete unless the caller asks for what is there.
+Guarantee: the files of a window are all of it, visible, and hold each record once. A window that is not complete, or of
+which a part is still being made visible, raises WindowIncomplete, unless the caller asks for what is there.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def files(
     *,
     partial: bool = False,
 ) -> tuple[File, ...]:
-    """The files of the windows (their starts, ms), by window and in log order; with `partial` those that are there.
+    """The files of the windows (their starts, ms), by window and in log order. With `partial`: those that are there.
 
-    Raises WindowIncomplete, WindowRetired, and UsageError for what is no window of the feed.
+    Raises WindowIncomplete, WindowRetired, and UsageError for a time that is not a window of the feed.
     """
     state = ledger.read()
     for window in windows:

@@ -1,8 +1,9 @@
-"""Entries that a ledger lost: what in the lake tells of them, and where that is kept once somebody goes on without.
+"""Entries that a ledger lost: the evidence in the lake, and where it is put when somebody continues without them.
 
-A plan stands before anything of its batch does, and nothing of a batch is visible before its publish entry stands. So
-what is newer than the newest entry, or visible of a batch that the ledger calls planned, proves that entries are gone.
-Names are read before the ledger, which is read again before anything is concluded. Nothing here is ever deleted.
+A plan is written before anything of its batch, and nothing of a batch is visible before its publish entry stands. So
+entries are gone if something in the lake is newer than the newest entry, or if something is visible of a batch that the
+ledger still calls planned. Names are read before the ledger, and the ledger is read again before anything is concluded.
+Nothing is ever deleted here.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.side_by_side import each
 
 LOOKED_AT = 1000
-"""Names of parts that a run looks at, at most: a page of a listing."""
+"""The most names of parts that a run looks at: one page of a listing."""
 
 
 # -- noticing
 
 
 def check_near(ledger: Ledger, lake: Lake, feed: Feed) -> None:
-    """Raises EntriesLost for visible parts of lost batches, looked for where the next batch begins."""
+    """Raises EntriesLost for visible parts of lost batches. Looks only where the next batch begins."""
     state = ledger.read()
     listed = lake.list(paths.visible_roots(feed.name)[0], _before_the_frontier(state, feed))
     check_names(ledger, state, list(islice(listed, LOOKED_AT)))
 
 
 def check_all(ledger: Ledger, lake: Lake) -> None:
-    """The same, looked for everywhere, staging included."""
+    """Raises EntriesLost as `check_near` does. Looks everywhere, staging included."""
     check_names(ledger, ledger.read(), list(_names(lake, ledger.feed)))
 
 
 def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
-    """The newest state. Raises EntriesLost when these lake paths tell of entries that are not in it."""
+    """The newest state. Raises EntriesLost when these lake paths belong to entries that are not in it."""
     told = list(names)
     if not list(_traces(state, told)):
         return state
@@ -53,7 +54,7 @@ def check_names(ledger: Ledger, state: State, names: Iterable[str]) -> State:
 
 
 def _before_the_frontier(state: State, feed: Feed) -> str:
-    """The path after which the parts of what follows the frontiers lie; empty where that may be anywhere."""
+    """The path after which new parts would be listed; empty if they may be anywhere."""
     opened = [_window_of(state, key, at) for key, at in state.frontiers().items()]
     if feed.landing.layout is not Layout.WINDOW or not opened or None in opened:
         return ""
@@ -62,7 +63,7 @@ def _before_the_frontier(state: State, feed: Feed) -> str:
 
 
 def _window_of(state: State, key: Key, offset: int) -> int | None:
-    """The newest window that begins at the offset or before; None where none is pinned."""
+    """The newest window that begins at or before the offset; None if none is pinned."""
     pins = state.boundaries.get(key)
     if pins is None:
         return None
@@ -82,7 +83,7 @@ def _names(lake: Lake, feed: str) -> Iterator[str]:
 
 
 def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
-    """One for each batch that is told of."""
+    """One piece of evidence for each lost batch."""
     told: set[int] = set()
     for path in names:
         batch = _lost_batch(state, path)
@@ -92,7 +93,7 @@ def _traces(state: State, names: Iterable[str]) -> Iterator[Trace]:
 
 
 def _lost_batch(state: State, path: str) -> int | None:
-    """The batch of which the path tells, if entries of it are gone. Any other name tells of nothing."""
+    """The batch that the path belongs to, if entries of that batch are gone; None otherwise."""
     visible = not path.startswith(f"{paths.SLUICE}/")
     part = paths.parse_part(path)
     batch = part.batch if visible and part else _batch_of_file(path, part)
@@ -104,7 +105,7 @@ def _lost_batch(state: State, path: str) -> int | None:
 
 
 def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
-    """The batch in whose staging, note or report the file is."""
+    """The batch whose staging, note or report the file is."""
     staged = paths.staged_batch(path)
     if staged is not None:
         return staged if paths.receipt_slice(path) or (part and part.batch == staged) else None
@@ -116,7 +117,7 @@ def _batch_of_file(path: str, part: paths.PartName | None) -> int | None:
 
 
 def traces(feed: Feed, lake: Lake, state: State) -> list[Trace]:
-    """All that tells of entries which are not in the state: a fold of what stands, whatever is newer."""
+    """All evidence of entries that are not in the state, which is the fold of the entries that stand."""
     tip = beyond(feed.name, state, read_tip(lake, feed.name))
     numbers = [(p, n) for p in lake.list(paths.checkpoint_folder(feed.name)) if (n := paths.checkpoint_number(p))]
     folds = [Trace(n - 1, f"{p} is a fold up to entry {n - 1}") for p, n in numbers if state.number < n < BEYOND]
@@ -128,8 +129,8 @@ def read_tip(lake: Lake, feed: str) -> Tip | None:
 
 
 def strays(feed: Feed, lake: Lake, state: State) -> list[str]:
-    """The files that tell of entries which are not in the state, or of the batches that are live in it; checkpoints of
-    those, and manifests of windows that are not complete without."""
+    """The files to set aside: those of entries that are not in the state, or of batches that are live in it, newer
+    checkpoints, and manifests of windows that are not complete without the lost entries."""
     live = {b.id for b in state.live()}
     named = [p for p in _names(lake, feed.name) if _lost_batch(state, p) is not None or paths.staged_batch(p) in live]
     folds = lake.list(paths.checkpoint_folder(feed.name))
@@ -144,7 +145,7 @@ def _undone(lake: Lake, feed: str, state: State, settings: WindowSettings) -> li
 
 
 def set_aside(lake: Lake, feed: str, number: int, names: Iterable[str]) -> None:
-    """Move the files away from where they count for anybody, into the folder of that number. Idempotent."""
+    """Move the files into the folder of that number, where nobody counts them. Idempotent."""
     each(_moving(lake, feed, number), list(names))
 
 

@@ -1,8 +1,8 @@
 """A window's manifest: the answer to "may I read hour 14?".
 
-It says that every partition's range of the window is accounted for, names the boundaries and never the parts (a
-replace or a compaction changes those), and is written once: a complete window stays complete. It goes when rows of the
-window are retired. Parts come from the ledger, so a reader never sees half of what is being made visible.
+It says that every partition's range of the window is accounted for. It names the boundaries and never the parts, since
+a replacement or a compaction changes those. It is written once, because a complete window stays complete, and removed
+when rows of the window are retired. Parts come from the ledger, so a reader never sees half of what is being shown.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class WindowFiles:
-    """The parts of one window, each with the slice that it is of. `complete`: nothing of it is owed any more."""
+    """The parts of one window, each with its slice. `complete`: nothing of the window is owed any more."""
 
     window: int
     complete: bool
@@ -46,7 +46,7 @@ class WindowFiles:
 
 
 def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSettings) -> tuple[int, ...]:
-    """Declare complete every window that is, with all its rows, and has no manifest yet; returns those. Idempotent."""
+    """Write the manifest of every complete window that has all its rows and none yet; return these. Idempotent."""
     state = ledger.read()
     standing = set(lake.list(paths.manifest_folder(feed)))
     named = {t: paths.window_path(feed, t, settings.length) for t in windows.manifest_windows(state, settings)}
@@ -57,7 +57,7 @@ def write_manifests(ledger: Ledger, lake: Lake, feed: str, settings: WindowSetti
     def declare(w: int) -> None:
         lake.put_if_absent(named[w], _dump(state, done[w], receipts[w], feed, w, settings))
 
-    each(declare, tuple(done), patience=0)  # a disk makes several durable in the time of one
+    each(declare, tuple(done), patience=0)  # a disk makes several files durable in the time of one
     return tuple(done)
 
 
@@ -94,7 +94,7 @@ def stands(lake: Lake, feed: str, window: int, settings: WindowSettings) -> bool
 
 
 def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
-    """Remove the manifests of windows of which rows are not kept any longer; their paths. Idempotent."""
+    """Remove the manifests of windows with retired rows; return their paths. Idempotent."""
     standing = ((p, paths.manifest_window(p)) for p in lake.list(paths.manifest_folder(feed)))
     gone = tuple(p for p, lasts in standing if lasts and is_retired(state, *lasts))
     for path in gone:
@@ -103,7 +103,7 @@ def withdraw(state: State, lake: Lake, feed: str) -> tuple[str, ...]:
 
 
 def is_retired(state: State, window: int, length: int) -> bool:
-    """Whether rows that had landed in the window are not kept any longer: what is left is not the window."""
+    """Whether rows of the window have been retired: what is left is no longer the window."""
     return next(_retired_ranges(state, window, length), None) is not None
 
 
@@ -114,7 +114,7 @@ def _retired_ranges(state: State, window: int, length: int) -> Iterator[tuple[Ke
 
 
 def _lasting(state: State, key: Key, start: int, end: int) -> Range | None:
-    """The offsets between two times; without an end where the partition's life ended between."""
+    """The offsets between two times; without an end if the partition's life ended in between."""
     first, last = (windows.boundary_of(state, key, t) for t in (start, end))
     return None if first is None else Range(first, _ENDLESS if last is None else last)
 
@@ -123,7 +123,7 @@ _ENDLESS = 1 << 63
 
 
 def demand_kept(ledger: Ledger, state: State, feed: str, window: int, settings: WindowSettings) -> None:
-    """Raises WindowRetired for a window of which rows are not kept any longer."""
+    """Raises WindowRetired for a window with retired rows."""
     for key, r in _retired_ranges(state, window, settings.length):
         shown = show_window(window)
         raise WindowRetired(
@@ -141,13 +141,13 @@ def retirement(ledger: Ledger, state: State, key: Key, r: Range) -> str:
 
 
 def files(ledger: Ledger, window: int, settings: WindowSettings) -> WindowFiles:
-    """The window's live parts, in log order, from the ledger. Raises UsageError for what is no window of the feed."""
+    """The window's live parts, in log order, from the ledger. Raises UsageError for a time that is not a window."""
     (found,) = files_of(ledger, (window,), settings)
     return found
 
 
 def files_of(ledger: Ledger, asked: Sequence[int], settings: WindowSettings) -> tuple[WindowFiles, ...]:
-    """The same of several windows; an entry that holds parts of many of them is read once."""
+    """The live parts of several windows; an entry with parts of many of them is read once."""
     for window in asked:
         windows.check_aligned(window, settings)
     state = ledger.read()
@@ -164,9 +164,9 @@ def _files(state: State, receipts: Iterable[Receipt], window: int, settings: Win
 def receipts_by_window(
     ledger: Ledger, state: State, asked: Iterable[int], settings: WindowSettings
 ) -> dict[int, list[Receipt]]:
-    """Receipts of the slices that lie in each window, of every publish entry that counts.
+    """The receipts that count, by the window that their slices lie in.
 
-    A feed's windows may have been shorter once: what lay in those lies in the one that holds them now.
+    A feed's windows may have been shorter once. What lay in a shorter window lies in the one that holds it now.
     """
     out: dict[int, list[Receipt]] = {window: [] for window in asked}
     for r in receipts_lying(ledger, state, lambda w: w is not None and settings.start_of(w) in out):
@@ -175,7 +175,7 @@ def receipts_by_window(
 
 
 def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], bool]) -> Iterator[Receipt]:
-    """Receipts that count, in the order they were published, of slices in windows that are `wanted` (None: outside)."""
+    """The receipts that count, in publishing order, of slices in `wanted` windows (None: outside windows)."""
     for number in sorted({n for w, numbers in state.published_in.items() if wanted(w) for n in numbers}):
         entry = ledger.entry(number)
         for r in state.receipts(number, entry) if isinstance(entry, PublishEntry) else ():
@@ -184,7 +184,7 @@ def receipts_lying(ledger: Ledger, state: State, wanted: Callable[[int | None], 
 
 
 def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, Range]]) -> list[Receipt]:
-    """Receipts that count, of slices that share an offset with one of the ranges."""
+    """The receipts that count and share an offset with one of the ranges."""
     asked = by_key(wanted)
     lie_in = {p.window for key, ranges in asked.items() for r in ranges for p in windows.pieces(state, key, r)}
     numbers = {n for w in (*lie_in, None) for n in state.published_in.get(w, ())}
@@ -194,7 +194,7 @@ def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, R
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:
-    """Raises WindowIncomplete while part of the window is owed, or a boundary of it not resolved."""
+    """Raises WindowIncomplete while part of the window is owed, or one of its boundaries is not resolved."""
     if not found.complete:
         shown = show_window(found.window)
         raise WindowIncomplete(
@@ -204,7 +204,7 @@ def demand_complete(found: WindowFiles, feed: str) -> None:
 
 
 def missing(lake: Lake, parts: Iterable[Part]) -> tuple[Part, ...]:
-    """The parts that are published and not visible yet: the roll-forward has still to show them."""
+    """The published parts that are not visible yet: the roll-forward has still to show them."""
     wanted = tuple(parts)
     folders = {p.path.rpartition("/")[0] for p in wanted}
     visible = {path for folder in folders for path in lake.list(folder)}

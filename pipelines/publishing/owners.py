@@ -21,27 +21,27 @@ from sluice.pipelines.vocabulary.receipts import Fate, Life, Met, Owner, Verdict
 from sluice.pipelines.vocabulary.units import show_window
 
 AGAIN = {RequestKind.COMPACT: "sluice compact {feed}", RequestKind.REPLAY: "sluice quarantine replay {feed}"}
-"""The requests that write parts anew, and the commands that ask for them."""
+"""The commands for the requests that write parts anew."""
 NEW = Verdict(Life.ALIVE, "it has just begun")
-"""Of an owner who was not there yet when owners were judged."""
+"""The verdict for an owner that appeared after the owners were judged."""
 AS_THEY_WERE = "the run that wrote these parts anew died; they are as they were"
 
 
 def judge_batches(liveness: Liveness, batches: Iterable[Batch], *, watch: bool = True) -> dict[int, Verdict]:
-    """By batch, how its run stands. With `watch` it waits until that is known, for all suspects together."""
+    """Whether each batch's run is alive. With `watch`, wait until that is known, for all suspects together."""
     asked = list(batches)
     said = liveness.judge(dict.fromkeys(b.owner for b in asked), watch=watch) if asked else {}
     return {b.id: said[b.owner.token] for b in asked}
 
 
 def met(feed: str, batch: Batch, verdict: Verdict, fate: Fate = Fate.LEFT, why: str = "") -> Met:
-    """A batch of another run, as it is told; the ways out of one that is left and not at work."""
+    """The report of another run's batch; with the ways out if it is left as it is and not at work."""
     left = fate is Fate.LEFT and verdict.life is not Life.ALIVE
     return Met(batch.id, batch.request, batch.owner, verdict, fate, why, ways(feed, batch) if left else ())
 
 
 def busy(feed: str, batch: Batch, s: Slice, verdict: Verdict) -> PlanBusy:
-    """The refusal to touch what another run's live batch reserves: how that run stands, and the way out."""
+    """The error for touching what another run's live batch reserves: whether that run is alive, and the way out."""
     return PlanBusy(
         f"{met(feed, batch, verdict)}; it reserves {s}",
         remedy=way_out(feed, batch, verdict),
@@ -76,7 +76,7 @@ def ways(feed: str, batch: Batch) -> tuple[tuple[str, str], ...]:
 
 
 def asking(feed: str, asked: Request) -> str:
-    """The command that asks for the same."""
+    """The command that makes the same request."""
     words = ["sluice run", feed]
     match asked.kind:
         case RequestKind.OFFSETS:
@@ -90,7 +90,7 @@ def asking(feed: str, asked: Request) -> str:
 
 
 def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
-    """What there is of a live batch whose run is dead, and the commands that finish it or give it up."""
+    """How far a dead run's live batch has come, and the commands that finish it or give it up."""
     commands = tuple(f"{command}   {what}" for command, what in ways(feed, batch))
     if batch.rewrites:
         return "nothing of it counts yet", commands
@@ -99,7 +99,7 @@ def outlook(lake: Lake, feed: str, batch: Batch) -> tuple[str, tuple[str, ...]]:
 
 
 def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
-    """Of a live batch's slices, how many have a receipt in staging, and how many there are."""
+    """How many slices of a live batch have a receipt in staging, and how many it has."""
     names = {paths.slice_name(s) for s in batch.plan.slices} if batch.plan else set()
     receipts = (paths.receipt_slice(p) for p in lake.list(paths.staging_folder(feed, batch.id)))
     return len(names.intersection(r for r in receipts if r)), len(names)
@@ -108,8 +108,8 @@ def finished_slices(lake: Lake, feed: str, batch: Batch) -> tuple[int, int]:
 def give_up(
     ledger: Ledger, batches: Iterable[Batch], verdicts: Mapping[int, Verdict], report: Reporter, why: str = AS_THEY_WERE
 ) -> tuple[int, ...]:
-    """Give up those of the batches whose run is dead, say so, and return them. One that another took meanwhile stays
-    his."""
+    """Give up those of the batches whose run is dead, report them, and return their ids. A batch that another run took
+    over meanwhile is left to it."""
     given = []
     for batch in batches:
         if verdicts.get(batch.id, NEW).dead and abandon(ledger, batch.id, why, batch.owner) is not None:
@@ -119,5 +119,5 @@ def give_up(
 
 
 def tell(report: Reporter, batch: Met) -> None:
-    """Say what became of another run's batch."""
+    """Report what was done about another run's batch."""
     report(Progress(str(batch.fate), note=str(batch), met=batch))

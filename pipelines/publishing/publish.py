@@ -1,8 +1,8 @@
-"""From proven receipts to visible files: the publish entry, and the roll-forward that makes `data/` say the same.
+"""From proven receipts to visible files: the publish entry, and the roll-forward that makes `data/` agree with it.
 
-The entry is the commit point of the data. Visibility is derived: `roll_forward` makes `data/` equal the live parts
-of the fold for every batch that still has staging, whoever left it there, and may be run by anyone, any number of
-times, at once (DESIGN §5, §13).
+The entry is the commit point of the data. What is visible follows from it: for every batch that still has staging,
+`roll_forward` makes `data/` equal the live parts of the fold. Anyone may call it, any number of times, at the same time
+as others, and whoever left the staging (DESIGN §5, §13).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def publish(
     failures: Sequence[SliceFailure],
     results: Sequence[Result] = (),
 ) -> Appended | None:
-    """Put the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
+    """Append the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
 
-    `results`: what the batch as a whole said to its contract. Guarantee: decided on the state just below the entry's
-    number, and again by whoever folds it.
+    `results` are those of the contract for the batch as a whole. Guarantee: the decision is made on the state just
+    below the entry's number, and again by every reader that folds it.
     """
     entry = PublishEntry(
         batch=batch,
@@ -54,7 +54,7 @@ def publish(
 
 
 def check_owner(ledger: Ledger, batch: int, owner: Owner) -> None:
-    """Raises OwnershipLost once the batch is not ours to publish any more: then its staging may be gone too."""
+    """Raises OwnershipLost once the batch is no longer ours to publish. Then its staging may be gone, too."""
     held = ledger.read().batches[batch]
     if held.status is not BatchStatus.PLANNED or held.owner.token != owner.token:
         raise _ownership_lost(held)
@@ -73,7 +73,7 @@ def _ownership_lost(held: Batch) -> OwnershipLost:
 
 
 def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None) -> Appended | None:
-    """Give the batch's ranges back; None when it is no longer live, or no longer the owner's for whom that is done."""
+    """Give the batch's ranges back; None when it is no longer live, or no longer belongs to `owner`."""
 
     def decide(state: State) -> AbandonEntry | None:
         held = state.batches[batch]
@@ -85,7 +85,7 @@ def abandon(ledger: Ledger, batch: int, reason: str, owner: Owner | None = None)
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """What a roll-forward found to do: lake paths, and the batches whose staging it removed."""
+    """What a roll-forward did: lake paths shown and hidden, and the batches whose staging it removed."""
 
     shown: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
@@ -95,9 +95,9 @@ class RolledForward:
 def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     """Make `data/` equal the live parts of the fold for every batch with staging; then remove that staging.
 
-    Order matters: staged files of replaced parts go first, so that nobody can bring one back; then replaced parts
-    are hidden, then live ones shown; what was replaced while it was shown is hidden again. Names that the fold does
-    not know are newer than it and left alone. Raises EntriesLost where staging proves it, with nothing touched.
+    Order matters. Staged files of replaced parts go first, so that nobody can bring one back. Then replaced parts are
+    hidden and live ones shown. A part that was replaced while it was being shown is hidden again. Names that the fold
+    does not know are newer than it and are left alone. Raises EntriesLost, with nothing touched, if staging proves it.
     """
     state = ledger.read()
     staged = _staged_files(lake, feed)
@@ -112,7 +112,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     live = [p for p in parts if p.path not in state.replaced]
     shown = [p.path for p, ours in zip(live, each(lambda p: _show(lake, p), live), strict=True) if ours]
     late = {p for p in shown if p in ledger.read().replaced} if shown else set()
-    for path in late:  # a copy takes its time: who hid it meanwhile could not see it yet
+    for path in late:  # copying takes time: a run that hid it meanwhile could not see it yet
         lake.remove(path)
     shown = [p for p in shown if p not in late]
     done = [b for b in sorted(staged) if _status(state, b) in (BatchStatus.PUBLISHED, BatchStatus.ABANDONED)]
@@ -149,7 +149,7 @@ def _replaced_paths(ledger: Ledger, batch: Batch) -> tuple[str, ...]:
 
 
 def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> None:
-    """Raises LedgerCorrupt for an entry that would have us touch a file of the lake that is no part of this feed's."""
+    """Raises LedgerCorrupt for an entry that names a file outside this feed's folders."""
     for path in names:
         if not path.startswith(tuple(f"{root}/" for root in roots)):
             raise LedgerCorrupt(
@@ -159,7 +159,7 @@ def _check_below(roots: Sequence[str], names: Sequence[str], number: int) -> Non
 
 
 def _show(lake: Lake, part: Part) -> bool:
-    """Whether this call made it visible. A source that is gone was shown, or replaced, by someone before us."""
+    """Whether this call made the part visible. A missing source means that another run showed or replaced it."""
     if lake.size(part.path) is not None:
         return False
     try:
