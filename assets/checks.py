@@ -5,8 +5,8 @@ What nothing was done about yet is no warning: of a new feed, what lies before t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import dagster as dg
 
@@ -28,7 +28,7 @@ WHOLE: Said = {"passed": True, "description": "every offset of the window is acc
 
 def of_window(books: Books, window: int) -> dict[str, Said]:
     """What a complete window says to each check of what landed."""
-    return {COMPLETE: WHOLE, BOUNDARY: bounded(books, window), **dict(contracts.verdicts(books, window))}
+    return {name: c.says(books, window) for name, c in OF_WINDOW.items()} | dict(contracts.verdicts(books, window))
 
 
 def bounded(books: Books, window: int) -> Said:
@@ -43,6 +43,25 @@ def bounded(books: Books, window: int) -> Said:
         if found
         else "each boundary is the first record stamped at its time or later",
     }
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCheck:
+    """A check of the rows of each window. `says`: what a window says to it once every offset is accounted for."""
+
+    description: str
+    says: Callable[[Books, int], Said]
+
+
+OF_WINDOW = {
+    COMPLETE: WindowCheck("By the ledger: every offset of the window is accounted for.", lambda books, window: WHOLE),
+    BOUNDARY: WindowCheck(
+        "The window begins and ends at first records. A warning: markers of transactions hid one, and it was searched"
+        " for.",
+        bounded,
+    ),
+}
+"""The checks that every feed's windows have; a contract adds its own. Declared, told and kept green from here."""
 
 
 def judged(

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from sluice.assets import contracts, metadata, steps
 from sluice.assets.books import quarantines
-from sluice.assets.checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER
+from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
 from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.schedule import schedule_of
@@ -158,8 +158,7 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
         key=key,
         deps=[topic_key(t) for t in topics],
         check_specs=[
-            _check(COMPLETE, key, _COMPLETE, windows),
-            _check(BOUNDARY, key, _BOUNDARY, windows),
+            *(_check(name, key, check.description, windows) for name, check in OF_WINDOW.items()),
             *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
             dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
         ],
@@ -267,10 +266,6 @@ def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> d
         return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
 
 
-_COMPLETE = "By the ledger: every offset of the window is accounted for."
-_BOUNDARY = (
-    "The window begins and ends at first records. A warning: markers of transactions hid one, and it was searched for."
-)
 _ACCOUNT = "By the ledger: no holes, from each partition's origin up to where it landed last."
 _FRONTIER = "The committed offsets have passed the window. If not: which earlier window holds them."
 _TOPIC = "A topic in Kafka. Observe it to see its partitions, ends and lag."

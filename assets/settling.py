@@ -100,7 +100,7 @@ def _unpartitioned(feed: Feed) -> list[dg.AssetCheckKey]:
 def _planned(instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]) -> Iterator[Planned]:
     """The evaluations of the windows that were just told of again."""
     landed, committed = landed_key(feed.name), committed_key(feed.name)
-    names = [checks.COMPLETE, checks.BOUNDARY, *contracts.described_checks(feed)]
+    names = [*checks.OF_WINDOW, *contracts.described_checks(feed)]
     for key, of in ((landed, names), (committed, [FRONTIER])):
         windows = [show_window(w) for w in told.get(key, ())]
         if windows:

@@ -15,7 +15,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets import batch_pages, checks, contracts, evidence, internals, metadata, settling
 from sluice.assets.books import Books
-from sluice.assets.checks import ACCOUNT, BOUNDARY, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
+from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
@@ -120,8 +120,9 @@ def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
     if whole:
         yield evidence.window_result(books, window)
         yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed) if k != key)
-    yield dg.AssetCheckResult(check_name=COMPLETE, asset_key=key, **_window_said(whole, landed))
-    yield dg.AssetCheckResult(check_name=BOUNDARY, asset_key=key, **checks.bounded(books, window))
+    told = {name: check.says(books, window) for name, check in checks.OF_WINDOW.items()}
+    for name, said in (told | {COMPLETE: _window_said(whole, landed)}).items():
+        yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
     yield dg.AssetCheckResult(check_name=ACCOUNT, asset_key=key, **checks.account(books, landed, run))
     for name, said in contracts.verdicts(books, window):
         yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
