@@ -40,15 +40,10 @@ def _partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
 
 def _first(feed: Feed, now: int) -> int:
     """The earliest time that may be asked for; by the day, so that it does not move with every load."""
-    match feed.start.kind:
-        case StartKind.TIME:
-            return feed.start.ms
-        case StartKind.LOOK_BACK:
-            begin = feed.start.resolve(now)
-        case StartKind.LATEST:
-            begin = now
-        case _:
-            begin = now - REACH
+    if feed.start.kind is StartKind.TIME:
+        return feed.start.ms
+    known = feed.start.earliest(now)
+    begin = now - REACH if known is None else known
     return begin - begin % DAY
 
 

@@ -49,6 +49,12 @@ class Start:
         """The time (ms since the epoch) that a TIME or LOOK_BACK start names at `now`."""
         return max(0, now - self.ms) if self.kind is StartKind.LOOK_BACK else self.ms
 
+    def earliest(self, now: int) -> int | None:
+        """The earliest time (ms since the epoch) of a feed that is begun at `now`; None where only Kafka knows."""
+        if self.kind in (StartKind.TIME, StartKind.LOOK_BACK):
+            return self.resolve(now)
+        return now if self.kind is StartKind.LATEST else None
+
     def __str__(self) -> str:
         match self.kind:
             case StartKind.TIME:
