@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import Outcome, contract_results
+from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, Ledger, State
@@ -208,7 +208,7 @@ class Books:
 class Judged:
     """What came of one expectation of the contract with that hash."""
 
-    outcome: Outcome
+    outcome: ExpectationOutcome
     contract: str
 
 

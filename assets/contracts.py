@@ -18,7 +18,7 @@ from sluice.assets.books import Books, Judged
 from sluice.assets.markdown import plain
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
-from sluice.pipelines.contract.results import Outcome
+from sluice.pipelines.contract.results import ExpectationOutcome
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.validation.drift import describe_drift, drift_of
 from sluice.pipelines.vocabulary.errors import BatchRefused, Breach
@@ -103,11 +103,11 @@ def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | 
 # -- the contract
 
 
-def _fails(o: Outcome) -> bool:
+def _fails(o: ExpectationOutcome) -> bool:
     return not o.passed and o.severity is not Severity.INFO
 
 
-def _line(o: Outcome) -> str:
+def _line(o: ExpectationOutcome) -> str:
     words = text(o.expectation)
     if not o.unexpected:
         return f"{words}: {f'observed {o.observed}' if o.observed else 'it is not so'}"
@@ -115,7 +115,7 @@ def _line(o: Outcome) -> str:
     return f"{words}: broken by {o.unexpected:,} of {many(o.checked, 'row')} ({o.share:.2%}){kept_out}"
 
 
-def _fate(o: Outcome) -> str:
+def _fate(o: ExpectationOutcome) -> str:
     """What became of the rows."""
     if o.passed:
         return "met"
@@ -169,7 +169,7 @@ def _show(feed: str, window: int) -> str:
     return f"sluice quarantine show {feed} --window {show_window(window)}"
 
 
-def _table(found: Sequence[Outcome]) -> dg.TableMetadataValue:
+def _table(found: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:
     """What is broken first."""
     ordered = sorted(found, key=lambda o: (o.passed, not _fails(o)))
     return metadata.table([_row(o) for o in ordered], _COLUMNS)
@@ -186,7 +186,7 @@ _COLUMNS = {
 }
 
 
-def _row(o: Outcome) -> dict[str, str | int]:
+def _row(o: ExpectationOutcome) -> dict[str, str | int]:
     return {
         "expectation": text(o.expectation),
         "severity": str(o.severity),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.contract.expectation import Contract
     from sluice.pipelines.contract.proposal import Proposal
-    from sluice.pipelines.contract.results import Outcome, Result
+    from sluice.pipelines.contract.results import ExpectationOutcome, Result
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.ports import Lake
     from sluice.pipelines.quarantine.limit import Fault
@@ -408,8 +408,8 @@ class _Tried:
     feed: Feed
     contract: Contract
     seen: _Seen
-    outcomes: Sequence[Outcome]
-    left_out: Sequence[Outcome]
+    outcomes: Sequence[ExpectationOutcome]
+    left_out: Sequence[ExpectationOutcome]
     examples: Mapping[int, Sequence[tuple[str, str]]]
     faults: Sequence[Fault]
     refused: Sequence[str]
@@ -474,7 +474,7 @@ def _tried(
     return _Tried(feed, contract, seen, outcomes, left_out, examples, faults, refused)
 
 
-def _examples(o: Outcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
+def _examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
     """Where, and the values of the columns that the expectation is about."""
     from sluice.pipelines.contract.catalogue import columns
 
@@ -502,7 +502,7 @@ def _quoted(text: str) -> str:
     return json.dumps(_short(text), ensure_ascii=True)
 
 
-def _sentence(o: Outcome) -> str:
+def _sentence(o: ExpectationOutcome) -> str:
     from sluice.pipelines.contract.catalogue import text
 
     seen = f": {o.observed}" if o.observed else f": {o.unexpected:,} of {o.checked:,} rows are not so"
@@ -531,7 +531,7 @@ def _checked(t: _Tried) -> Iterator[RenderableType]:
     yield from _verdict(t)
 
 
-def _row(t: _Tried, o: Outcome) -> Sequence[Any]:
+def _row(t: _Tried, o: ExpectationOutcome) -> Sequence[Any]:
     from sluice.pipelines.contract.catalogue import text
 
     said = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
@@ -574,7 +574,7 @@ def _check_document(t: _Tried) -> dict[str, Any]:
     }
 
 
-def _outcome_document(t: _Tried, o: Outcome) -> dict[str, Any]:
+def _outcome_document(t: _Tried, o: ExpectationOutcome) -> dict[str, Any]:
     from sluice.pipelines.contract.catalogue import text
 
     return {

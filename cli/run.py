@@ -21,7 +21,7 @@ from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate,
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import Outcome, contract_results
+from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.records import ready
 from sluice.pipelines.validation.drift import describe_drift, drift_of
 from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld, WindowIncomplete
@@ -399,7 +399,7 @@ def _broken(ran: Ran) -> Iterator[str]:
         yield f"and {many(len(found) - _BROKEN_SAID, 'further expectation')} that did not hold"
 
 
-def _outcomes(ran: Ran) -> list[Outcome]:
+def _outcomes(ran: Ran) -> list[ExpectationOutcome]:
     receipts = [r for b in ran.batches for r in b.receipts]
     return contract_results(ran.contract, receipts, [r for b in ran.batches for r in b.results]) if ran.contract else []
 
@@ -507,7 +507,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
     }
 
 
-def _outcome(o: Outcome) -> dict[str, Any]:
+def _outcome(o: ExpectationOutcome) -> dict[str, Any]:
     said = {name: getattr(o, name) for name in ("passed", "observed", "checked", "unexpected", "first")}
     return {"expectation": text(o.expectation), "severity": str(o.severity)} | said
 

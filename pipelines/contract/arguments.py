@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sluice.pipelines.contract.catalogue import CatalogueEntry, Kwarg, Takes
 from sluice.pipelines.contract.literals import Family, bound, family, member
 from sluice.pipelines.schema.schema import Kind, Type
+from sluice.pipelines.vocabulary.units import safe_text
 
 MOST_VALUES = 10_000
 MOST_COLUMNS = 32
@@ -355,11 +356,6 @@ def _is_window(said: Any) -> bool:
     if not isinstance(said, dict) or not {*_WINDOW} - {"strict"} <= {*said} <= {*_WINDOW}:
         return False
     return all(_WINDOW[k](v) for k, v in said.items())
-
-
-def safe_text(text: str) -> str:
-    """Text of the file in an error: short, and on one line."""
-    return "".join(c if c.isprintable() else "�" for c in text[:80])
 
 
 _CHECKS: Mapping[Takes, Callable[[Any, Kwarg, list[Type]], None]] = {

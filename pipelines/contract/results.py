@@ -34,7 +34,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExpectationOutcome:
     """What a batch, or a window, said to one expectation; the fields are those of `Result`."""
 
     expectation: Expectation
@@ -74,7 +74,9 @@ def enough(checked: int, unexpected: int, mostly: float) -> bool:
     return not checked or (checked - unexpected) / checked >= mostly
 
 
-def contract_results(contract: Contract, receipts: Iterable[Receipt], results: Iterable[Result] = ()) -> list[Outcome]:
+def contract_results(
+    contract: Contract, receipts: Iterable[Receipt], results: Iterable[Result] = ()
+) -> list[ExpectationOutcome]:
     """What came of each expectation, in the contract's order, over one batch or several.
 
     Of receipts those count whose rows were held against this contract. `results` are those of these receipts' publish
@@ -95,18 +97,22 @@ def contract_results(contract: Contract, receipts: Iterable[Receipt], results: I
     return found
 
 
-def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> Outcome:
+def _of_rows(e: Expectation, receipts: Sequence[Receipt]) -> ExpectationOutcome:
     tallies = [(r, t) for r in receipts for t in r.tallies if t.expectation == e.place]
     checked, unexpected = sum(t.checked for _, t in tallies), sum(t.unexpected for _, t in tallies)
     first = (f"{r.slice.tp}:{offset}" for r, t in tallies for offset in t.first)
-    return Outcome(e, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, _few(first))
+    return ExpectationOutcome(
+        e, enough(checked, unexpected, argument(e, "mostly")), "", checked, unexpected, _few(first)
+    )
 
 
-def _of_batches(e: Expectation, results: Sequence[Result]) -> Outcome:
+def _of_batches(e: Expectation, results: Sequence[Result]) -> ExpectationOutcome:
     failed = [r for r in results if not r.passed]
     shown = (failed or results)[-1]
     checked, unexpected = sum(r.checked for r in results), sum(r.unexpected for r in results)
-    return Outcome(e, not failed, shown.observed, checked, unexpected, _few(f for r in results for f in r.first))
+    return ExpectationOutcome(
+        e, not failed, shown.observed, checked, unexpected, _few(f for r in results for f in r.first)
+    )
 
 
 def _few(first: Iterator[str]) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sluice.pipelines.contract.arguments import flaws, safe_text
+from sluice.pipelines.contract.arguments import flaws
 from sluice.pipelines.contract.catalogue import ENTRIES, column_types
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
 from sluice.pipelines.schema.schema import Schema, Type
+from sluice.pipelines.vocabulary.units import safe_text
 
 CONTRACT = ".contract.json"
 """How the file of a contract ends; it begins as its feed's does."""

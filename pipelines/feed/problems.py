@@ -13,6 +13,7 @@ from sluice.pipelines.feed.kafka import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.units import safe_text
 
 _WHERE = (
     "write host:port, several with commas between; where a feed names none, the project's local Kafka serves: "
@@ -43,13 +44,13 @@ def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem,
 def _problems(detail: ErrorDetails, model: type[BaseModel]) -> Iterator[FileProblem]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, SchemaError):
-        yield from (FileProblem(_shown(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
+        yield from (FileProblem(safe_text(f"schema.{p.place}".strip(".")), p.what, p.remedy) for p in cause.problems)
     else:
         yield _problem(detail, model)
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
-    path = [_shown(str(part)) for part in detail["loc"]]
+    path = [safe_text(str(part)) for part in detail["loc"]]
     key = ".".join(p for i, p in enumerate(path) if (i, p) != (1, "names"))  # how a TopicFilter holds exact names
     if detail["type"] == "extra_forbidden":
         return _unknown_key(key, path, model)
@@ -79,10 +80,6 @@ def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _shown(text: str) -> str:
-    return "".join(c if c.isprintable() else "�" for c in text[:80])
 
 
 def raise_problems(found: Sequence[tuple[str, FileProblem]]) -> NoReturn:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sluice.pipelines.contract.expectation import Contract
-from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.ledger import Batch, BatchStatus, Ledger, State
 from sluice.pipelines.planning.shapes import shape_named
 from sluice.pipelines.ports import Lake
@@ -82,7 +82,7 @@ class BatchAccount:
         return sum((r.counts for r in self.receipts), Counts())
 
     @cached_property
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[ExpectationOutcome]:
         """What came of each expectation that is decided."""
         return contract_results(self.contract, self.receipts, self.results) if self.contract else []
 

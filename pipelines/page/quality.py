@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sluice.pipelines.contract import catalogue
 from sluice.pipelines.contract.expectation import Contract, Expectation, Severity
-from sluice.pipelines.contract.results import Outcome
+from sluice.pipelines.contract.results import ExpectationOutcome
 from sluice.pipelines.page.account import BatchAccount
 from sluice.pipelines.page.markup import (
     Html,
@@ -136,7 +136,7 @@ def contract(a: BatchAccount, found: Profiles) -> Html:
     return section("contract", "Contract", inside, note=_summary(a.contract, decided, len(ranked) - len(shown)))
 
 
-def _summary(held: Contract, decided: dict[int, Outcome], left_out: int) -> str:
+def _summary(held: Contract, decided: dict[int, ExpectationOutcome], left_out: int) -> str:
     broken = sum(not o.passed for o in decided.values())
     rows = sum(o.passed and o.unexpected > 0 for o in decided.values())
     some = len(held.expectations) - len(decided)
@@ -147,7 +147,7 @@ def _summary(held: Contract, decided: dict[int, Outcome], left_out: int) -> str:
     return ", ".join(said) + "." + (f" {left_out} that hold are not shown." if left_out else "")
 
 
-def _state(o: Outcome | None) -> str:
+def _state(o: ExpectationOutcome | None) -> str:
     """The colour of what came of it."""
     if o is None:
         return "info"
@@ -161,11 +161,11 @@ def _state(o: Outcome | None) -> str:
 _WORDS = {"good": "holds", "warn": "broken", "bad": "broken", "info": "recorded"}
 
 
-def _rank(o: Outcome | None) -> int:
+def _rank(o: ExpectationOutcome | None) -> int:
     return ["bad", "warn", "info", "good"].index(_state(o)) if o else 2
 
 
-def _expectation(e: Expectation, o: Outcome | None, found: Profiles) -> list[str]:
+def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) -> list[str]:
     state = _state(o)
     word = "not decided" if o is None else _WORDS[state]
     mark = tag("span", _MARKS[state], class_=state, title=word, role="img", aria_label=word)
@@ -183,7 +183,7 @@ def _expectation(e: Expectation, o: Outcome | None, found: Profiles) -> list[str
     return [mark, said, pill, tag("span", cut(o.observed, 160), class_="any") if o.observed else "", *figures]
 
 
-def _examples(o: Outcome | None, found: Profiles) -> list[Html]:
+def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
     """Where the first rows are that broke it, and what its columns hold there where that is known."""
     if o is None or not o.first:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.pipelines.contract.catalogue import text
-from sluice.pipelines.contract.results import Outcome, Result, contract_results
+from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results
 from sluice.pipelines.ledger import Batch, Ledger
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.records.shape import Shape
@@ -49,11 +49,11 @@ def check_contract(
     )
 
 
-def _breach(o: Outcome) -> Breach:
+def _breach(o: ExpectationOutcome) -> Breach:
     return Breach("contract", _line(o), o.expectation.type, o.unexpected, o.checked, o.first)
 
 
-def _line(o: Outcome) -> str:
+def _line(o: ExpectationOutcome) -> str:
     said = [f"observed {o.observed}"] if o.observed else []
     if o.unexpected:
         said += [f"{o.unexpected:,} of {o.checked:,} rows are not so ({o.share:.2%})"]

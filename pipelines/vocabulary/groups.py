@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 
-Assignment = tuple[TopicPartition, ...]
+AssignedPartitions = tuple[TopicPartition, ...]
 
 
 class GroupState(StrEnum):
@@ -83,7 +83,7 @@ class GroupMember:
     client_id: str
     host: str
     instance_id: str | None
-    assignment: Assignment | None
+    assignment: AssignedPartitions | None
 
 
 @dataclass(frozen=True, slots=True)

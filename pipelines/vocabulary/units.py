@@ -108,3 +108,8 @@ _SPOKEN = (("d", 86_400, ("h", 3600)), ("h", 3600, ("min", 60)), ("min", 60, (""
 def many(n: int, thing: str, things: str = "") -> str:
     """`1 feed`, `3 feeds`."""
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {things or f'{thing}s'}"
+
+
+def safe_text(text: str) -> str:
+    """Text from outside, for an error: at most 80 characters, on one line, all printable."""
+    return "".join(c if c.isprintable() else "�" for c in text[:80])

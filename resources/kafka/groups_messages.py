@@ -15,7 +15,14 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from sluice.pipelines.vocabulary.groups import Assignment, Broker, GroupMember, GroupState, GroupView, ListedGroup
+from sluice.pipelines.vocabulary.groups import (
+    AssignedPartitions,
+    Broker,
+    GroupMember,
+    GroupState,
+    GroupView,
+    ListedGroup,
+)
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka.failures import error_of
 from sluice.resources.kafka.group_messages import Seat, ask_commit
@@ -58,7 +65,7 @@ def read_view(response: Any, coordinator: Broker) -> GroupView:
     return GroupView(group.group_id, "classic", state, group.protocol_type, group.protocol_data, coordinator, members)
 
 
-def read_assignment(data: bytes) -> Assignment | None:
+def read_assignment(data: bytes) -> AssignedPartitions | None:
     """The partitions in a ConsumerProtocolAssignment; None where the bytes are none."""
     if not data:
         return ()

@@ -60,7 +60,7 @@ class Typer:
         self._tables = tables_of(self.nodes)
         self._room = self._tables.room.copy()
         self._block = int(self._room[0])
-        self._found = _found(self._block, 1 << 16)
+        self._found = _empty_found(self._block, 1 << 16)
 
     def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
         """The typed rows of a binary array without offset. A null is a row of nulls."""
@@ -74,7 +74,7 @@ class Typer:
         if len(self._tables.spans) > KEPT_SLOTS:
             self._tables = with_room(self._tables, self._room.copy())
         if len(self._found.extra) > KEPT_SLOTS:
-            self._found = _found(self._block, 1 << 16)
+            self._found = _empty_found(self._block, 1 << 16)
 
     def _piece(self, data: Array, ends: Array, valid: Array) -> TypedPiece:
         state = self._tables.state
@@ -112,7 +112,7 @@ class Typer:
         return next(n.index for n in self.nodes if n.inner == level and n.inner != n.level)
 
 
-def _found(rows: int, extra: int) -> Found:
+def _empty_found(rows: int, extra: int) -> Found:
     return Found(np.empty(rows, np.int32), buffer(extra, np.uint8), *(np.empty(rows, np.int32) for _ in range(5)))
 
 

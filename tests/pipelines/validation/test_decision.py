@@ -14,7 +14,7 @@ import pytest
 
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.batch.result import BatchResult
-from sluice.pipelines.contract.results import Outcome, Result, contract_results, enough
+from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
@@ -27,7 +27,7 @@ from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceede
 from sluice.pipelines.vocabulary.kafka import FetchLimits
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt, Tally
-from sluice.pipelines.vocabulary.receipts import Outcome as Landed
+from sluice.pipelines.vocabulary.receipts import ExpectationOutcome as Landed
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
 from tests.pipelines.log_fetcher import LogFetcher
 from tests.pipelines.records.decode.logs import Batch, Record
@@ -269,9 +269,9 @@ def test_outcomes_add_up_over_batches(tmp_path: Path) -> None:
     found = contract_results(contract, receipts, results)
     first, second, third, fourth = contract.expectations
     assert found == [
-        Outcome(first, False, "", 20, 1, ("orders:0:4",)),
-        Outcome(second, False, "", 20, 3, ("orders:0:4", "orders:0:11", "orders:0:12")),
-        Outcome(third, False, "12"),
+        ExpectationOutcome(first, False, "", 20, 1, ("orders:0:4",)),
+        ExpectationOutcome(second, False, "", 20, 3, ("orders:0:4", "orders:0:11", "orders:0:12")),
+        ExpectationOutcome(third, False, "12"),
     ]
     assert fourth not in [o.expectation for o in found], "nobody said anything of it"
     assert [o.quarantines for o in found] == [True, False, False]
