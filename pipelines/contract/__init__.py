@@ -1,6 +1,7 @@
-"""Contracts: what a feed's rows must be like, as a Great Expectations suite, and what becomes of those that are not.
+"""Contracts: what a feed's rows must be like, as a Great Expectations suite.
 
-`suite` reads the file, `catalogue` knows each expectation, `rows` holds rows against them in the tasks (`format` puts
-that behind the port `Format`), `whole` holds staged batches against the rest in the driver, `results` says what came
-of both.
+This room holds the contract's file, its words and its results. It knows the schema and the vocabulary, and no ledger.
+It judges no rows either: `records.checked` does that in the tasks, and `validation` judges whole batches in the driver.
+Open `suite` first (it reads the file), then `catalogue` (what each expectation takes and means) and `results` (what
+came of them).
 """

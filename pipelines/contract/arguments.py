@@ -1,7 +1,7 @@
-"""The arguments of one expectation, held against the catalogue and the feed's columns: all that is wrong with them.
+"""Checks the arguments of one expectation against the catalogue and the feed's columns, and names every problem.
 
-Guarantee: what passes can be evaluated on every row that the feed can land, without an error. Light: Arrow is loaded
-for regular expressions alone.
+Guarantee: an expectation that passes can be evaluated on every row that the feed can land, without an error. Light:
+Arrow is loaded only to check regular expressions.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MOST_REGEX = 1000
 MOST_WINDOWS = 8
 MOST_RANGE = 1000
 FUNCTIONS = ("mean", "median", "min", "max")
-"""What a window can make of the values of earlier batches."""
+"""What a window can compute from the values of earlier batches."""
 DECIMALS = 38
-"""Digits of an exact sum."""
+"""The most digits of an exact sum."""
 
 Types = Mapping[str, Type]
 
 
 class Flaw(NamedTuple):
-    """What is wrong with the argument `name`, and what to do."""
+    """What is wrong with the argument `name` (empty: with several together), and what to do."""
 
     name: str
     what: str
@@ -40,7 +40,7 @@ class Flaw(NamedTuple):
 
 
 class Wrong(ValueError):
-    """One argument's flaw, without its name."""
+    """Raised for a flaw of the argument that is being checked. Its name is added later."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -48,7 +48,7 @@ class Wrong(ValueError):
 
 
 def flaws(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
-    """All that is wrong with arguments whose names are known. Nulls were left out."""
+    """Everything that is wrong with the arguments. Their names are known; nulls were left out."""
     needed = [k for k in entry.kwargs.values() if k.required and k.name not in kwargs]
     missing = [Flaw(k.name, "is missing", f"it takes {k.takes}") for k in needed]
     found = [*missing, *_places(entry, kwargs, types)]
@@ -56,7 +56,7 @@ def flaws(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Ite
 
 
 def _places(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
-    """Columns, without which nothing else can be judged."""
+    """Flaws of the columns, which must be right before anything else can be checked."""
     for name, kwarg in entry.kwargs.items():
         if name in kwargs and kwarg.takes in (Takes.COLUMN, Takes.COLUMNS):
             try:
@@ -101,7 +101,7 @@ def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Ite
 
 
 def _together(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
-    """What no argument has alone."""
+    """Flaws that only several arguments have together."""
     checks = (_bounds, _parameters, _comparable, _summable)
     for check in checks:
         try:
@@ -124,7 +124,7 @@ def _bounds(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> N
 
 
 def _parameters(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> None:
-    """`$PARAMETER` is a window's, and every window is somebody's."""
+    """Every `$PARAMETER` comes from a window, and every window is used."""
     used = [said["$PARAMETER"] for said in kwargs.values() if isinstance(said, dict) and "$PARAMETER" in said]
     named = [w["parameter_name"] for w in kwargs.get("windows", [])]
     if any(name not in named for name in used) or any(len(s) > 1 for s in kwargs.values() if _is_parameter(s)):
@@ -168,13 +168,13 @@ def _summable(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) ->
 
 
 def digits_of_sum(types: Sequence[Type]) -> tuple[int, int]:
-    """Digits of the sum of whole numbers and decimals, in all and behind the point."""
+    """How many digits the sum of such columns can have: in all, and after the point."""
     digits, scale = _digits(types)
     return digits + len(types) - 1, scale
 
 
 def _digits(types: Sequence[Type]) -> tuple[int, int]:
-    """Digits that hold a value of each type, whole numbers of any width as those of 64 bits."""
+    """How many digits hold a value of each type: in all, and after the point. Whole numbers count as 64 bits wide."""
     scale = max(t.scale for t in types)
     whole = [t.precision - t.scale if t.kind is Kind.DECIMAL else 20 if t.kind is Kind.UINT64 else 19 for t in types]
     return max(whole) + scale, scale
@@ -222,7 +222,7 @@ def _names(said: Any) -> list[str]:
 
 
 def _columns(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
-    """They were looked at before all else."""
+    """Columns were checked before everything else."""
 
 
 def _all_names(said: Any, kwarg: Kwarg, about: list[Type]) -> None:

@@ -1,7 +1,7 @@
-"""The expectations of Great Expectations' core that a contract can have: what each takes, is about, and says.
+"""The expectations of Great Expectations' core that a contract can have: what each takes, concerns and says.
 
-`ENTRIES` is the table: a suite is read by it, tasks (`rows`) and the driver (`whole`) do what stands in it, and
-docs/contracts.md lists it. Light: nothing of Arrow or of Great Expectations is loaded.
+`ENTRIES` is the table. `suite` reads files by it, tasks (`records.checked`) and the driver (`validation`) evaluate what
+is in it, and docs/contracts.md lists it. This module is light: it loads neither Arrow nor Great Expectations.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Scope(StrEnum):
-    """Whether one row alone can break it, or only a batch as a whole."""
+    """Whether a single row can break the expectation, or only a batch as a whole."""
 
     ROW = "row"
     WHOLE = "batch"
 
 
 class Issue(StrEnum):
-    """What an expectation is about: Great Expectations' `DataQualityIssues`, of which checks are made groups."""
+    """What an expectation is about: Great Expectations' `DataQualityIssues`. Checks are grouped by it."""
 
     COMPLETENESS = "Completeness"
     VALIDITY = "Validity"
@@ -38,7 +38,7 @@ class Issue(StrEnum):
 
 
 class Takes(StrEnum):
-    """What an argument is; `suite` holds files against it."""
+    """What kind of value an argument takes. `arguments` checks files against it."""
 
     COLUMN = "a column"
     COLUMNS = "a list of columns"
@@ -59,7 +59,7 @@ class Takes(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kwarg:
-    """One argument of an expectation. `default` is what its absence means; `choices` are the words of a CHOICE."""
+    """One argument of an expectation. `default` applies where it is absent; `choices` are the words of a CHOICE."""
 
     name: str
     takes: Takes
@@ -70,8 +70,10 @@ class Kwarg:
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One expectation. `families` are the columns that it can be about, `reason` is the word that quarantined rows
-    have, empty for whole batches.
+    """One type of expectation.
+
+    `families` are the kinds of columns that it can be about. `reason` is the word that rows get in quarantine; empty
+    for expectations about whole batches.
     """
 
     type: str
@@ -83,7 +85,7 @@ class CatalogueEntry:
 
     @property
     def bounded(self) -> bool:
-        """Whether it needs `min_value`, `max_value`, or both."""
+        """Whether it needs `min_value`, `max_value` or both."""
         return "min_value" in self.kwargs
 
 
@@ -278,25 +280,25 @@ ENTRIES: Mapping[str, CatalogueEntry] = {e.type: e for e in _ALL}
 
 
 def entry(expectation: Expectation) -> CatalogueEntry:
-    """What stands in the table for one expectation of a contract."""
+    """The table's entry for an expectation of a contract."""
     return ENTRIES[expectation.type]
 
 
 def argument(expectation: Expectation, name: str) -> Any:
-    """An argument as the suite has it, or its default."""
+    """An argument's value in the suite, or its default."""
     said = expectation.kwargs.get(name)
     return entry(expectation).kwargs[name].default if said is None else said
 
 
 def text(expectation: Expectation) -> str:
-    """What it says, to people: "amount is between 0 and 10,000"."""
+    """What the expectation says, for people: "amount is between 0 and 10,000"."""
     found = sentence(expectation.type, _arguments(expectation)).text
     share = expectation.kwargs.get("mostly")
     return found if share in (None, 1) else f"{found}, in at least {share * 100:g}% of rows"
 
 
 def demand(expectation: Expectation) -> str:
-    """What it says to a row that breaks it: "amount should be between 0 and 10,000"."""
+    """What the expectation demands of a row that breaks it: "amount should be between 0 and 10,000"."""
     return sentence(expectation.type, _arguments(expectation)).demand
 
 
@@ -305,7 +307,7 @@ def _arguments(expectation: Expectation) -> dict[str, Any]:
 
 
 def columns(expectation: Expectation) -> tuple[str, ...]:
-    """The columns that it is about; none for a table as a whole."""
+    """The columns that the expectation is about; none if it is about the table as a whole."""
     found: list[str] = []
     for kwarg in entry(expectation).kwargs.values():
         if kwarg.takes is Takes.COLUMN:
@@ -327,7 +329,7 @@ _OF_KAFKA = {
 
 
 def column_types(schema: Schema | None) -> dict[str, Type]:
-    """Every column of landed rows with its type, in order; None: of a raw feed."""
+    """Every column of landed rows with its type, in order. `schema` None means a raw feed."""
     if schema is None:
         value = {"key": _OF_KAFKA["key"], "value": Type(Kind.BINARY)}
         return value | _OF_KAFKA

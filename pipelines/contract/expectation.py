@@ -12,8 +12,11 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """What follows when an expectation is broken: `critical`: the row goes into quarantine, or the batch is refused;
-    `warning`: it is published, and a check warns; `info`: it is recorded."""
+    """What happens when an expectation is broken.
+
+    CRITICAL: the row goes into quarantine, or the batch is refused. WARNING: the batch is published, and a check warns.
+    INFO: the result is recorded.
+    """
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -22,8 +25,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One expectation of Great Expectations' core: `place` in its contract, `type`, `kwargs` as the suite has them,
-    without those that say nothing."""
+    """One expectation of Great Expectations' core.
+
+    `place` counts from 0 in its contract. `kwargs` are the suite's arguments, without those that equal their defaults.
+    """
 
     place: int
     type: str
@@ -33,17 +38,17 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Contract:
-    """The expectations of a feed, in the order of its file."""
+    """The expectations of a feed, in the order of the file."""
 
     expectations: tuple[Expectation, ...]
 
     @cached_property
     def text(self) -> str:
-        """Canonical JSON of all that counts: equal contracts, equal text."""
+        """Canonical JSON of everything that matters. Equal contracts have equal texts."""
         said = [{"type": e.type, "kwargs": dict(e.kwargs), "severity": str(e.severity)} for e in self.expectations]
         return json.dumps(said, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def hash(self) -> str:
-        """The same for contracts that accept the same rows."""
+        """16 hex digits of the text's SHA-256: equal contracts have equal hashes."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Values as a contract's file writes them, read exactly for the type of a column. Light: no Arrow.
+"""Reads the values in a contract's file exactly, for the type of a column. Light: no Arrow.
 
     whole numbers          numbers; 10.0 is 10
     floats                 numbers
@@ -7,8 +7,8 @@
     dates                  text: "2026-11-20"
     strings, booleans      text, true and false
 
-A bound may be finer than the column (0.5 of whole numbers, microseconds of milliseconds); a member of a set may not: no
-row could have it.
+A bound may be finer than the column: 0.5 for whole numbers, microseconds for milliseconds. A member of a set may not,
+because no row could have it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = int | float | Decimal | str | bool
 
 
 class Family(StrEnum):
-    """Column types that are alike to expectations."""
+    """Groups of column types that expectations treat alike."""
 
     NUMBER = "numbers"
     TIME = "timestamps"
@@ -59,7 +59,7 @@ _DECIMAL = re.compile(r"[+-]?(\d{1,38}(\.\d{0,38})?|\.\d{1,38})([eE][+-]?\d{1,2}
 
 
 def family(t: Type) -> Family:
-    """What a type is to expectations."""
+    """The family that a type belongs to."""
     return _FAMILIES.get(t.kind, Family.NUMBER)
 
 
@@ -69,8 +69,10 @@ def unit_of(t: Type) -> str:
 
 
 def bound(t: Type, said: object) -> int | float | Decimal:
-    """A bound of a column of numbers, or of times (nanoseconds since the epoch), or of dates (days). Raises ValueError,
-    which says what would be understood."""
+    """A bound for a column: a number, a time (ns since the epoch) or a date (days since the epoch).
+
+    Raises ValueError, which says what would be understood.
+    """
     match family(t):
         case Family.TIME:
             return _nanoseconds(said)
@@ -84,7 +86,7 @@ def bound(t: Type, said: object) -> int | float | Decimal:
 
 
 def member(t: Type, said: object) -> Value:
-    """A value that a column can hold: as `bound`, times in the column's unit. Raises ValueError."""
+    """A value that the column can hold, as with `bound`, but times in the column's unit. Raises ValueError."""
     match family(t):
         case Family.TEXT:
             return _text(said)
@@ -101,7 +103,7 @@ def member(t: Type, said: object) -> Value:
 
 
 def whole_range(t: Type) -> tuple[int, int]:
-    """The smallest and the largest value of a type of whole numbers."""
+    """The smallest and the largest value of a whole-number type."""
     bits = int(str(t.kind).lstrip("uint"))
     return (0, (1 << bits) - 1) if t.kind.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
 
@@ -119,7 +121,7 @@ def _truth(said: object) -> bool:
 
 
 def _number(said: object, *, text: bool) -> int | Decimal:
-    """Exact; a float is what its shortest text says, as whoever wrote it meant."""
+    """The exact number. A float counts as its shortest text, which is what its author meant."""
     if isinstance(said, float) and math.isfinite(said):
         found = Decimal(repr(said))
         return int(found) if found == found.to_integral_value() and abs(found) < 10**_DIGITS else found

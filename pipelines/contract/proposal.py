@@ -1,8 +1,8 @@
-"""A contract proposed from a sample: what held for every row that was seen, and may be meant.
+"""Proposes a contract from a sample: expectations that held for every row seen, and that may be intended.
 
-Promises: each proposal holds for the whole sample; all are warnings, so that none puts a row into quarantine before
-somebody decides; what was seen is told in counts, and values of records stand in proposed sets, in patterns' fixed
-parts, and, rounded away from what was seen, in bounds. Nothing is proposed of columns of which too little was seen.
+Promises: each proposal holds for the whole sample. All are warnings, so that none quarantines a row before somebody
+decides. The sample shows in counts; values of records appear only in proposed sets, in the fixed parts of patterns and,
+rounded outwards, in bounds. Nothing is proposed for columns of which too little was seen.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sluice.pipelines.schema.schema import KAFKA, Field, Kind, Schema, Type
 from sluice.pipelines.vocabulary.units import many
 
 ENOUGH = 200
-"""Rows, and values of a column, below which nothing is learnt."""
+"""The least number of rows, and of values in a column, for a proposal."""
 MOST_IN_SET = 30
 MOST_TEXT = 64
-"""Characters of a value that a set may have."""
+"""The most characters of a value in a set."""
 _LEAST_OFTEN = 20
 _LEAST_SHARE = 1000
-"""Each value of a set is there so often, and once in so many rows."""
+"""Each value of a set occurs at least `_LEAST_OFTEN` times, and once in `_LEAST_SHARE` rows."""
 _KEY_LIKE = re.compile(r"(^|[_-])(id|uuid|guid|key|no|number)$|[a-z](Id|ID|Key|Uuid)$", re.IGNORECASE)
 _PATTERNS = (
     ("a UUID", r"^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"),
@@ -46,7 +46,7 @@ _PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One expectation that the sample suggests. `why` is for people, `seen` are counts."""
+    """One expectation that the sample suggests. `why` is a reason for people; `seen` holds counts."""
 
     column: str
     type: str
@@ -56,19 +56,19 @@ class Proposal:
 
     @property
     def item(self) -> dict[str, Any]:
-        """As a suite has it."""
+        """The expectation as a suite writes it."""
         kwargs, meta = {"column": self.column, **self.kwargs}, {"sluice": {"seen": dict(self.seen)}}
         return {"type": self.type, "kwargs": kwargs, "severity": str(Severity.WARNING), "meta": meta}
 
 
 def candidates(columns: Schema | None) -> tuple[Field, ...]:
-    """The columns that are looked at: a typed feed's own, and the records' keys."""
+    """The columns that are examined: a typed feed's own, and the records' keys."""
     key = Type(Kind.BINARY)
     return (*columns.fields, Field(f"{KAFKA}key", key)) if columns else (Field("key", key),)
 
 
 def propose(rows: pa.Table, columns: Schema | None) -> tuple[Proposal, ...]:
-    """What landed rows, with the columns of `candidates`, suggest, column by column; nothing of fewer than ENOUGH."""
+    """What rows suggest, column by column. `rows` has the columns of `candidates`; fewer than ENOUGH give none."""
     if rows.num_rows < ENOUGH:
         return ()
     return tuple(p for f in candidates(columns) for p in _of_column(f, rows.column(f.name)))
@@ -118,7 +118,7 @@ def _decimal(value: int | float | Decimal) -> Decimal:
 
 
 def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> Iterator[Proposal]:
-    """Half as much room again on both sides, rounded outwards; what never was negative stays so."""
+    """Bounds with half the range as room on both sides, rounded outwards. They do not cross 0 if no value did."""
     margin = (high - low) / 2
     least, most = _round(low - margin, ROUND_FLOOR, whole), _round(high + margin, ROUND_CEILING, whole)
     least = max(least, Decimal(0)) if low >= 0 else least
@@ -131,13 +131,13 @@ def _between(name: str, low: Decimal, high: Decimal, seen: int, whole: bool) -> 
 
 
 def _round(value: Decimal, how: str, whole: bool = True) -> Decimal:
-    """To two digits that count, or to a whole number."""
+    """Round to two significant digits, or to a whole number."""
     step = Decimal(1).scaleb(max(value.adjusted() - 1, 0) if whole else value.adjusted() - 1)
     return (value / step).to_integral_value(how) * step
 
 
 def _number(value: Decimal) -> int | float:
-    """The same number in JSON: two digits and a power of ten are what a float's text says exactly."""
+    """The same number for JSON. A float's text holds two digits and a power of ten exactly."""
     return int(value) if value == value.to_integral_value() and abs(value) < 10**15 else float(value)
 
 
@@ -149,7 +149,7 @@ def _format_decimal(value: Decimal) -> str:
 
 
 def _of_times(name: str, values: pa.Array, nanoseconds: int) -> Iterator[Proposal]:
-    """Whole years, with room behind for the years to come: what is beyond has the wrong unit, or no year."""
+    """Bounds in whole years, with room for years to come. Times beyond them have the wrong unit, or no year."""
     try:
         first, last = (_moment(v.as_py() * nanoseconds) for v in pc.min_max(values).values())
     except OverflowError:
@@ -185,7 +185,7 @@ def _pattern(name: str, values: pa.Array) -> Proposal | None:
 
 
 def _pattern_of_digits(values: pa.Array) -> Iterator[tuple[str, str]]:
-    """What is the same in all but its digits; so many digits as there are where they begin with zeros."""
+    """A pattern for values that differ only in digits. It fixes their number if they begin with zeros."""
     frames = pc.unique(pc.replace_substring_regex(values, r"[0-9]+", "0"))
     frame = frames[0].as_py()
     if len(frames) > 1 or len(frame) > MOST_TEXT or "0" not in frame or not frame.isprintable():
@@ -200,7 +200,7 @@ def _pattern_of_digits(values: pa.Array) -> Iterator[tuple[str, str]]:
 
 
 def _literal(text: str) -> str:
-    """As both kinds of regular expressions take it."""
+    """The text, escaped for both kinds of regular expressions."""
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
 
 
@@ -220,7 +220,7 @@ def _lengths(name: str, values: pa.Array) -> Proposal:
 
 
 def _counts(values: pa.Array) -> dict[Any, int]:
-    """How often each value is there, where there are few and each is often; otherwise none."""
+    """How often each value occurs, if there are few and each occurs often; otherwise empty."""
     counted = pc.value_counts(values)
     if len(counted) > MOST_IN_SET:
         return {}

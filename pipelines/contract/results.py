@@ -1,6 +1,7 @@
-"""What came of expectations, for whoever asks: the decision to publish, the ledger, checks, reports. Light.
+"""What came of each expectation: for the decision to publish, the ledger, checks and reports. Light.
 
-Row expectations are told by the tallies in receipts, those about a whole batch by the results in its publish entry.
+Row expectations get their outcome from the tallies in receipts, whole-batch expectations from the results in the
+batch's publish entry.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a batch as a whole said to one expectation: its place in the contract, and whether it holds.
+    """Whether a batch as a whole meets one expectation, which is given by its place in the contract.
 
-    `observed` is the value that was compared, as text (empty: none); `checked` and `unexpected` count rows where the
-    expectation is about rows, and `first` are `topic:partition:offset` of some that broke it.
+    `observed` is the value that was compared, as text; empty if there was none. Where the expectation is about rows,
+    `unexpected` of `checked` rows broke it, and `first` names some of these as `topic:partition:offset`.
     """
 
     expectation: int
@@ -35,7 +36,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class ExpectationOutcome:
-    """What a batch, or a window, said to one expectation; the fields are those of `Result`."""
+    """Whether a batch or a window meets one expectation. The other fields are those of `Result`."""
 
     expectation: Expectation
     passed: bool
@@ -50,38 +51,38 @@ class ExpectationOutcome:
 
     @property
     def share(self) -> float:
-        """Of the rows that it was about, those that broke it."""
+        """The share of checked rows that broke it, from 0 to 1."""
         return self.unexpected / self.checked if self.checked else 0.0
 
     @property
     def quarantines(self) -> bool:
-        """Rows that break it go into quarantine, each for itself: it never holds a batch back."""
+        """Whether rows that break it go into quarantine one by one, so that it never holds a batch back."""
         return self.severity is Severity.CRITICAL and by_row(self.expectation)
 
     @property
     def refuses(self) -> bool:
-        """A batch that says this must not be published."""
+        """Whether a batch with this outcome must not be published."""
         return not self.passed and self.severity is Severity.CRITICAL and not self.quarantines
 
 
 def by_row(e: Expectation) -> bool:
-    """Whether each row is right or wrong by itself: not what some rows may break, nor what is about all of them."""
+    """Whether each row meets it or breaks it alone. False if some rows may break it, or if it is about all rows."""
     return entry(e).scope is Scope.ROW and argument(e, "mostly") == 1
 
 
 def enough(checked: int, unexpected: int, mostly: float) -> bool:
-    """Great Expectations' rule: no rows are always enough, and shares are compared as floats, without rounding."""
+    """Great Expectations' rule for `mostly`: zero rows are enough, and shares are compared as floats, unrounded."""
     return not checked or (checked - unexpected) / checked >= mostly
 
 
 def contract_results(
     contract: Contract, receipts: Iterable[Receipt], results: Iterable[Result] = ()
 ) -> list[ExpectationOutcome]:
-    """What came of each expectation, in the contract's order, over one batch or several.
+    """The outcome of each expectation, in the contract's order, over one batch or several.
 
-    Of receipts those count whose rows were held against this contract. `results` are those of these receipts' publish
-    entries, the oldest first: of several batches each must pass, and what is observed is the newest's, or the newest
-    one's that did not. An expectation about whole batches of which no result speaks is left out.
+    Only receipts whose rows were checked against this contract count. `results` come from these receipts' publish
+    entries, the oldest first. Of several batches each must pass; the observed value is that of the newest failed one,
+    or else of the newest. An expectation about whole batches without any result is left out.
     """
     held = f"contract {contract.hash}"
     mine = [r for r in receipts if held in r.format]

@@ -1,5 +1,6 @@
-"""What each expectation says, in words for people: as it should be, and to a row that breaks it. No value of a record
-stands in them, only the contract's own.
+"""Puts each expectation into words for people: what it says, and what it demands of a row that breaks it.
+
+Sentences hold values of the contract only, never a value of a record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MOST_TEXT = 60
 
 
 class Sentence(NamedTuple):
-    """Who, does, what."""
+    """A sentence in three parts: subject, verb, rest."""
 
     subject: str
     verb: str
@@ -40,12 +41,12 @@ class Sentence(NamedTuple):
 
 
 def sentence(type_: str, args: Args) -> Sentence:
-    """The sentence of an expectation, of its arguments with their defaults."""
+    """The sentence for a type of expectation. `args` holds all its arguments, with defaults."""
     return _SENTENCES[type_](args)
 
 
 def format_value(value: object) -> str:
-    """A value of the contract, as people write it: short, and on one line."""
+    """A value of the contract, as people write it: short and on one line."""
     match value:
         case bool():
             return str(value).lower()
@@ -79,7 +80,7 @@ def _names(values: Any) -> str:
 
 
 def _limit(args: Args, name: str) -> str:
-    """A bound's text; times are not in quotes, and a bound by a window is what the window looks at."""
+    """A bound's text. Times have no quotes; a bound by a window is described by what the window computes."""
     said = args[name]
     if isinstance(said, dict):
         window = next((w for w in args["windows"] or [] if w["parameter_name"] == said["$PARAMETER"]), None)
@@ -112,7 +113,7 @@ def _quantiles(args: Args) -> str:
 
 
 def _about(subject: str, verb: str, rest: Callable[[Args], str]) -> Callable[[Args], Sentence]:
-    """A sentence whose subject has the expectation's own column in it."""
+    """A sentence whose subject names the expectation's own column."""
     return lambda args: Sentence(subject.format_map(_Shorts(args)), verb, rest(args))
 
 

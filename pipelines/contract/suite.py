@@ -1,6 +1,6 @@
-"""A contract as its file says it: a Great Expectations suite, read strictly into frozen expectations.
+"""Reads a contract's file: a Great Expectations suite, strictly, into frozen expectations.
 
-Guarantee: a contract that was read can be evaluated on every row of its feed; what cannot is refused with all its
+Guarantee: a contract that was read can be evaluated on every row of its feed. Any other file is refused with all its
 problems, each named by its place in the file. Size, depth and counts are bounded.
 """
 
@@ -22,20 +22,20 @@ from sluice.pipelines.schema.schema import Schema, Type
 from sluice.pipelines.vocabulary.units import safe_text
 
 CONTRACT = ".contract.json"
-"""How the file of a contract ends; it begins as its feed's does."""
+"""The ending of a contract's file name. The name begins as its feed's file does."""
 
 MAX_BYTES = 256 << 10
 
 MAX_DEPTH = 32
 
 MOST = 500
-"""Expectations of a contract."""
+"""The most expectations of a contract."""
 
 MOST_PROBLEMS = 50
 
 
 def recall(text: str) -> Contract:
-    """The contract whose `text` this is, as the ledger keeps it. Raises ValueError."""
+    """The contract with this `Contract.text`, which the ledger keeps. Raises ValueError."""
     try:
         said = json.loads(text)
         return Contract(tuple(_expectation_of(place, item) for place, item in enumerate(said)))
@@ -51,8 +51,10 @@ def _expectation_of(place: int, item: Mapping[str, Any]) -> Expectation:
 
 @dataclass(frozen=True, slots=True)
 class ContractProblem:
-    """What is wrong at a place of the file (`expectations[3] expect_column_to_exist: column`; empty: the file), and
-    what to do."""
+    """One problem in the file: where, what is wrong, and what to do.
+
+    `place` is such as `expectations[3] expect_column_to_exist: column`; empty for the whole file.
+    """
 
     place: str
     what: str
@@ -60,7 +62,7 @@ class ContractProblem:
 
 
 class ContractError(ValueError):
-    """A file that is no contract of its feed: all its problems."""
+    """The file is no contract of its feed. `problems` holds all that was found, up to `MOST_PROBLEMS`."""
 
     def __init__(self, *problems: ContractProblem) -> None:
         super().__init__("; ".join(f"{p.place}: {p.what}" if p.place else p.what for p in problems))
@@ -68,7 +70,10 @@ class ContractError(ValueError):
 
 
 def read_contract(path: Path, columns: Schema | None) -> Contract | None:
-    """The contract in a file, None where there is no file. Raises ContractError."""
+    """The contract in the file, for a feed with this schema (None: raw records). None without a file.
+
+    Raises ContractError.
+    """
     if not path.exists() and not path.is_symlink():
         return None
     data = None
@@ -81,7 +86,7 @@ def read_contract(path: Path, columns: Schema | None) -> Contract | None:
 
 
 def parse_contract(data: bytes, columns: Schema | None) -> Contract:
-    """The contract that a file says, for a feed with this schema (None: of raw records). Raises ContractError."""
+    """The contract in a file's bytes, for a feed with this schema (None: raw records). Raises ContractError."""
     suite = _document(data)
     problems = [*_of_suite(suite)]
     items = suite.get("expectations")
@@ -136,7 +141,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    """Numbers whose digits a float keeps; others would be compared as what nobody wrote."""
+    """A number whose digits a float keeps. Any other would be compared as a number that nobody wrote."""
     found = float(text)
     if len(text) > 60 or found in (float("inf"), float("-inf")) or Decimal(repr(found)) != Decimal(text):
         raise _ContractRefused(
@@ -181,7 +186,7 @@ _ITEM = ("type", "kwargs", "severity", "id", "meta", "notes", "description", "re
 _OLD = ("expectation_suite_name", "data_asset_type", "ge_cloud_id")
 
 _SILENT = ("result_format", "catch_exceptions", "id", "meta", "notes", "description", "rendered_content")
-"""Arguments that change no row's fate."""
+"""Arguments that are accepted and ignored, because they change nothing about a row."""
 
 _REFUSED = {
     "row_condition": "an expectation is about all rows; those that it is not about can be allowed by it",

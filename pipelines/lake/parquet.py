@@ -1,8 +1,8 @@
-"""The lake's Parquet files, opened: one that cannot be read is named, with what mends it.
+"""Reads the lake's Parquet files. A file that cannot be read is reported by name, with what repairs it.
 
 Guarantee: whatever is wrong with a file (gone, empty, cut short, a byte changed, no Parquet at all), reading it raises
-PartUnreadable and nothing else, but for what the lake itself has to say (LakeUnavailable). Of the consumer's own errors
-nothing is touched, as long as the rows come from `batches`.
+PartUnreadable and nothing else, except the lake's own errors (LakeUnavailable). The consumer's own errors pass through
+unchanged, as long as the rows come from `batches`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sluice.pipelines.vocabulary.receipts import Part
 from sluice.pipelines.vocabulary.topic_names import decode_topic
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, LookupError, TypeError, MemoryError)
-"""What reading damaged bytes raises: pyarrow's own errors, and Python's of names, types and sizes that they change."""
+"""The errors that reading damaged bytes raises: pyarrow's own, and Python's, from changed names, types and sizes."""
 
 
 @contextmanager
 def open_parquet(lake: Lake, path: str) -> Iterator[pq.ParquetFile]:
-    """The file, its footer read. Raises PartUnreadable; of what is done inside the block, too."""
+    """The open file, its footer read. Raises PartUnreadable, also for what the block does with the file."""
     with readable(path), lake.open(path) as file:
         yield pq.ParquetFile(file)
 
@@ -40,7 +40,7 @@ def batches(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """A file's rows, at most `rows` at once, of these columns and row groups (None: all). Raises PartUnreadable."""
+    """A file's rows in batches of at most `rows`: these columns and row groups (None: all). Raises PartUnreadable."""
     with open_parquet(lake, path) as file:
         yield from read(file, path, rows, columns, groups, use_threads=use_threads)
 
@@ -54,7 +54,7 @@ def read(
     *,
     use_threads: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """The same of a file that is open."""
+    """The same as `batches`, for a file that is open."""
     with readable(path):
         for name in columns or ():
             file.schema_arrow.field(name)  # pyarrow passes over columns that are not there
@@ -63,7 +63,7 @@ def read(
 
 @contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Raises PartUnreadable with the file's place where reading it fails."""
+    """Turn errors of reading the file at `path`, inside the block, into PartUnreadable."""
     try:
         yield
     except FileNotFoundError:
@@ -73,20 +73,20 @@ def readable(path: str) -> Iterator[None]:
 
 
 def place(lake: Lake, part: Part) -> str:
-    """Where the part is now: its batch may not be visible yet."""
+    """The path of the part now: staged while its batch is not visible yet."""
     staged = lake.size(part.path) is None and lake.size(part.staged) is not None
     return part.staged if staged else part.path
 
 
 def why(error: BaseException) -> str:
-    """What a reader of damaged bytes says, on one short line; it may hold the bytes."""
+    """The error's text on one short line. It may hold bytes of the file."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = " ".join(said.split())[:200]
     return text if isinstance(error, OSError | pa.ArrowException) and text else f"{type(error).__name__}: {text}"
 
 
 def remedy(path: str) -> str:
-    """What mends the file that stands at `path`, as far as its path says whose it is."""
+    """What repairs the file at `path`, as far as its path tells what it is."""
     root, _, rest = path.partition("/")
     feed, name = rest.partition("/")[0], paths.parse_part(path)
     if root not in paths.VISIBLE or name is None:
@@ -98,12 +98,12 @@ def remedy(path: str) -> str:
 
 
 def of_slice(feed: str, s: Slice) -> str:
-    """What mends a published part of the slice."""
+    """What repairs a published part of the slice."""
     return mending(feed, f"{s.topic}:{s.partition}:{s.start}-{s.end}")
 
 
 def mending(feed: str, offsets: str) -> str:
-    """What makes a part of these offsets anew."""
+    """The command that lands a part of these offsets again."""
     return (
         f"while Kafka still has its records: sluice run {feed} --offsets {offsets} --replace; else bring the file back"
         " from a backup"

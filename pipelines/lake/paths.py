@@ -1,22 +1,22 @@
-"""Every path in the lake, in one place. All are relative with `/`, and none depends on the wall clock.
+"""Every path in the lake, in one place. All are relative, with `/`. None depends on the wall clock.
 
     data/<feed>/[<folder>/]<part>                       what readers read
     quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
-    reports/<report>/<folder>/<report>.parquet          what a report made of a window
+    reports/<report>/<folder>/<report>.parquet          a report's result for a window
     _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
                    checkpoints/<20 digits>.json         a fold of the ledger up to that number
-                   tip.json                             the newest number that is known to have been used
+                   tip.json                             the newest ledger number known to be used
                    staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
                    staging/<batch>/<attempt>/<slice>.receipt.json
                    owners/<token>.json                  a run's sign of life
                    windows/<window>.json                "this window is complete"
-                   reports/<batch>[-<attempt>].html     a batch's report, for people; an attempt's if it was refused
-                   relanded/<batch>/<slice>.parquet     why what a replay landed had been in quarantine
-                   aside/<number>/<path>                what lost entries told of, moved here from <path>
+                   reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
+                   relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
+                   aside/<number>/<path>                files of lost entries, moved here from <path>
 
-`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
-by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
-those after the first. `<folder>` is empty outside windows. The same plan gives the same names.
+`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
+`encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
+`-2`, … to their names. `<folder>` is empty outside windows. The same plan gives the same names.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
 
 SLUICE = "_sluice"
-"""Below it lies what readers do not see."""
+"""The folder of everything that readers do not see."""
 
 _ROOTS = {PartKind.LANDED: "data", PartKind.QUARANTINED: "quarantine"}
 
 VISIBLE = frozenset(_ROOTS.values())
-"""What the folders of published parts are called."""
+"""The names of the folders with published parts."""
 
 
 def feed_root(feed: str) -> str:
-    """Everything of a feed that readers do not see."""
+    """The folder of everything of a feed that readers do not see."""
     return f"_sluice/{feed}"
 
 
@@ -76,7 +76,7 @@ def log_path(feed: str, number: int) -> str:
 
 
 def log_number(path: str) -> int | None:
-    """The number of the ledger entry at `path`; None when it is none."""
+    """The number of the ledger entry at `path`; None if no entry belongs there."""
     return _number(path)
 
 
@@ -85,7 +85,7 @@ def checkpoint_folder(feed: str) -> str:
 
 
 def checkpoint_path(feed: str, number: int) -> str:
-    """Where the fold of the entries below `number` stands."""
+    """The path of the checkpoint over all entries below `number`."""
     return f"{checkpoint_folder(feed)}/{number:020d}.json"
 
 
@@ -94,7 +94,7 @@ def checkpoint_number(path: str) -> int | None:
 
 
 def tip_path(feed: str) -> str:
-    """Where the newest number that is known to have been used stands."""
+    """The path of the file with the newest ledger number known to be used."""
     return f"_sluice/{feed}/tip.json"
 
 
@@ -112,7 +112,7 @@ def owner_path(feed: str, token: str) -> str:
 
 
 def owner_token(path: str) -> str | None:
-    """Whose beat stands at `path`; None when it is none."""
+    """The token of the owner whose sign of life lies at `path`; None if it is no such path."""
     found = _OWNER.fullmatch(path)
     return found[1] if found else None
 
@@ -122,13 +122,13 @@ def manifest_folder(feed: str) -> str:
 
 
 def window_path(feed: str, window: int, length: int) -> str:
-    """The manifest of the window that begins at `window` and lasts `length` (ms)."""
+    """The path of the manifest of the window that begins at `window` and lasts `length` (ms)."""
     name = _utc(window).strftime("%Y-%m-%dT%H%M")  # a colon is no character for every file system
     return f"{manifest_folder(feed)}/{name}-{show_duration(length)}.json"
 
 
 def manifest_window(path: str) -> tuple[int, int] | None:
-    """The start and the length (ms) of the window whose manifest stands at `path`; None when it is none."""
+    """The start and the length (ms) of the window whose manifest lies at `path`; None if it is no manifest's path."""
     if (found := _MANIFEST.fullmatch(path)) is None:
         return None
     try:
@@ -142,12 +142,12 @@ def relanded_folder(feed: str) -> str:
 
 
 def relanded_path(feed: str, batch: int, s: Slice) -> str:
-    """Where a replay notes why the records that it landed had been in quarantine."""
+    """The path where a replay notes why the records that it landed had been in quarantine."""
     return f"{relanded_folder(feed)}/{batch}/{slice_name(s)}.parquet"
 
 
 def relanded_batch(path: str) -> int | None:
-    """The replay whose note stands at `path`; None when it is none."""
+    """The batch of the replay whose note lies at `path`; None if it is no such path."""
     found = _RELANDED.fullmatch(path)
     return int(found[1]) if found else None
 
@@ -157,18 +157,18 @@ def batch_page_folder(feed: str) -> str:
 
 
 def batch_page_path(feed: str, batch: int, attempt: str = "") -> str:
-    """The report of a batch, or of an `attempt` at one that was not published."""
+    """The path of a batch's HTML report, or of the report of an `attempt` that was not published."""
     return f"{batch_page_folder(feed)}/{batch}{f'-{attempt}' if attempt else ''}.html"
 
 
 def page_batch(path: str) -> int | None:
-    """The batch whose report stands at `path`; None when it is none."""
+    """The batch whose HTML report lies at `path`; None if it is no such path."""
     found = _PAGE.fullmatch(path)
     return int(found[1]) if found else None
 
 
 def aside_path(feed: str, number: int, path: str) -> str:
-    """Where the file at `path` is kept once the entries below `number` that told of it are lost."""
+    """The path to which `path` is moved once the entries below `number` that name it are lost."""
     return f"_sluice/{feed}/aside/{number}/{path}"
 
 
@@ -181,18 +181,18 @@ def staging_folder(feed: str, batch: int) -> str:
 
 
 def attempt_folder(feed: str, batch: int, attempt: str) -> str:
-    """One execution of one task; no other ever writes there."""
+    """The folder of one execution of one task. No other execution ever writes there."""
     return f"{staging_folder(feed, batch)}/{attempt}"
 
 
 def staged_batch(path: str) -> int | None:
-    """The batch to whose staging the file at `path` belongs; None when it is no staged file."""
+    """The batch to whose staging the file at `path` belongs; None if it is no staged file."""
     found = _STAGED.match(path)
     return int(found[1]) if found else None
 
 
 def staged_path(feed: str, batch: int, attempt: str, kind: PartKind, folder: str, part: str) -> str:
-    """Where an attempt writes a part, before it is published."""
+    """The path where an attempt writes a part before it is published."""
     return _join(attempt_folder(feed, batch, attempt), _ROOTS[kind], folder, part)
 
 
@@ -201,18 +201,18 @@ def receipt_path(feed: str, batch: int, attempt: str, s: Slice) -> str:
 
 
 def receipt_slice(path: str) -> str | None:
-    """The `slice_name` whose receipt stands at `path`; None when it is no receipt."""
+    """The `slice_name` of the receipt at `path`; None if it is no receipt's path."""
     found = _RECEIPT.fullmatch(path)
     return found[1] if found else None
 
 
 def visible_roots(feed: str) -> tuple[str, ...]:
-    """The folders that hold the feed's published parts and nothing else."""
+    """The folders that hold the feed's published parts, and nothing else."""
     return tuple(f"{root}/{feed}" for root in _ROOTS.values())
 
 
 def part_path(feed: str, kind: PartKind, folder: str, part: str) -> str:
-    """Where a part is once published."""
+    """The path of a published part."""
     return _join(_ROOTS[kind], feed, folder, part)
 
 
@@ -221,8 +221,10 @@ def _levels(length: int) -> int:
 
 
 def window_folder(window: int | None, length: int) -> str:
-    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC: by day, hour and minute, as
-    finely as windows are long. Outside windows they are Hive's null, so that every reader finds the same columns.
+    """The folder of a window that begins at `window` and lasts `length` (ms), in UTC.
+
+    It has levels for day, hour and minute, as many as the length of windows needs. Outside windows (None) the levels
+    are Hive's null, so that every reader finds the same columns.
     """
     levels = ["date=%Y-%m-%d", "hour=%H", "minute=%M"][: _levels(length)]
     if window is None:
@@ -231,23 +233,23 @@ def window_folder(window: int | None, length: int) -> str:
 
 
 def is_window_folder(folder: str, length: int) -> bool:
-    """Whether `window_folder` makes such a folder for windows of that length."""
+    """Whether `window_folder` could make this folder for windows of that length (ms)."""
     return folder == window_folder(None, length) or bool(_WINDOW_FOLDER[_levels(length)].fullmatch(folder))
 
 
 def folder_of(path: str, feed: str, kind: PartKind) -> str:
-    """The folder of the part at `path` below the feed's data; empty when it is not there."""
+    """The folder of the part at `path`, below the feed's data; empty if it lies elsewhere."""
     root = f"{_join(_ROOTS[kind], feed)}/"
     return path.removeprefix(root).rpartition("/")[0] if path.startswith(root) else ""
 
 
 def report_path(report: str, window: int, length: int) -> str:
-    """Where a report's result for a window stands."""
+    """The path of a report's result for a window."""
     return f"reports/{report}/{window_folder(window, length)}/{report}.parquet"
 
 
 class PartName(NamedTuple):
-    """What a part's name says. `topic` is encoded; `sequence` is 0 for a slice's first file."""
+    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file."""
 
     topic: str
     partition: int
@@ -267,7 +269,7 @@ def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
 
 
 def parse_part(path: str) -> PartName | None:
-    """What the name of the part at `path` says; None when it is no part's name."""
+    """The file name at `path`, taken apart; None if it is no part's name."""
     found = _PART.fullmatch(path.rpartition("/")[2])
     return PartName(found[1], *(int(n or 0) for n in found.groups()[1:])) if found else None
 

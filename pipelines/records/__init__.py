@@ -1,1 +1,8 @@
-"""Record bytes to Arrow rows of one shape: what a worker does with what it fetched."""
+"""Turns record bytes into Arrow rows of one shape, as a worker does with what it fetched.
+
+    decode (bytes → columns) ─► typed (JSON → typed columns) ─► checked (rows against the contract)
+
+This room knows the schema, the contract and the vocabulary: no Kafka client, lake or ledger. Open `format` first (the
+port `Format`), then `shape` (which format a feed gets). `compiled` explains the compiled loops, `ready` when they are
+compiled.
+"""

@@ -1,8 +1,9 @@
-"""What a feed makes of decoded records: the port `Format`, and `RawFormat`, which keeps them as they are.
+"""How decoded records become rows: the port `Format`, and `RawFormat`, which keeps records as they are.
 
-A format is given one chunk of a slice after the other, in offset order, and splits each into rows to land,
-rows to quarantine and records to drop; every record of a chunk ends in exactly one of the three. Whole
-columns at a time: no Python object is made for a record. `records.typed` has the format of typed feeds.
+A format gets the chunks of a slice one by one, in offset order. It splits each chunk into rows to land, rows to
+quarantine and records to drop; every record ends in exactly one of the three. It works on whole columns and makes no
+Python object per record. `records.typed` has the format of typed feeds, `records.checked` the one of feeds with a
+contract.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 
 @dataclass(frozen=True, slots=True)
 class Formatted:
-    """A chunk or a part of one, sorted out. Both batches keep offset order; `quarantined` is None when nothing is.
+    """A chunk, or a piece of one, split into rows that land, rows that are quarantined, and `dropped` records.
 
-    `tallies` and `drift` are what was seen of these records, one for each expectation, and for each kind and field;
-    `typed` are the records with a value that fits the schema: what a missing field is missing in. `validate_ns` is the
-    time that went into holding them against the contract.
+    Both batches keep offset order; `quarantined` is None when it would be empty. There is one tally per expectation,
+    and one drift per kind and field. `typed` counts the records with a value that fits the schema: a missing field is
+    missing in these. `validate_ns` is the time spent on the contract.
     """
 
     landed: pa.RecordBatch
@@ -43,35 +44,36 @@ class Formatted:
 
     @property
     def total(self) -> int:
-        """Records accounted for."""
+        """How many records this accounts for."""
         quarantined = 0 if self.quarantined is None else self.quarantined.num_rows
         return int(self.landed.num_rows + quarantined) + self.dropped
 
 
 class Format(Protocol):
-    """How records become rows."""
+    """Turns decoded records into rows."""
 
     @property
     def contract(self) -> str:
-        """The hash of the contract that rows are held against; empty without one."""
+        """The hash of the contract that rows are checked against; empty without one."""
         ...
 
     @property
     def schema(self) -> pa.Schema:
-        """Of landed rows. Dictionary types say that a column has few values; files hold the plain type."""
+        """The Arrow schema of landed rows. A dictionary type marks columns of few values; files hold plain types."""
         ...
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """Sort out decoded records (`key, value, offset, timestamp, timestampType, headers`) of one slice.
+        """Turn decoded records of one slice into rows.
 
-        In one piece, or in several where what comes of them takes much more memory than they do. A record that does
-        not fit is a quarantined row, never an exception.
+        `chunk` has the columns `key, value, offset, timestamp, timestampType, headers`. Yields one piece, or several
+        when the rows take much more memory than the records. A record that does not fit becomes a quarantined row,
+        never an exception.
         """
         ...
 
 
 class RawFormat:
-    """Exactly the columns of Spark's Kafka source, in its order and types; everything lands."""
+    """Lands every record, with exactly the columns of Spark's Kafka source, in its order and types."""
 
     contract = ""
     schema = pa.schema(
@@ -88,7 +90,7 @@ class RawFormat:
     )
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """The chunk with its topic and partition beside it; copies nothing."""
+        """The chunk, with columns for its topic and partition. Copies nothing."""
         columns = {
             **dict(zip(chunk.schema.names, chunk.columns, strict=True)),
             "topic": _constant_text(s.topic, chunk.num_rows),
@@ -103,7 +105,7 @@ def _constant_text(text: str, rows: int) -> pa.DictionaryArray:
 
 
 def inside(offsets: np.ndarray, ranges: Iterable[Range]) -> np.ndarray:
-    """Which of the offsets lie in one of the ranges."""
+    """A boolean for each offset: whether it lies in one of the ranges."""
     edges = np.array([edge for r in intersect(ranges, _OFFSETS) for edge in r], np.int64)
     found: np.ndarray = np.searchsorted(edges, offsets, side="right") % 2 == 1
     return found

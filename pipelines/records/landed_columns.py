@@ -1,22 +1,8 @@
-"""Every path in the lake, in one place. All are relative with `/`, and none depends on the wall clock.
+"""The columns of landed and quarantined rows: their names, their Arrow schemas, and how raw and typed feeds differ.
 
-    data/<feed>/[<folder>/]<part>                       what readers read
-    quarantine/<feed>/[<folder>/]<part>                 what broke the contract, with its raw bytes
-    reports/<report>/<folder>/<report>.parquet          what a report made of a window
-    _sluice/<feed>/log/<20 digits>.json                 the ledger, an entry a file
-                   checkpoints/<20 digits>.json         a fold of the ledger up to that number
-                   tip.json                             the newest number that is known to have been used
-                   staging/<batch>/<attempt>/data|quarantine/[<folder>/]<part>
-                   staging/<batch>/<attempt>/<slice>.receipt.json
-                   owners/<token>.json                  a run's sign of life
-                   windows/<window>.json                "this window is complete"
-                   reports/<batch>[-<attempt>].html     a batch's report, for people; an attempt's if it was refused
-                   relanded/<batch>/<slice>.parquet     why what a replay landed had been in quarantine
-                   aside/<number>/<path>                what lost entries told of, moved here from <path>
-
-`<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`, the topic encoded
-by `encode_topic` (whose names hold no `-`). A slice cut into several files by size adds `-1`, `-2`, … to
-those after the first. `<folder>` is empty outside windows. The same plan gives the same names.
+raw feeds      key, value, topic, partition, offset, timestamp, timestampType, headers
+typed feeds    the schema's fields, `_extra`, and the record's coordinates as kafka_key, kafka_topic, …
+quarantine     the raw columns; why the record does not land (`REFUSED`); batch and contract (`QUARANTINED`)
 """
 
 from __future__ import annotations
@@ -42,7 +28,7 @@ def time_column(schema: pa.Schema) -> str:
 _FEW = pa.dictionary(pa.int16(), pa.string())
 
 COORDINATES = tuple(f for f in RawFormat.schema if f.name != "value")
-"""What landed rows keep of a record besides its typed value."""
+"""The columns of a record that typed rows keep, besides the value."""
 
 KAFKA_FIELDS = (
     *(f.with_name(KAFKA + f.name) for f in COORDINATES),
@@ -60,17 +46,16 @@ REFUSED = pa.schema(
         pa.field("byte", pa.int32()),
     ]
 )
-"""The record as it came, and why it does not land, as a format says it: the stage that refused it (`decode`, `schema`
-or `contract`), the reason in a word, the expectation that it broke, the field's path, a sentence, the byte of the
-value.
+"""The record as it came, and why it does not land: the stage that refused it (`decode`, `schema` or `contract`), the
+reason in one word, the expectation that it broke, the field's path, a sentence, and the byte of the value.
 """
 
 QUARANTINED = pa.schema([*REFUSED, pa.field("batch", pa.int64(), nullable=False), pa.field("contract", _FEW)])
-"""The same with the batch that read it, and the hash of the contract that it was held against."""
+"""The same, with the batch that read the record and the hash of the contract that it was checked against."""
 
 
 def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.RecordBatch:
-    """Rows of `REFUSED` as they go into the quarantine."""
+    """Rows of `REFUSED`, completed to rows of `QUARANTINED` by the batch and the hash of its contract (empty: none)."""
     n = refused.num_rows
     valid = None if contract else pa.py_buffer(bytes((n + 7) // 8))
     places = pa.Array.from_buffers(pa.int16(), n, [valid, pa.py_buffer(bytes(2 * n))])
@@ -81,7 +66,10 @@ def quarantine_rows(refused: pa.RecordBatch, batch: int, contract: str) -> pa.Re
 
 
 def landed_schema(schema: Schema | None) -> pa.Schema:
-    """Of landed rows: the schema's fields, the unknown ones as JSON, the record's coordinates; None: of raw feeds."""
+    """The Arrow schema of landed rows. `schema` None means a raw feed.
+
+    Typed rows have the schema's fields, the unknown fields as JSON, and the record's coordinates.
+    """
     if schema is None:
         return RawFormat.schema
     fields = [pa.field(f.name, arrow_type(f.type)) for f in schema.fields]

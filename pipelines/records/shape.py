@@ -1,8 +1,8 @@
-"""What a feed makes of records: its schema, its contract, and what becomes of those that do not fit. Light: Arrow and
-the compiled loops are loaded by whoever asks for rows.
+"""A shape: the schema and contract of a feed's rows, and what happens to records that do not fit.
 
-Two shapes of one name make the same rows of the same records; receipts carry the name, the ledger keeps what is behind
-it (`SchemaEntry`), so that a window can be explained and compared after the feed has changed.
+Shapes of the same name make the same rows from the same records. Receipts carry the name, and the ledger keeps what is
+behind it (`SchemaEntry`), so that a window can be explained and compared after the feed has changed. This module is
+light: Arrow and the compiled loops are loaded only when somebody asks for rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`columns`: the schema of typed rows, None of raw ones. `dropping`: what does not fit is counted, and kept
-    nowhere. `closed`: a record with fields that the schema does not name does not fit.
+    """What records become.
+
+    `columns` is the schema of typed rows, None for raw rows. With `dropping`, records that do not fit are counted and
+    kept nowhere. With `closed`, a record with a field that the schema does not name does not fit.
     """
 
     columns: Schema | None = None
@@ -32,7 +34,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """A few words that differ where the same records would become other rows."""
+        """A few words. They differ where the same records would become other rows."""
         words = ["raw" if self.columns is None else f"json {self.columns.fingerprint}"]
         words += ["closed"] if self.closed else []
         words += [f"contract {self.contract.hash}"] if self.contract else []
@@ -41,13 +43,13 @@ class Shape:
 
     @property
     def landed(self) -> pa.Schema:
-        """Of landed rows."""
+        """The Arrow schema of landed rows."""
         from sluice.pipelines.records.landed_columns import landed_schema
 
         return landed_schema(self.columns)
 
     def format(self) -> Format:
-        """What makes rows of records."""
+        """A new format that makes such rows."""
         from sluice.pipelines.records.format import RawFormat
 
         form: Format = RawFormat()
@@ -63,4 +65,4 @@ class Shape:
 
 
 RAW = Shape()
-"""Records as they are, all of them."""
+"""Every record, as it is."""

@@ -1,7 +1,7 @@
-"""Rows of an earlier schema as rows of a later one, where that loses nothing. Light: no row is touched to say whether.
+"""Turns rows of an earlier schema into rows of a later one, if that loses nothing. The check reads no row.
 
-A column that is new is null; a type may become one that holds all of its values: a larger integer, decimal or float, a
-finer unit of time, a struct with more members.
+New columns are null. A type may become one that holds all of its values: a larger integer, decimal or float, a finer
+unit of time, a struct with more members.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 _EXACT = {16: 11, 32: 24, 64: 53}
-"""By the bits of a float, the bits of the integers that it holds exactly."""
+"""For each width of a float, the widest integers that it holds exactly, in bits."""
 _UNITS = ("s", "ms", "us", "ns")
 
 
 def unfit(old: pa.Schema, new: pa.Schema) -> str:
-    """Why rows of the one cannot be rows of the other without loss, naming a column; empty when they can."""
+    """Why rows of `old` cannot become rows of `new` without loss, naming a column; empty when they can."""
     for field in old:
         at = new.get_field_index(field.name)
         if at < 0:
@@ -26,7 +26,7 @@ def unfit(old: pa.Schema, new: pa.Schema) -> str:
 
 
 def holds(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether each value of the one type is a value of the other."""
+    """Whether `new` holds every value of `old`."""
     if pa.types.is_dictionary(new):
         return holds(old, new.value_type)
     if old.equals(new) or pa.types.is_null(old):
@@ -69,8 +69,10 @@ def _integer(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def recast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows by the later schema, in its order. Raises ArrowInvalid for a value that does not fit after all: a time
-    beyond the calendar of a finer unit."""
+    """The rows with the later schema's columns and types.
+
+    Raises ArrowInvalid for a value that does not fit after all, such as a time beyond the calendar of a finer unit.
+    """
     return pa.RecordBatch.from_arrays([_column(rows, f) for f in schema], schema=schema)
 
 
@@ -83,5 +85,5 @@ def _column(rows: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """The schema with what files hold: of a dictionary type its values."""
+    """The schema as files hold it: dictionary types become the type of their values."""
     return pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema])

@@ -1,8 +1,8 @@
-"""The schema of a typed feed: from what a feed file says to frozen types, and to the Arrow types that land.
+"""The schema of a typed feed: parsed from the feed file into frozen types, and turned into Arrow types.
 
 `parse_schema` reads a mapping of names to types. A type is text, such as `decimal(12,2)` or
 `list<struct<sku:string, quantity:int32 not null>>`, or a mapping, which is a struct. What does not parse raises
-SchemaError, which for each field has the place, the position in the text and what would be understood.
+SchemaError. It gives, for each field, the place, the position in the text and what would be understood.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_LEVELS = 32
-"""Lists, structs and maps inside one another."""
+"""The most lists, structs and maps inside one another."""
 MOST_NODES = 4096
-"""Fields, elements and values of a schema, counted through all levels."""
+"""The most fields, elements and values of a schema, over all levels."""
 MOST_NAME = 200
 EXTRA = "_extra"
 KAFKA = "kafka_"
 
 
 class Kind(StrEnum):
-    """Types without parameters by their name, the others by the word that they begin with."""
+    """The kind of a type: its name, or the word that it begins with if it has parameters."""
 
     INT8 = "int8"
     INT16 = "int16"
@@ -60,8 +60,10 @@ _UNITS = {Kind.TIMESTAMP: ("ms", "us", "ns"), Kind.EPOCH: ("s", "ms", "us", "ns"
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """One type. `precision` and `scale` are a decimal's, `unit` is a time's; `fields` are a struct's members, a list's
-    one element, a map's one value (whose keys are strings).
+    """One type.
+
+    `precision` and `scale` belong to a decimal, `unit` to a time. `fields` are a struct's members, a list's one element
+    or a map's one value; a map's keys are strings.
     """
 
     kind: Kind
@@ -88,8 +90,10 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A type with a name (empty for elements and values). `required`: where it is missing or null, the record is
-    quarantined."""
+    """A type with a name; the name is empty for elements of lists and values of maps.
+
+    If a `required` field is missing or null, the record is quarantined.
+    """
 
     name: str
     type: Type
@@ -97,30 +101,32 @@ class Field:
 
     @property
     def text(self) -> str:
-        """The type as a feed file says it."""
+        """The type as a feed file spells it."""
         return f"{self.type} not null" if self.required else str(self.type)
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a typed feed, in the order in which they land."""
+    """The fields of a typed feed, in the order of its columns."""
 
     fields: tuple[Field, ...]
 
     def texts(self) -> dict[str, str]:
-        """Back to what a feed file says: names to type texts."""
+        """The schema as a feed file spells it: names to types."""
         return {f.name: f.text for f in self.fields}
 
     @property
     def fingerprint(self) -> str:
-        """The same for schemas that land the same columns from the same values."""
+        """16 hex digits. Schemas that land the same columns from the same values have the same ones."""
         said = json.dumps(list(self.texts().items()))
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 class SchemaProblem(ValueError):
-    """What is wrong with one field. `place` is its path below the schema, `remedy` what to write instead; the text of
-    a type is never quoted."""
+    """What is wrong with one field. `place` is its path in the schema, `remedy` what to write instead.
+
+    Never quotes the text of a type.
+    """
 
     def __init__(self, place: str, what: str, remedy: str) -> None:
         super().__init__(f"{place}: {what}" if place else what)
@@ -128,7 +134,7 @@ class SchemaProblem(ValueError):
 
 
 class SchemaError(ValueError):
-    """A schema that does not parse: all its problems."""
+    """The schema does not parse. `problems` holds everything that is wrong."""
 
     def __init__(self, problems: Sequence[SchemaProblem]) -> None:
         super().__init__("; ".join(map(str, problems)))
@@ -136,7 +142,7 @@ class SchemaError(ValueError):
 
 
 def parse_schema(given: object) -> Schema:
-    """The schema that a mapping of names to types says. Raises SchemaError."""
+    """The schema given by a mapping of names to types. Raises SchemaError."""
     if not isinstance(given, Mapping) or not given:
         raise SchemaError([SchemaProblem("", "is no mapping of names to types", "write such as `order_id: string`")])
     fields: list[Field] = []
@@ -161,7 +167,7 @@ def _top(name: str, value: object) -> Field:
 
 
 def _clashes(fields: Sequence[Field], place: str = "") -> Iterator[SchemaProblem]:
-    """Names that readers which ignore case would take for one."""
+    """A problem for each name that differs from an earlier one by case only, or not at all."""
     seen: set[str] = set()
     for f in fields:
         if f.name.casefold() in seen:
@@ -214,7 +220,7 @@ _TYPES = (
 
 
 class _TypeParser:
-    """Recursive descent over one type's text; nesting is bounded by MOST_LEVELS."""
+    """Parses one type's text by recursive descent. MOST_LEVELS bounds nesting."""
 
     def __init__(self, text: str, place: str, level: int) -> None:
         self._text, self._place, self._level, self._at = text, place, level, 0
@@ -349,7 +355,7 @@ class _TypeParser:
 
 
 def path_below(parent: str, kind: Kind, name: str) -> str:
-    """How people call a member of what is at `parent`: `lines[].sku`, `tags{}`."""
+    """The path of a member below `parent`, as people write it: `lines[].sku`, `tags{}`."""
     match kind:
         case Kind.LIST:
             return parent + "[]"
@@ -364,7 +370,7 @@ def _quote_name(name: str) -> str:
 
 
 def arrow_type(t: Type) -> pa.DataType:
-    """What a type lands as. All is nullable: tombstones, and structs that are missing, have nothing in them."""
+    """The Arrow type that a type lands as. All parts are nullable, because tombstones and missing structs are empty."""
     import pyarrow as pa
 
     match t.kind:

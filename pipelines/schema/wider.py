@@ -1,7 +1,7 @@
-"""Types that hold all values of other types, and the least one that holds what two of them do. Light: no Arrow.
+"""Which types hold all values of other types, and the smallest type that holds the values of two. Light: no Arrow.
 
-Promise: where `holds(wide, narrow)`, Arrow casts every value of one to the other without loss, so that files of both
-are read as one table by Arrow, and through it by DuckDB and Spark.
+Promise: if `holds(wide, narrow)`, Arrow casts every value of `narrow` to `wide` without loss. Arrow, DuckDB and Spark
+then read files of both types as one table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIGNED = (Kind.INT8, Kind.INT16, Kind.INT32, Kind.INT64)
 UNSIGNED = (Kind.UINT8, Kind.UINT16, Kind.UINT32, Kind.UINT64)
 _BITS = {k: 8 << i for kinds in (SIGNED, UNSIGNED) for i, k in enumerate(kinds)}
 _FLOATS = {Kind.FLOAT32: 24, Kind.FLOAT64: 53}
-"""Bits of an integer that they hold exactly."""
+"""The widest integers, in bits, that each float type holds exactly."""
 _TIMES = (Kind.TIMESTAMP, Kind.EPOCH)
 _TEXTS = (Kind.STRING, Kind.JSON)
 RAW_TYPES = {
@@ -29,11 +29,11 @@ RAW_TYPES = {
     "timestampType": "int32",
     "headers": "list<struct<key:string, value:binary>>",
 }
-"""The columns of raw feeds, as a schema would say them."""
+"""The columns of raw feeds, spelled as in a schema."""
 
 
 def holds(wide: Type, narrow: Type) -> bool:
-    """Whether each value that lands as `narrow` is one of `wide`."""
+    """Whether `wide` holds every value that lands as `narrow`."""
     a, b = wide.kind, narrow.kind
     if b in _BITS:
         return _holds_integers(wide, narrow)
@@ -68,7 +68,7 @@ def _holds_integers(wide: Type, narrow: Type) -> bool:
 
 
 def _members_hold(wide: tuple[Field, ...], narrow: tuple[Field, ...]) -> bool:
-    """A struct may gain and lose members; those that stay, by their exact names, hold what they held."""
+    """Whether members of the same name hold their values. A struct may gain and lose members, but not change case."""
     there = {f.name.casefold(): f for f in wide}
     both = ((there[f.name.casefold()], f) for f in narrow if f.name.casefold() in there)
     return all(a.name == b.name and holds(a.type, b.type) for a, b in both)
@@ -79,12 +79,12 @@ def _unit(t: Type) -> str:
 
 
 def _whole(t: Type) -> int:
-    """A decimal's digits before the point."""
+    """The number of a decimal's digits before the point."""
     return t.precision - t.scale
 
 
 def common_type(a: Type, b: Type) -> Type | None:
-    """The type that reads what has landed as `a` and as `b`; None when they are of different kinds."""
+    """The type as which values landed as `a` and as `b` can both be read; None when there is none."""
     if a.kind is b.kind is Kind.STRUCT:
         return _common_struct(a, b)
     if a.kind is b.kind and a.kind in (Kind.LIST, Kind.MAP):
@@ -106,7 +106,7 @@ def _common_struct(a: Type, b: Type) -> Type | None:
 
 
 def join(a: Type, b: Type) -> Type:
-    """The least type for values seen as both: numbers become a number that fits, all else is kept as JSON."""
+    """The smallest type for values seen as both. Numbers get a number type that fits; anything else becomes JSON."""
     if a.kind is not b.kind and a.kind in _TEXTS and b.kind in _TEXTS:
         return Type(Kind.JSON)
     if holds(a, b):
@@ -125,13 +125,13 @@ def join(a: Type, b: Type) -> Type:
 
 @lru_cache(1024)
 def parse_type(text: str) -> Type:
-    """A type as a feed file says it. Raises SchemaError."""
+    """The type that a feed file spells so. Raises SchemaError."""
     return parse_schema({"x": text}).fields[0].type
 
 
 @lru_cache(1024)
 def join_texts(*texts: str) -> str:
-    """The least type for values seen as each; empty ones say nothing."""
+    """The smallest type for values seen as each of these types, as text. Empty texts do not count."""
     try:
         known = [parse_type(t) for t in dict.fromkeys(texts) if t]
     except SchemaError:
@@ -140,7 +140,7 @@ def join_texts(*texts: str) -> str:
 
 
 def one_table(before: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """The columns of both, with types that read both. What cannot be read as one has the later type."""
+    """The columns of both tables, with types that read both. Types that cannot be read as one give the later one."""
     out = dict(before)
     for name, said in more.items():
         text = said.removesuffix(" not null")

@@ -1,7 +1,7 @@
-"""The port `Format` with a contract behind it: rows that break a critical expectation go into quarantine instead.
+"""A `Format` that checks another format's rows against a contract, and quarantines rows that break it.
 
-Promise: what the format behind it makes of a record is unchanged; each record is in exactly one place still; both
-kinds of rows stay in offset order.
+Promise: rows that land are unchanged. Each record is still in exactly one place. Both kinds of rows stay in offset
+order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from sluice.pipelines.vocabulary.plans import Slice
 
 
 class ContractFormat:
-    """Another format's rows, held against a contract. `dropping`: what breaks it is left out and counted instead."""
+    """Checks the rows of the format `behind` it.
+
+    With `dropping`, rows that break a critical expectation are counted and left out instead of quarantined.
+    """
 
     def __init__(self, behind: Format, contract: Contract, *, dropping: bool = False) -> None:
         self.schema, self.contract = behind.schema, contract.hash
@@ -33,7 +36,7 @@ class ContractFormat:
         self._offsets = self.schema.get_field_index(landed_columns.offset_column(self.schema))
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """What the format behind makes of the chunk, without the rows that break a critical expectation."""
+        """The other format's pieces, without the rows that break a critical expectation."""
         for piece in self._behind.convert(s, chunk):
             began = perf_counter_ns()
             held = self._checks.hold(piece.landed)
@@ -52,7 +55,7 @@ class ContractFormat:
         return replace(piece, landed=landed, quarantined=refused)
 
     def _refused(self, s: Slice, chunk: pa.RecordBatch, offsets: Array, broken: Broken) -> pa.RecordBatch:
-        """The records as they came, and which expectation they broke."""
+        """The refused records as they came, and the expectation that each broke."""
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)

@@ -1,7 +1,7 @@
-"""Row expectations over columns: which rows break which, whole columns at a time.
+"""Evaluates row expectations over whole columns: which rows break which expectation.
 
-Promise: memory beside the rows is a few bits for each, and a few bytes for those that break something; what is said of
-a row holds nothing of its values.
+Promise: besides the rows themselves it takes a few bits per row, and a few bytes per row that breaks something. Reasons
+never hold a row's values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOMBSTONE = KAFKA_FIELDS[-1].name
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Rows that break a critical expectation, in order, each with the place in the contract of the first such."""
+    """Rows that break a critical expectation, in order, and for each the first such expectation's place."""
 
     rows: Array
     expectations: Array
@@ -37,14 +37,14 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class RowResults:
-    """What rows said to the contract."""
+    """How rows stood against the contract: which broke it, and one tally per row expectation."""
 
     broken: Broken
     tallies: tuple[Tally, ...]
 
 
 class _RowCheck(NamedTuple):
-    """One row expectation, ready: its columns' places among those that are looked at."""
+    """A row expectation with its check. `columns` are indices into the columns that the contract needs."""
 
     expectation: Expectation
     columns: tuple[int, ...]
@@ -52,7 +52,7 @@ class _RowCheck(NamedTuple):
 
 
 class RowChecks:
-    """The row expectations of a contract, ready for batch after batch of landed rows of one schema."""
+    """The row expectations of a contract, prepared for batch after batch of landed rows of one schema."""
 
     def __init__(self, contract: Contract) -> None:
         self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
@@ -62,7 +62,7 @@ class RowChecks:
         self._looked_at: list[int] = []
 
     def hold(self, rows: pa.RecordBatch) -> RowResults:
-        """Hold landed rows against the contract. Tombstones are none of its business."""
+        """Check landed rows against the contract. Tombstones are left out."""
         if self._schema is None:
             self._prepare(rows.schema)
         offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
@@ -75,7 +75,7 @@ class RowChecks:
         return RowResults(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
 
     def said(self, broken: Broken) -> list[pa.Array]:
-        """Of each broken row what `REFUSED` has beside the record: stage, reason, expectation, field, detail, byte."""
+        """What `REFUSED` says about each broken row: stage, reason, expectation, field, detail, byte."""
         return self._said.of(broken.expectations)
 
     def _prepare(self, schema: pa.Schema) -> None:
@@ -105,12 +105,12 @@ _NONE = np.empty(0, np.int64)
 
 
 def refuses(expectation: Expectation) -> bool:
-    """Whether a row that breaks this row expectation goes into quarantine: with `mostly` it cannot be said of one."""
+    """Whether a row that breaks this row expectation is quarantined. With `mostly`, no single row can be blamed."""
     return expectation.severity is Severity.CRITICAL and argument(expectation, "mostly") == 1
 
 
 def _alive(rows: pa.RecordBatch) -> Array | None:
-    """The rows that are no tombstones, None when all are not."""
+    """The indices of rows that are not tombstones; None when there are no tombstones."""
     place = rows.schema.get_field_index(_TOMBSTONE)
     if place < 0 or not (tombstones := rows.column(place)).true_count:
         return None
@@ -118,7 +118,7 @@ def _alive(rows: pa.RecordBatch) -> Array | None:
 
 
 class _ReasonColumns:
-    """What is said of broken rows: a text for each expectation, and for each row which."""
+    """Makes the columns that give the reasons: one text per expectation, and for each row an index."""
 
     def __init__(self, contract: Contract) -> None:
         rows = contract.expectations
@@ -131,7 +131,7 @@ class _ReasonColumns:
         ]
 
     def of(self, expectations: Array) -> list[pa.Array]:
-        """Columns of `REFUSED`."""
+        """The columns of `REFUSED` that follow the record, for rows that broke these expectations."""
         n = len(expectations)
         texts = [
             pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), places[expectations]), words)
@@ -142,6 +142,6 @@ class _ReasonColumns:
 
 
 def _few(texts: Sequence[str]) -> tuple[Array, pa.Array]:
-    """Each text once, and where each is."""
+    """For each text its index among the distinct texts, and these."""
     order = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     return np.array([order[t] for t in texts], np.int16), text_array([*order])

@@ -1,10 +1,10 @@
-"""Kafka record bytes → Arrow columns, in compiled, bounds-checked loops (DESIGN §6).
+"""Turns Kafka record bytes into Arrow columns, in compiled, bounds-checked loops (DESIGN §6).
 
     fetch response ─► frames (headers) ─► checks (CRC, transactions) ─► scratch (codecs) ─► rows (Arrow)
 
-`BatchDecoder` takes the responses of one slice; `next_position` and `bytes_needed` tell the fetcher how far one
-reaches. Importing this package loads the compiled loops from numba's cache beside the source (or, where that cannot
-be written, in the user's), and compiles them the first time, which takes seconds.
+`BatchDecoder` takes the responses of one slice. `next_position` and `bytes_needed` tell the fetcher how far a response
+reaches. Importing this package loads the compiled loops from numba's cache beside the source, or in the user's cache if
+that cannot be written. The first import compiles them, which takes seconds.
 """
 
 from sluice.pipelines.records.decode.columns import SCHEMA

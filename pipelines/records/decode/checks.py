@@ -1,7 +1,7 @@
-"""What of a response may be believed, and what is to be done with each frame: emit, hide or pass over its records.
+"""Checks a response, and decides for each frame whether its records are emitted, hidden or passed over.
 
-Promise: nothing is decoded of a batch whose checksum does not match; a batch is hidden exactly when Kafka's own
-consumer hides it (KIP-98): control batches always, those of aborted transactions under read_committed.
+Promise: no batch is decoded whose checksum does not match. A batch is hidden exactly when Kafka's own consumer hides it
+(KIP-98): control batches always, and batches of aborted transactions under read_committed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTROL_BYTES = 64 << 10
 
 
 class Checks:
-    """The checks of one slice, response after response."""
+    """Checks the responses of one slice, one after another."""
 
     def __init__(self, place: LogPlace, end: int, *, read_committed: bool, check_crc: bool) -> None:
         self._place, self._end = place, end
@@ -31,13 +31,13 @@ class Checks:
         self._aborted = Aborted()
 
     def begin(self, aborted: Sequence[tuple[int, int]], position: int) -> None:
-        """A new response, read at `position`, with its aborted transactions."""
+        """Begin a response that was fetched at `position`. `aborted` holds (producer id, first offset) pairs."""
         self._aborted.begin(aborted, position)
 
     def run(self, view: memoryview, table: Array, position: int) -> tuple[int, BatchProblem | None]:
-        """Decide the modes of these frames: how many come before the first bad one, and what is wrong with that.
+        """Set the modes of these frames. Returns how many come before the first bad one, and what is wrong with it.
 
-        Frames from the slice's end on are left out; the first of them becomes one that only moves the position.
+        Frames from the slice's end on are left out; the first of them only moves the position.
         """
         good, problem = self._checksums(view, table) if self._check_crc else (len(table), None)
         modes, firsts, lasts = table[:good, loops.MODE], table[:good, loops.BASE], table[:good, loops.LAST]
@@ -68,7 +68,7 @@ class Checks:
         return len(cells), None
 
     def _decide(self, view: memoryview, f: Frame, position: int) -> tuple[int, int]:
-        """Mode of a frame, and how many records count when it is passed over."""
+        """The mode of a frame, and how many records count when it is passed over."""
         if not codecs.is_known(f.codec, in_old=f.kind != loops.BATCH):
             raise self._place.unsupported(f"codec {f.codec}", f.first, f.last)
         if f.kind != loops.BATCH:

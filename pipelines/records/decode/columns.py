@@ -67,18 +67,18 @@ class Capacity:
     header_value_bytes: int = 0
 
     def grown(self, need: Capacity) -> Capacity:
-        """At least `need`; what is short at least doubles."""
+        """A capacity of at least `need`. What is too small at least doubles."""
         pairs = ((getattr(self, f), getattr(need, f)) for f in self.__dataclass_fields__)
         return Capacity(*(have if have >= want else max(want, 2 * have) for have, want in pairs))
 
 
 def allocate(capacity: Capacity) -> Columns:
-    """Empty buffers: offsets begin with 0, bitmaps are all ones, the rest is whatever memory held."""
+    """Empty buffers. Offsets begin with 0 and bitmaps are all ones; the rest is uninitialised."""
     return Columns(*(_buffer(capacity, *layout) for layout in _LAYOUT))
 
 
 def enlarge(columns: Columns, capacity: Capacity) -> Columns:
-    """The same rows in buffers of at least the given capacity; those that suffice are kept."""
+    """The same rows in buffers of at least the given capacity. Buffers that suffice are kept."""
     return Columns(*(_enlarge_buffer(old, capacity, *layout) for old, layout in zip(columns, _LAYOUT, strict=True)))
 
 
@@ -107,7 +107,7 @@ def _enlarge_buffer(old: Array, capacity: Capacity, kind: Any, measure: str, how
 
 
 def to_arrow(columns: Columns, state: Array) -> pa.RecordBatch:
-    """The rows written so far, without a copy: the buffers now belong to the record batch."""
+    """The rows written so far, without a copy. The buffers now belong to the record batch."""
     c, rows = columns, int(state[loops.ROWS])
     arrays = [
         _blobs(c.keys, c.key_offsets, rows, _validity(c.key_valid, state[loops.NULL_KEYS])),
@@ -145,7 +145,7 @@ def _headers(c: Columns, state: Array, rows: int) -> pa.Array:
 
 
 def _text(data: Array, ends: Array, n: int) -> pa.Array:
-    """Header keys as strings. Bytes that are no UTF-8 become U+FFFD, just as Java's String(bytes, UTF_8) puts it."""
+    """Header keys as strings. Bytes that are not UTF-8 become U+FFFD, as in Java's String(bytes, UTF_8)."""
     keys = _blobs(data, ends, n, kind=pa.string())
     try:
         keys.validate(full=True)
@@ -155,8 +155,8 @@ def _text(data: Array, ends: Array, n: int) -> pa.Array:
 
 
 def as_java_reads(key: bytes) -> str:
-    """UTF-8 with replacement: one U+FFFD for each maximal part of a sequence, and one for a surrogate, cut or not.
+    """Decode UTF-8 with one U+FFFD for each maximal part of a bad sequence, and one for a surrogate, cut or not.
 
-    In the second Java differs from Python, which puts one for each byte.
+    Java does so; Python puts one for each byte of a surrogate.
     """
     return _SURROGATE.sub(b"\xef\xbf\xbd", key).decode("utf-8", "replace")

@@ -28,9 +28,9 @@ _MOST = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class OffsetCounts:
-    """Offsets of `[start, end)` by what became of them; what is missing to the span was compacted away.
+    """What happened to the offsets of `[start, end)`. Offsets that are not counted were compacted away.
 
-    `records` became rows; `control` and `aborted` are records of control batches and of aborted transactions.
+    `records` became rows. `control` and `aborted` are records of control batches and of aborted transactions.
     """
 
     records: int = 0
@@ -74,12 +74,12 @@ class BatchDecoder:
 
     @property
     def position(self) -> int:
-        """Next offset to read. The slice is done when it reaches `end`, whatever was visible on the way."""
+        """The next offset to read. The slice is done when this reaches `end`, whatever was visible on the way."""
         return self._rows.position
 
     @property
     def counts(self) -> OffsetCounts:
-        """Counts up to `position`, rows that were not yielded yet included."""
+        """Counts up to `position`, including rows that were not yielded yet."""
         return OffsetCounts(*self._rows.totals)
 
     @property
@@ -88,11 +88,12 @@ class BatchDecoder:
         return {"crc": self._crc_ns, "decompress": self._decompress_ns, "decode": self._rows.spent_ns}
 
     def feed(self, records: bytes | memoryview, aborted: Sequence[tuple[int, int]] = ()) -> Iterator[pa.RecordBatch]:
-        """Decode the record bytes of one response; yields full chunks. Exhaust it before the next call.
+        """Decode the record bytes of one response. Yields full chunks; exhaust it before the next call.
 
-        `records`: record batches or message sets, one after another; one that is cut at the end is left for the next
-        response, what lies below `position` is passed over. `aborted`: the response's aborted transactions as
-        (producer id, first offset). Raises CorruptBatch and UnsupportedBatch, once all before that batch is decoded.
+        `records` are record batches or message sets, one after another. One that is cut at the end is left for the next
+        response; records below `position` are passed over. `aborted` are the response's aborted transactions, as
+        (producer id, first offset). Raises CorruptBatch or UnsupportedBatch after everything before that batch is
+        decoded.
         """
         if not len(records) or self.position >= self._end:
             return
@@ -107,7 +108,7 @@ class BatchDecoder:
             raise problem
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are left, at most one chunk."""
+        """The remaining rows, at most one chunk."""
         yield from self._rows.rest()
 
     def _block(self, raw: Array, table: Array) -> Iterator[pa.RecordBatch]:

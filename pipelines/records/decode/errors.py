@@ -1,8 +1,8 @@
-"""What is wrong with record bytes, in words: codes of the compiled loops → CorruptBatch and UnsupportedBatch.
+"""Turns codes of the compiled loops into errors in words: CorruptBatch and UnsupportedBatch.
 
-Each error names topic, partition, the offsets of the batch (`start` its base offset, `end` one past its last, where
-the header tells them), the byte and the reason. A CorruptBatch may come from the way here: reading the batch once
-more is worth it. An UnsupportedBatch stays what it is.
+Each error names the topic, the partition, the batch's offsets, the byte and the reason. `start` is the batch's base
+offset and `end` one past its last, where the header tells them. A CorruptBatch may have been damaged on the way, so
+reading it once more is worth it. An UnsupportedBatch stays what it is.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where in the log a decoder is at work, for its errors."""
+    """Where in the log a decoder works. Its errors name it."""
 
     topic: str | None
     partition: int | None
 
     def corrupt(self, reason: str, base: int, last: int | None = None, at: int | None = None) -> CorruptBatch:
-        """The batch of offsets `base` to `last` is damaged, at byte `at` of the response or of the batch's records."""
+        """The error for a damaged batch of offsets `base` to `last`; `at` is a byte of the response or its records."""
         return CorruptBatch(
             self._message(reason, base, at),
             remedy=_CORRUPT,
@@ -62,7 +62,7 @@ class LogPlace:
         )
 
     def unsupported(self, reason: str, base: int, last: int | None = None) -> UnsupportedBatch:
-        """The batch at offset `base` is of a kind that we cannot read."""
+        """The error for a batch, at offset `base`, of a kind that Sluice cannot read."""
         return UnsupportedBatch(
             self._message(reason, base, None),
             remedy=_UNSUPPORTED,
@@ -79,7 +79,7 @@ class LogPlace:
 
 
 def frame_error(place: LogPlace, raw: Array, at: int, code: int) -> BatchProblem | None:
-    """What `loops.scan` says of the frame at byte `at` of a response."""
+    """The error for a code that `loops.scan` returned for the frame at byte `at`; None for DONE."""
     if code == loops.DONE:
         return None
     base = int.from_bytes(raw[at : at + 8].tobytes(), "big", signed=True)

@@ -1,4 +1,4 @@
-"""The headers of a fetch response: its table of frames, and how far it reaches without decoding it."""
+"""Reads the headers of a fetch response: its table of frames, and how far it reaches. Decodes nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sluice.pipelines.records.decode.errors import BatchProblem, LogPlace, frame
 
 
 def read_only(records: bytes | memoryview) -> Array:
-    """The same bytes as an array that nobody can write to, without a copy."""
+    """The bytes as a read-only array, without a copy."""
     return np.frombuffer(memoryview(records).toreadonly().cast("B"), np.uint8)
 
 
 def frame_table(raw: Array, place: LogPlace) -> tuple[Array, int, BatchProblem | None]:
-    """Headers of all complete frames (one row of `loops.FIELDS` numbers each), bytes they take, what is wrong next."""
+    """The headers of all complete frames (rows of `loops.FIELDS` numbers), their bytes, and what is wrong next."""
     # One row for the smallest frame there is: memory that is not written to costs nothing.
     table = np.empty((raw.size // loops.MESSAGE_OVERHEAD[0] + 1, loops.FIELDS), np.int64)
     frames, at, code = loops.scan(raw, table)
@@ -27,9 +27,9 @@ def next_position(
 ) -> int:
     """The position after the last complete batch of a response that was fetched at `position`.
 
-    Headers only: nothing is decompressed, no checksum computed. Unchanged when there is no complete batch: ask
-    `bytes_needed` then. Raises CorruptBatch or UnsupportedBatch when the first batch is at fault; a later one ends
-    the walk and is met at its own position.
+    Reads headers only: nothing is decompressed and no checksum is computed. Returns `position` unchanged when there is
+    no complete batch; ask `bytes_needed` then. Raises CorruptBatch or UnsupportedBatch when the first batch is bad. A
+    bad batch further on ends the walk, and is found again at its own position.
     """
     if not len(records):
         return position
@@ -42,7 +42,7 @@ def next_position(
 
 
 def bytes_needed(records: bytes | memoryview) -> int:
-    """Bytes of the first batch when the response holds only its beginning; 0 when it is empty or holds all of it."""
+    """The size of the first batch if the response holds only its beginning; 0 if it holds all of it, or nothing."""
     if len(records) >= loops.LOG_OVERHEAD:
         size = loops.LOG_OVERHEAD + int.from_bytes(records[8:12], "big", signed=True)
         return size if size > len(records) else 0

@@ -1,7 +1,7 @@
-"""Rows on their way into Arrow buffers: what the decode loop remembers, and chunks when they are full.
+"""Fills Arrow buffers with rows and hands out full chunks. Keeps the state of the decode loop.
 
-Promise: a chunk that was handed out is never touched again; an error takes the rows of its batch back, save those
-already handed out, and the position with them.
+Promise: a chunk that was handed out is never touched again. An error takes back the position and the rows of its batch,
+except rows already handed out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluice.pipelines.vocabulary.errors import CorruptBatch
 
 
 class SliceRows:
-    """The rows of one slice, chunk after chunk."""
+    """Makes the rows of one slice, chunk after chunk."""
 
     def __init__(
         self, place: LogPlace, start: int, end: int, chunk_rows: int, chunk_bytes: int, *, check_crc: bool
@@ -39,17 +39,17 @@ class SliceRows:
 
     @property
     def position(self) -> int:
-        """Next offset to read."""
+        """The next offset to read."""
         return int(self._state[loops.POSITION])
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Records that became rows, control records and records of aborted transactions so far."""
+        """So far: records that became rows, control records, and records of aborted transactions."""
         s = self._state
         return int(s[loops.ALL_ROWS] + s[loops.ROWS]), int(s[loops.ALL_CONTROL]), int(s[loops.ALL_ABORTED])
 
     def decode(self, raw: Array, scratch: Array, table: Array) -> Iterator[pa.RecordBatch]:
-        """Rows of frames that are checked and decompressed; yields full chunks. Raises CorruptBatch."""
+        """Decode frames that are checked and decompressed. Yields full chunks. Raises CorruptBatch."""
         self._state[loops.FRAME], self._state[loops.AT] = 0, -1
         while (code := self._run(raw, scratch, table)) != loops.DONE:
             if code != loops.FULL:
@@ -58,12 +58,12 @@ class SliceRows:
             yield self._chunk()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are left."""
+        """The remaining rows, at most one chunk."""
         if self._state[loops.ROWS]:
             yield self._chunk()
 
     def _run(self, raw: Array, scratch: Array, table: Array) -> int:
-        """Decode until something else than more room is needed."""
+        """Run the loop, making room as it asks. Returns the first other code."""
         began = perf_counter_ns()
         if self._columns is None:
             self._capacity = self._capacity or self._first_capacity(table)
@@ -76,7 +76,7 @@ class SliceRows:
         return code
 
     def _first_capacity(self, table: Array) -> Capacity:
-        """Room for a whole chunk of records like these: memory that is not written to costs nothing."""
+        """Room for a whole chunk of records like these. Memory that is not written to costs nothing."""
         rows = min(self._chunk_rows, self._end - self.position)
         t = table[(table[:, loops.MODE] == loops.EMIT) & (table[:, loops.COUNT] > 0)]
         size = int((t[:, loops.TO] - t[:, loops.FROM]).sum()) // max(int(t[:, loops.COUNT].sum()), 1)
@@ -84,7 +84,7 @@ class SliceRows:
         return Capacity(rows, data // 4, data, rows, data // 8, data // 8)
 
     def _chunk(self) -> pa.RecordBatch:
-        """The rows so far as a chunk that owns its buffers; the next gets room for one more like it."""
+        """The rows so far, as a chunk that owns its buffers. The next chunk gets room for as much again."""
         if self._columns is None:
             raise RuntimeError("rows without buffers")
         state = self._state

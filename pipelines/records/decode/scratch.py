@@ -1,6 +1,6 @@
-"""Memory that batches are decompressed into, several at a time, so that the decode loop is called once for all.
+"""The memory that batches are decompressed into, several at a time, so that one call of the loop decodes them all.
 
-Promise: it never grows beyond `max_batch_bytes`, whatever a batch would expand to, and shrinks back afterwards.
+Promise: it never grows beyond `max_batch_bytes`, whatever a batch would expand to, and it shrinks again afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GROUP_BYTES = 1 << 20
 
 
 class Scratch:
-    """One group of decompressed batches."""
+    """Holds one group of decompressed batches."""
 
     def __init__(self, place: LogPlace, max_batch_bytes: int) -> None:
         self._place, self._most = place, max_batch_bytes
@@ -26,15 +26,16 @@ class Scratch:
 
     @property
     def data(self) -> Array:
-        """What `fill` left, read-only."""
+        """The bytes that `fill` wrote, read-only."""
         data = self._memory.view()
         data.flags.writeable = False
         return data
 
     def fill(self, view: memoryview, table: Array) -> tuple[int, CorruptBatch | None]:
-        """Decompress the first frames of `table` and tell it where their records are now.
+        """Decompress the first frames of `table`, and note in it where their records are now.
 
-        Returns how many frames are ready, one at least unless the first is damaged, and what is wrong with the next.
+        Returns how many frames are ready, and what is wrong with the next one. At least one is ready unless the first
+        is damaged.
         """
         if len(self._memory) > _USUAL_BYTES:
             self._resize(0)
@@ -63,7 +64,7 @@ class Scratch:
         return len(rows), None
 
     def _decompress(self, codec: int, data: memoryview, used: int) -> int:
-        """Bytes written from byte `used` on; −1 when that takes more room than the others left."""
+        """How many bytes were written from byte `used` on; −1 when the earlier frames left too little room."""
         while True:
             try:
                 return codecs.decompress(codec, data, self._view[used:])

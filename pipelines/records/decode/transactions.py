@@ -1,9 +1,9 @@
-"""Which transactional batches of a fetch response were aborted (KIP-98), as Kafka's own consumer decides it.
+"""Decides which transactional batches of a fetch response were aborted (KIP-98), as Kafka's own consumer does.
 
-A response under read_committed lists the aborted transactions that touch it, as (producer id, first offset); a
-transaction is over at its producer's next control batch. Each response stands alone. Promise: the answer is right
-also when one response is given in pieces with the same list, or again after an error, and when reading begins amid
-an aborted transaction.
+Under read_committed a response lists the aborted transactions that touch it, as (producer id, first offset). A
+transaction ends at its producer's next control batch. Each response stands alone. Promise: the answer is also right
+when a response comes in pieces with the same list, or again after an error, and when reading begins inside an aborted
+transaction.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ class Aborted:
         self._ended: dict[int, int] = {}
 
     def begin(self, aborted: Iterable[tuple[int, int]], position: int) -> None:
-        """A new response, read at `position`, with its (producer id, first offset) pairs in any order.
+        """Begin a response that was fetched at `position`, with its (producer id, first offset) pairs in any order.
 
-        What a marker below the position ended stays ended: a pair is only news when it begins above that marker.
+        A transaction that a marker below the position ended stays ended: a pair counts only if it begins above that
+        marker.
         """
         pairs = list(aborted)
         ended = {producer: marker for producer, marker in self._ended.items() if marker < position}
@@ -37,7 +38,7 @@ class Aborted:
         return producer in self._open
 
     def end(self, producer: int, marker: int) -> None:
-        """The producer's transaction ended with a commit or abort marker at this offset."""
+        """Note that the producer's transaction ended with a commit or abort marker at this offset."""
         self.covers(producer, marker)
         self._open.discard(producer)
         if producer in self._ended:

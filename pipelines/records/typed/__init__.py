@@ -2,6 +2,6 @@
 
     schema (text → types) ─► tables (types → arrays) ─► scan (bytes → spans) ─► fill (spans → buffers) ─► columns
 
-`schema` says what a feed asks for and is light; `format` is the Format over the rest. Importing `format` loads the
-compiled loops from numba's cache, or compiles them the first time, which takes seconds.
+Open `format` first: it is the port `Format` over the rest. Importing it loads the compiled loops from numba's cache, or
+compiles them the first time, which takes seconds (`records.ready` does that before anybody waits).
 """

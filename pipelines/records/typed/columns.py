@@ -32,7 +32,7 @@ _UNITS = {"s": 0} | _DIGITS
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Items that their type cannot hold: their number in the column, why, and where their text begins."""
+    """Items that their type cannot hold: their index in the column, the reason's code, and where their text begins."""
 
     items: Array
     codes: Array
@@ -43,12 +43,12 @@ NO_FAULTS = Faults(np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.i
 
 
 def buffer(n: int, kind: Any) -> Array:
-    """Room for `n` items in Arrow's pool, which keeps what was freed: fresh memory costs as much as filling it."""
+    """Room for `n` items, from Arrow's pool. The pool reuses memory; fresh memory costs as much as filling it."""
     return np.frombuffer(pa.allocate_buffer(n * np.dtype(kind).itemsize), kind) if n else np.empty(0, kind)
 
 
 def grow(old: Array, used: int, need: int) -> Array:
-    """The first `used` items in room for at least `need`."""
+    """The first `used` items, in an array with room for at least `need`."""
     if need <= len(old):
         return old
     new = buffer(max(need, 2 * len(old)), old.dtype)
@@ -57,7 +57,7 @@ def grow(old: Array, used: int, need: int) -> Array:
 
 
 class ColumnBuilder:
-    """What all columns have: a number of items and a bitmap of those that are there."""
+    """The base of all columns: a number of items, and a bitmap of those that are not null."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         self.node, self.type = node, arrow_type(node.type)
@@ -66,7 +66,7 @@ class ColumnBuilder:
         self._state = np.zeros(fill.SLOTS, np.int64)
 
     def append(self, values: Array, spans: Array) -> Faults:
-        """Append what the spans of a block say."""
+        """Append the items of a block's spans. Returns those that the type cannot hold."""
         n = len(spans)
         self._reserve(n)
         self._state[:] = 0
@@ -85,12 +85,12 @@ class ColumnBuilder:
         raise NotImplementedError
 
     def array(self, columns: Sequence[ColumnBuilder]) -> pa.Array:
-        """All items. `columns` are those of all nodes, for children."""
+        """All items as an Arrow array. `columns` are the columns of all nodes, for the children."""
         raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
-        """About the bytes of what was appended."""
+        """About how many bytes the appended items take."""
         raise NotImplementedError
 
     @property
@@ -99,7 +99,7 @@ class ColumnBuilder:
 
 
 class Numbers(ColumnBuilder):
-    """A column of `width` 64-bit numbers an item. Subclasses fill and narrow them."""
+    """A column with `width` 64-bit numbers per item. Subclasses fill and narrow them."""
 
     kind: Any = np.int64
     width = 1
@@ -128,7 +128,7 @@ class Numbers(ColumnBuilder):
 
 
 def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -> Faults:
-    """What a loop noted, with places in the values."""
+    """The faults that a loop noted, with their places in the values."""
     n = int(state[fill.BADS])
     if not n:
         return NO_FAULTS
@@ -137,7 +137,7 @@ def faults_of(state: Array, at: int, spans: Array, items: Array, codes: Array) -
 
 
 class Integers(Numbers):
-    """Signed and unsigned integers, and times that come as one."""
+    """Signed and unsigned integers, and times that are written as one."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
@@ -160,7 +160,7 @@ class Integers(Numbers):
 
 
 def _bounds(t: Type, kind: Any) -> tuple[int, int]:
-    """The least and the most that a number may say."""
+    """The smallest and the largest number that the type accepts."""
     info = np.iinfo(kind)
     if t.kind is not Kind.EPOCH:
         return int(info.min), int(info.max)
@@ -184,7 +184,7 @@ class Decimals(Numbers):
 
 
 class Times(Numbers):
-    """Dates and timestamps that come as text."""
+    """Dates and timestamps that are written as text."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
@@ -204,7 +204,7 @@ class Times(Numbers):
 
 
 class Floats(Numbers):
-    """float32 and float64. What the fast path leaves goes through Arrow's own, correctly rounding parser in bulk."""
+    """float32 and float64. Arrow's own parser, which rounds correctly, takes in bulk what the fast path leaves."""
 
     kind = np.float64
 
@@ -261,7 +261,7 @@ class Truths(ColumnBuilder):
 
 
 class _Ends(ColumnBuilder):
-    """Columns whose items end somewhere: texts, lists."""
+    """Columns with an end per item: texts and lists."""
 
     def __init__(self, node: SchemaNode, items: int) -> None:
         super().__init__(node, items)
@@ -298,7 +298,7 @@ class Texts(_Ends):
         return faults_of(self._state, self.items, spans, items, codes)
 
     def _make_room(self, used: int, more: int, items: int) -> None:
-        """For what comes now and, by its measure, for as many items as are expected."""
+        """Make room for `more` bytes now and, at that rate, for as many items as are expected."""
         need = used + more
         if need > len(self.data):
             done = self.items + items
@@ -311,7 +311,7 @@ class Texts(_Ends):
 
 
 class Structs(ColumnBuilder):
-    """Structs: there or not; what they hold is in the columns of their children."""
+    """Structs. The column only knows which are null; their members are in the columns of their children."""
 
     def _fill(self, values: Array, spans: Array) -> Faults:
         fill.presence(spans, self.items, self._valid, self._state)
@@ -327,7 +327,7 @@ class Structs(ColumnBuilder):
 
 
 class Lists(_Ends):
-    """Lists, and maps, which are lists of key and value."""
+    """Lists, and maps as lists of key and value."""
 
     def _fill(self, values: Array, spans: Array) -> Faults:
         fill.lengths(spans, self.items, self.ends, self._valid, self._state)
@@ -346,7 +346,7 @@ class Lists(_Ends):
         return pa.Array.from_buffers(self.type, self.items, buffers, children=children)
 
     def repeated(self, first: int, keys: Texts) -> Array:
-        """Which maps from `first` on have a key twice."""
+        """The indices of maps, from `first` on, that have a key twice."""
         lists = self.ends[first : self.items + 1]
         longest = int(np.diff(lists).max(initial=0))
         if longest < 2:

@@ -1,7 +1,7 @@
-"""The Format of typed feeds: records with JSON values → typed rows, or quarantined ones with their bytes and a reason.
+"""The format of typed feeds: JSON values become typed rows, or quarantined rows with their bytes and a reason.
 
-Landed rows have the schema's fields, `_extra` and the record's coordinates under `kafka_`; quarantined rows have the
-columns of raw feeds and why they are there. docs/formats.md says what becomes of every kind of value.
+Landed rows have the schema's fields, `_extra`, and the record's coordinates under `kafka_`. Quarantined rows have the
+columns of raw feeds and the reason. docs/formats.md says what happens to every kind of value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from sluice.pipelines.vocabulary.receipts import Drift
 
 
 class JsonFormat:
-    """JSON objects, typed by a schema. `dropping`: what would be quarantined is left out and counted instead;
-    `closed`: records with fields that the schema does not name are quarantined."""
+    """Types JSON objects by a schema.
+
+    With `dropping`, records are counted and left out instead of quarantined. With `closed`, records with fields that
+    the schema does not name are quarantined.
+    """
 
     def __init__(self, schema: Schema, *, dropping: bool = False, closed: bool = False) -> None:
         self.schema = landed_schema(schema)
@@ -37,8 +40,10 @@ class JsonFormat:
         self._dropping, self._closed = dropping, closed
 
     def convert(self, s: Slice, chunk: pa.RecordBatch) -> Iterator[Formatted]:
-        """Typed rows and quarantined ones, both in offset order; several pieces when types take much more memory
-        than the values did."""
+        """Typed and quarantined rows, both in offset order.
+
+        Yields several pieces when the typed columns take much more memory than the values.
+        """
         values = chunk.column(chunk.schema.get_field_index("value"))
         offsets = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         (raw,) = self._raw.convert(s, chunk)
@@ -48,7 +53,7 @@ class JsonFormat:
         yield from map(partial(self._formatted, raw.landed, kafka, offsets), self._typer.pieces(values))
 
     def _formatted(self, raw: pa.RecordBatch, kafka: pa.RecordBatch, offsets: Array, piece: TypedPiece) -> Formatted:
-        """What becomes of one piece of a chunk, of which these are all rows."""
+        """One piece of a chunk, formatted. `raw`, `kafka` and `offsets` cover all rows of the chunk."""
         values = raw.column(raw.schema.get_field_index("value"))
         unknown = self._unknown.of(piece.arrays[-1], offsets[piece.rows])
         faults = misfits(self._typer.nodes, piece.refused, values, offsets) if len(piece.refused.rows) else ()
@@ -77,7 +82,7 @@ class JsonFormat:
         return Formatted(landed, rows, drift=drift, typed=typed)
 
     def _refused(self, raw: pa.RecordBatch, refused: RefusedRecords, unknown: tuple[str, ...]) -> pa.RecordBatch:
-        """The records as they came, and why they are here. No Python object is made for one, only for each kind."""
+        """The refused records as they came, with reasons. Makes Python objects per kind of reason, never per record."""
         known = self._typer.nodes
         called = [*(n.path for n in known), *unknown]
         many = len(called) + 1
@@ -98,7 +103,7 @@ class JsonFormat:
 
 
 def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> TypedPiece:
-    """The piece without rows that have unknown fields; these are refused, for the first such."""
+    """The piece without rows that have unknown fields. These are refused, each for its first unknown field."""
     bad = np.flatnonzero(unknown.firsts >= 0)
     keep = indices(np.flatnonzero(unknown.firsts < 0).astype(np.int32))
     firsts = unknown.firsts[bad]
@@ -113,14 +118,14 @@ def _without_unknown(piece: TypedPiece, unknown: NewFields, nodes: int) -> Typed
 
 
 def _coordinates_of(kafka: pa.RecordBatch, piece: TypedPiece) -> pa.RecordBatch:
-    """The coordinates of a piece's rows; copies nothing unless rows were refused."""
+    """The Kafka coordinates of a piece's rows. Copies nothing unless rows were refused."""
     if len(piece.refused.rows):
         return take_rows(kafka, piece.rows)
     return kafka.slice(piece.start, piece.stop - piece.start)
 
 
 def _nulls(values: pa.Array) -> pa.Array:
-    """Where an array without offset is null."""
+    """A boolean array: where an array without offset is null."""
     bitmap = values.buffers()[0]
     if bitmap is None or not values.null_count:
         inverted = np.zeros((len(values) + 7) // 8, np.uint8)

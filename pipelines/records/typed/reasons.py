@@ -1,4 +1,4 @@
-"""Why a record is in quarantine: one word for each reason, and a sentence for each case (docs/formats.md)."""
+"""Why a record is in quarantine: a word for each reason, and a sentence for each case (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluice.pipelines.records.typed.tables import SchemaNode
 
 
 class Reason(StrEnum):
-    """What the column `reason` says."""
+    """The values of the column `reason`."""
 
     NOT_JSON = "not_json"
     INVALID_UTF8 = "invalid_utf8"
@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 
 UNKNOWN = 60
-"""The code of a record with fields that the schema does not name; the loops have the others."""
+"""The code of a record with fields that the schema does not name. The loops define the other codes."""
 
 
 _SAID = {
@@ -58,7 +58,7 @@ _SAID = {
 
 
 class Stage(StrEnum):
-    """What the column `stage` says: who refused the record."""
+    """The values of the column `stage`: which stage refused the record."""
 
     DECODE = "decode"
     SCHEMA = "schema"
@@ -76,13 +76,15 @@ _OF_SCHEMA = {
 
 
 def stage_of(code: int) -> Stage:
+    """The stage that refuses a record with this code of the loops."""
     return Stage.SCHEMA if reason_of(code) in _OF_SCHEMA else Stage.DECODE
 
 
 def reason_of(code: int) -> Reason:
+    """The reason that a code of the loops stands for."""
     return _SAID[code][0]
 
 
 def detail_of(code: int, node: SchemaNode | None) -> str:
-    """A sentence about the field, without its value."""
+    """A sentence about the field, for a code of the loops. It never holds the field's value."""
     return _SAID[code][1].format(type=node.type if node else "")

@@ -1,6 +1,6 @@
-"""A schema as the arrays that the compiled loops go by: nodes, names, hash tables of names, levels.
+"""A schema as the arrays that the compiled loops read: nodes, names, hash tables of names, levels.
 
-Nodes are numbered breadth first, so that the children of a struct follow one another; node 0 is the record itself.
+Nodes are numbered breadth first, so that the children of a struct follow one another. Node 0 is the record itself.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from sluice.pipelines.records.typed.scan import Tables
 from sluice.pipelines.schema.schema import Field, Kind, Schema, Type, path_below
 
 BLOCK_SLOTS = 1 << 16
-"""Spans that a block of rows takes, about: little enough to stay in the processor's caches until they are filled."""
+"""About how many spans a block of rows takes: few enough to stay in the processor's caches until they are filled."""
 BLOCK_ROWS = (64, 8192)
 MOST_SLOTS = 1 << 22
-"""Spans that the lists and maps of one level may take in one record."""
+"""The most spans that the lists and maps of one level may take in one record."""
 
 _SHAPES = {
     **dict.fromkeys((Kind.STRING, Kind.BINARY, Kind.DATE, Kind.TIMESTAMP), scan.TEXT),
@@ -34,7 +34,11 @@ _SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class SchemaNode:
-    """A place in the schema. `path` is how people call it: `lines[].sku`, `tags{}`."""
+    """A place in the schema.
+
+    `path` is its name for people: `lines[].sku`, `tags{}`. `level` is the list or map that it lies in, counted from 0
+    for the record; `inner` is the level of its own elements. `children` are the numbers of the nodes below it.
+    """
 
     index: int
     type: Type
@@ -58,7 +62,7 @@ class _Growing:
 
 
 def nodes_of(schema: Schema) -> tuple[SchemaNode, ...]:
-    """All nodes, breadth first."""
+    """All nodes of a schema, breadth first."""
     queue = [_Growing(Field("", Type(Kind.STRUCT, fields=schema.fields)), "", 0)]
     levels = 1
     for node in queue:
@@ -82,7 +86,7 @@ def _children(t: Type) -> Iterator[Field]:
 
 
 def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
-    """The arrays, with room for a block."""
+    """The arrays for these nodes, with room for one block."""
     table = np.zeros((len(nodes), scan.NODE_FIELDS), np.int64)
     names = bytearray()
     lookups: list[Array] = []
@@ -127,7 +131,7 @@ def tables_of(nodes: tuple[SchemaNode, ...]) -> Tables:
 
 
 def with_room(t: Tables, room: Array) -> Tables:
-    """The tables with empty slots for so many elements of each level."""
+    """The same tables with empty slots: `room` gives the number of elements of each level."""
     sizes = room[t.nodes[:, scan.LEVEL]]
     t.nodes[:, scan.BASE] = np.cumsum(sizes) - sizes
     t.counts[:] = 0
@@ -136,7 +140,7 @@ def with_room(t: Tables, room: Array) -> Tables:
 
 
 def most_elements(nodes: tuple[SchemaNode, ...], level: int) -> int:
-    """Elements of one level that one record may have."""
+    """How many elements of one level a record may have."""
     return MOST_SLOTS // sum(n.level == level for n in nodes)
 
 

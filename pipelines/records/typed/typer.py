@@ -1,8 +1,9 @@
-"""JSON values of a chunk → columns of the schema, block by block: `scan` notes spans, `fill` turns them into buffers.
+"""Turns the JSON values of a chunk into columns of the schema, block by block.
 
-A block is few enough rows that their bytes and spans stay in the processor's caches between the two. Promise: each
-record of a chunk is in exactly one place, typed or refused; a chunk comes in several pieces when its columns would
-take much more memory than its values; what a chunk gives depends on its values alone.
+`scan` notes where values lie (spans), and `fill` turns spans into buffers. A block has so few rows that their bytes and
+spans stay in the processor's caches in between. Promise: each record of a chunk is either typed or refused. A chunk
+comes in several pieces when its columns would take much more memory than its values. The result depends on the values
+alone.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from sluice.pipelines.schema.arrays import fixed_width, take_rows
 from sluice.pipelines.schema.schema import Kind, Schema
 
 PIECE_BYTES = 8 << 20
-"""What a piece may take besides twice the bytes of its chunk."""
+"""Bytes that a piece may take, besides twice the bytes of its chunk."""
 KEPT_SLOTS = 1 << 20
-"""Spans that are kept from one chunk to the next; room that a huge record took is given back."""
+"""How many spans are kept from one chunk to the next. Room that a huge record took is given back."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecords:
-    """Records that are not typed, in order: their rows in the chunk, why, which node, and the byte of the value.
+    """Records that were not typed, in order.
 
-    Node −1: the value as a whole.
+    For each: its row in the chunk, the code of the reason, the node (−1: the value as a whole), and the byte of the
+    value.
     """
 
     rows: Array
@@ -42,8 +44,10 @@ class RefusedRecords:
 
 @dataclass(frozen=True, slots=True)
 class TypedPiece:
-    """Rows [start, stop) of a chunk: arrays of the schema's fields and of `_extra`, the rows of the chunk that they
-    came from, and the records that were refused."""
+    """Rows [start, stop) of a chunk, typed.
+
+    `arrays` are the schema's fields and `_extra`. `rows` are the rows of the chunk that they came from.
+    """
 
     start: int
     stop: int
@@ -53,7 +57,7 @@ class TypedPiece:
 
 
 class Typer:
-    """Types chunk after chunk by one schema. Not for two threads at once."""
+    """Types chunk after chunk by one schema. Not safe for two threads at once."""
 
     def __init__(self, schema: Schema) -> None:
         self.nodes = nodes_of(schema)
@@ -63,7 +67,7 @@ class Typer:
         self._found = _empty_found(self._block, 1 << 16)
 
     def pieces(self, values: pa.Array) -> Iterator[TypedPiece]:
-        """The typed rows of a binary array without offset. A null is a row of nulls."""
+        """The typed rows of a binary array without an Arrow offset. A null becomes a row of nulls."""
         if not len(values):
             return
         data, ends, valid = _buffers(values)
@@ -92,7 +96,7 @@ class Typer:
         return piece
 
     def _make_room(self, code: int, out: _PieceBuilder) -> None:
-        """What the loop asked for, or the end of a record that asks for too much."""
+        """Make the room that the loop asked for, or refuse a record that asks for too much."""
         t, state = self._tables, self._tables.state
         if code == scan.GROW_EXTRA:
             used = int(state[scan.EXTRA])
@@ -117,7 +121,7 @@ def _empty_found(rows: int, extra: int) -> Found:
 
 
 def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
-    """Data, ends and validity (empty: all are valid)."""
+    """An array's data, ends and validity bitmap; the bitmap is empty if all values are valid."""
     if values.offset:
         raise ValueError("an array that begins within its buffers")
     bitmap, ends, data = values.buffers()
@@ -127,7 +131,7 @@ def _buffers(values: pa.Array) -> tuple[Array, Array, Array]:
 
 
 class _PieceBuilder:
-    """A piece while it is filled."""
+    """Builds one piece, block by block."""
 
     def __init__(self, nodes: tuple[SchemaNode, ...], items: int) -> None:
         self._nodes = nodes
@@ -165,7 +169,7 @@ class _PieceBuilder:
         self._refused.append(tuple(np.array([x], np.int32) for x in (row, code, node, 0)))
 
     def finish(self, start: int, stop: int, ends: Array, extra: Array) -> TypedPiece:
-        """The piece, of rows [start, stop) of the chunk; `ends` are those of its values."""
+        """The finished piece, of rows [start, stop) of the chunk. `ends` are the ends of the chunk's values."""
         rows = np.concatenate([np.empty(0, np.int32), *self._source])
         arrays = [self._columns[c].array(self._columns) for c in self._nodes[0].children]
         arrays.append(_extra_array(np.concatenate([np.zeros(1, np.int32), *self._extra_ends]), extra))
@@ -182,7 +186,7 @@ class _PieceBuilder:
             self._faults.append((node, faults))
 
     def _repeated(self, node: SchemaNode, first: int) -> Faults:
-        """Maps from item `first` on that have a key twice."""
+        """Faults of the maps, from item `first` on, that have a key twice."""
         maps, keys = self._columns[node.index], self._columns[node.children[0]]
         if not isinstance(maps, Lists) or not isinstance(keys, Texts):
             raise TypeError(f"{node.path} is no map")
@@ -190,7 +194,7 @@ class _PieceBuilder:
         return Faults(items, np.full(len(items), scan.TWICE, np.int8), np.full(len(items), -1, np.int64))
 
     def _faulty(self, rows: Array, ends: Array) -> tuple[Array, ...]:
-        """Records with an item that its type cannot hold: row, code, node and byte of the first such, by node."""
+        """Records with an item that its type cannot hold: the row, code, node and byte of the first in each."""
         found = [(self._rows_of(n.level, f.items), f.codes, np.full(len(f.items), n.index), f.starts)
                  for n, f in self._faults]  # fmt: skip
         out, codes, nodes, starts = (np.concatenate(column) for column in zip(*found, strict=True))
@@ -226,7 +230,7 @@ def indices(places: Array) -> pa.Array:
 
 
 def _extra_array(ends: Array, data: Array) -> pa.Array:
-    """Unknown fields as JSON texts; null where there are none, since an object of some is never empty."""
+    """Unknown fields as JSON texts; null where there are none. An object of unknown fields is never empty."""
     n = len(ends) - 1
     valid = np.packbits(ends[1:] > ends[:-1], bitorder="little")
     buffers = [pa.py_buffer(valid), pa.py_buffer(ends), pa.py_buffer(data[: ends[n]])]

@@ -1,7 +1,7 @@
-"""What a piece of records says of its schema: fields that it does not name, that are nowhere, that do not fit.
+"""How the records of a piece differ from their schema: unknown fields, missing fields, and values that do not fit.
 
-Records that fit and have no unknown fields cost a look at each column's count of nulls. Counts are exact, and types are
-found by trying the values themselves.
+Records that fit and have no unknown fields cost only a look at each column's null count. Counts are exact. Types are
+found by trying them on the values themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.pipelines.schema.wider import MOST_DIGITS, SIGNED, UNSIGNED, holds, 
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind
 
 OTHERS = "…"
-"""The name under which fields are counted that are too many to be told apart."""
+"""The name under which further fields are counted when there are too many."""
 _KINDS = {
     names.BOOL: "bool",
     names.INT: "int64",
@@ -37,8 +37,11 @@ _WIDENING = (fill.OUT_OF_RANGE, fill.INEXACT)
 
 @dataclass(frozen=True, slots=True)
 class NewFields:
-    """Unknown fields of the rows of a piece: drift, and for each row the number of its first one in `called`, −1 for
-    none; a number beyond has no name of its own."""
+    """Fields of a piece's rows that the schema does not name.
+
+    `firsts` holds, for each row, the index in `called` of its first such field: −1 for none, and an index beyond the
+    end for a field without a name of its own.
+    """
 
     drift: tuple[Drift, ...]
     firsts: Array
@@ -46,13 +49,13 @@ class NewFields:
 
 
 class UnknownFields:
-    """Looks for fields that a schema does not name, in piece after piece."""
+    """Finds fields that a schema does not name, in piece after piece."""
 
     def __init__(self) -> None:
         self._names = names.no_names()
 
     def of(self, extra: pa.Array, offsets: Array) -> NewFields | None:
-        """What is in the column `_extra` of rows with these offsets; None: nothing."""
+        """The fields in the column `_extra` of rows with these offsets; None when there are none."""
         if extra.null_count == len(extra):
             return None
         found = self._names
@@ -78,14 +81,14 @@ def _new(name: str, told: Array, offsets: Array) -> Drift:
 
 
 def printable(name: bytes) -> str:
-    """A name from outside for people: what cannot be printed is escaped, what is too long is cut."""
+    """A name from outside, for people: unprintable characters are escaped, and long names are cut."""
     text = name.decode("utf-8", "backslashreplace").replace("\\", "\\\\")
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= MOST_NAME else shown[:MOST_NAME] + "…"
 
 
 def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first: int) -> Iterator[Drift]:
-    """Fields that no row has, of which `typed` have a value; `first` is the first row's offset."""
+    """Fields that no row has. `typed` rows have a value; `first` is the offset of the first row."""
     if typed:
         for name, array in zip(fields, arrays, strict=False):
             if array.null_count == len(array):
@@ -93,7 +96,7 @@ def missing(fields: Sequence[str], arrays: Sequence[pa.Array], typed: int, first
 
 
 def misfits(nodes: Sequence[SchemaNode], refused: RefusedRecords, values: pa.Array, offsets: Array) -> Iterator[Drift]:
-    """Fields that records were refused for, because of what is in them. `offsets` are the chunk's."""
+    """Fields whose values made records be refused. `values` and `offsets` are the whole chunk's."""
     _, ends, data = values.buffers()
     ends, data = np.frombuffer(ends, np.int32).astype(np.int64), np.frombuffer(data or b"", np.uint8)
     of_schema = np.isin(refused.codes, _FAULTS) & (refused.nodes >= 0) & (refused.places >= 0)
@@ -111,7 +114,7 @@ def _columns(refused: RefusedRecords, chosen: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Misfits:
-    """Values that one field refused for one reason: where they begin, where their records end, and offsets."""
+    """The values that one field refused for one reason: where they begin, where their records end, and the offsets."""
 
     data: Array
     starts: Array
@@ -144,7 +147,7 @@ def _of_group(node: SchemaNode, code: int, group: _Misfits) -> Iterator[Drift]:
 
 
 def _type_of_values(group: _Misfits, code: int) -> str:
-    """The type of values that are of another kind than their field."""
+    """The type that would hold values of another kind than their field's."""
     if code != scan.WRONG_TYPE:
         return "string"
     heads = group.data[group.starts]
@@ -161,12 +164,12 @@ def _type_of_values(group: _Misfits, code: int) -> str:
 
 
 def _unheld_type(t: Type) -> str:
-    """What values are that no wider type of their field's kind holds."""
+    """The type of values that no wider type of their field's kind holds."""
     return "string" if t.kind is Kind.TIMESTAMP else "float64"
 
 
 def _candidates(t: Type, code: int) -> list[Type]:
-    """Wider types, the likeliest first."""
+    """Wider types to try, the likeliest first."""
     if t.kind is Kind.TIMESTAMP:
         return [Type(t.kind, unit="us")] if t.unit == "ms" else []
     if code == fill.INEXACT or t.kind is Kind.FLOAT32:
@@ -177,7 +180,7 @@ def _candidates(t: Type, code: int) -> list[Type]:
 
 
 def _wider(t: Type, candidates: Sequence[Type], group: _Misfits) -> tuple[Array, str]:
-    """Which of the values some wider type holds, and the least one that holds all of these."""
+    """Which values some wider type holds (as booleans), and the smallest type that holds all of these."""
     left = np.ones(len(group.starts), np.bool_)
     spans, taken = group.spans(texts=t.kind is Kind.TIMESTAMP), [str(t)]
     for wide in candidates:
