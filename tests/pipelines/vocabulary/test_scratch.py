@@ -17,7 +17,7 @@ from sluice.pipelines.vocabulary import scratch
 
 _MAKES = """
 import sys
-from sluice.pipelines import scratch
+from sluice.pipelines.vocabulary import scratch
 (scratch.root() / "blockmgr-1").mkdir()
 (scratch.root() / "blockmgr-1" / "shuffle").write_text("x")
 print(scratch.root(), flush=True)
