@@ -1,6 +1,6 @@
 """What a feed's size costs its driver: the real planner, ledger, proof and manifests over a cluster in memory.
 
-Nobody here has a thousand brokers. Positions and topology are made up (`memory`), nothing is read and rows are not
+Nobody here has a thousand brokers. Positions and topology are made up (`made_up`), nothing is read and rows are not
 landed; everything else is the product's code, from the survey to the manifest of the window. CPU seconds are those of
 this process, so a busy machine does not change them much. Bytes and requests are exact.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import RenderableType
 
-from sluice.bench.memory import MemoryCluster, MemoryEngine, MemoryGroup, MemoryLake, MemoryLiveness
+from sluice.bench.made_up import EvenCluster, UnreadEngine
 from sluice.cli.terminal import count, heading, size, table
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.preview import Preview, preview
@@ -39,6 +39,9 @@ from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice,
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Owner, Receipt
 from sluice.pipelines.vocabulary.units import HOUR
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness
 
 Note = Callable[[str], None]
 T = TypeVar("T")
@@ -177,11 +180,11 @@ class _World:
     cpu: dict[str, float] = field(default_factory=dict)
     requests: dict[str, dict[str, int]] = field(default_factory=dict)
     lake: MemoryLake = field(default_factory=MemoryLake)
-    engine: MemoryEngine = field(default_factory=MemoryEngine)
+    engine: UnreadEngine = field(default_factory=UnreadEngine)
 
     def __post_init__(self) -> None:
         t = self.topology
-        self.cluster = MemoryCluster(t.partitions, t.brokers, t.topics, BEGINS, t.partitions * PARTITION_BYTES)
+        self.cluster = EvenCluster(t.partitions, t.brokers, t.topics, BEGINS, t.partitions * PARTITION_BYTES)
         self.cluster.now += FIRST_HOURS * HOUR
         said = {
             "feed": "scale",
@@ -239,7 +242,7 @@ class _World:
         """What a task pays to see what earlier attempts left, and the driver for its meter, when all receipts stand."""
         job = self.engine.ran[-1]
         lake = MemoryLake()
-        for outcome in MemoryEngine().run(job, range(len(job.plan.tasks))):
+        for outcome in UnreadEngine().run(job, range(len(job.plan.tasks))):
             if isinstance(outcome, Receipt):
                 path = paths.receipt_path(self.feed.name, job.batch, outcome.attempt, outcome.slice)
                 lake.put(path, to_json(outcome).encode())

@@ -20,9 +20,9 @@ from sluice.assets.session import FEED_TAG
 from sluice.pipelines.operating.repair import RepairKind
 from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
+from sluice.testing.liveness import MemoryLiveness, owner
 from tests.assets.test_ui import killed
 from tests.assets.world import World, in_hour, versions, windows
-from tests.fakes import FakeLiveness, owner
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 Status = dg.DagsterRunStatus
@@ -170,7 +170,7 @@ def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instanc
 
 def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, instance: dg.DagsterInstance) -> None:
     failed, alive = begun(instance, Status.FAILURE), begun(instance)
-    beats = FakeLiveness(dead={"beatless"}, suspects={"suspect"})
+    beats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
     with world.open_edges(world.session().feed("orders")) as edges:
         liveness = informed(replace(edges, liveness=beats), instance).liveness
     runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}

@@ -18,8 +18,8 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, OpenTransaction, TopicConfig, TopicPartition
+from sluice.testing.cluster import partition
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, hour, in_hour
-from tests.fakes import partition
 
 
 class Sensor:

@@ -27,11 +27,16 @@ from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.records.format import HEADERS, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
-from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, to_json
+from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
 from sluice.resources.project import Project
-from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
+from sluice.testing.clock import MemoryClock
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness, owner
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 SECRET = "correct-horse-battery"
@@ -61,17 +66,14 @@ def in_hour(number: int, only: tuple[TopicPartition, ...] = ()) -> Request:
 
 
 @dataclass
-class StampedCluster(FakeCluster):
+class StampedCluster(MemoryCluster):
     """Look-ups by time come from the records' stamps."""
 
     stamps: dict[TopicPartition, list[int]] = field(default_factory=dict)
     hidden: dict[TopicPartition, int] = field(default_factory=dict)
     """Offsets of records that markers hide: they are searched for."""
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        return {tp: self._first(tp, t) for tp, t in times.items()}
-
-    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+    def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         found = ((o, s) for o, s in enumerate(self.stamps.get(tp, ())) if s >= time)
         return next((OffsetAtTime(o, s, by_marker=o == self.hidden.get(tp)) for o, s in found), None)
 
@@ -87,36 +89,32 @@ class StampedCluster(FakeCluster):
 
 
 @dataclass
-class MadeUpEngine:
+class MadeUpEngine(MemoryEngine):
     """Writes a row for each offset; fails where told to, raises when told to.
 
     `bad`: so many offsets at the end of each slice are no JSON. `says`: what a slice says to contract and schema.
     `leaves`: receipts stay in staging, as tasks leave them.
     """
 
-    lake: MemoryLake
     failing: set[TopicPartition] = field(default_factory=set)
     bad: int = 0
     why: tuple[str | None, ...] = ("decode", "not_json", None, None, "no JSON value begins here")
     says: Callable[[Slice], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
-    canceled: int = 0
     leaves: bool = False
-
-    def start(self) -> None: ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         if self.raising is not None:
             raise self.raising
-        made = [self._slice(job, s) for s in job.plan.slices]
+        return super().run(job, tasks)
+
+    def carry_out(self, job: Job, task: Task) -> list[Outcome]:
+        made = [self._slice(job, s) for s in task.slices]
         for r in made if self.leaves else ():
             if isinstance(r, Receipt):
                 path = paths.receipt_path(job.plan.feed, job.batch, job.attempt, r.slice)
                 self.lake.put(path, to_json(r).encode())
         return made
-
-    def cancel(self) -> None:
-        self.canceled += 1
 
     def _slice(self, job: Job, s: Slice) -> Outcome:
         if s.tp in self.failing:
@@ -173,17 +171,13 @@ class World:
         self.project.feeds_folder.mkdir()
         for name, text in (feeds or {"orders": FEED}).items():
             (self.project.feeds_folder / f"{name}.yaml").write_text(text)
-        self.lake, self.group, self.liveness = MemoryLake(), FakeGroup(), FakeLiveness()
+        self.lake, self.group, self.liveness = MemoryLake(), MemoryGroup(), MemoryLiveness()
         self.cluster = StampedCluster()
         for tp in (P0, P1):
             self.cluster.write(tp, (MIDNIGHT + i * HOUR // 25 for i in range(100)))
         self.engine = MadeUpEngine(self.lake)
         self.progress: list[Progress] = []
-        self._now = hour(6)
-
-    def clock(self) -> int:
-        self._now += 1000
-        return self._now
+        self.clock = MemoryClock(hour(6), step=1000)
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
@@ -191,10 +185,10 @@ class World:
 
     def at(self, number: int, minutes: int = 30) -> None:
         """Set the clock to that day's n-th hour."""
-        self._now = hour(number) + minutes * 60_000
+        self.clock.now = hour(number) + minutes * 60_000
 
     def time(self) -> datetime:
-        return datetime.fromtimestamp(self._now / 1000, UTC)
+        return datetime.fromtimestamp(self.clock.now / 1000, UTC)
 
     def bury(self) -> None:
         """Every run that has left a plan behind is known dead."""
@@ -203,7 +197,7 @@ class World:
     def grow(self, number: int, end: int) -> None:
         """Records of now."""
         tp = TopicPartition("orders", number)
-        self.cluster.write(tp, [self._now] * (end - len(self.cluster.stamps[tp])))
+        self.cluster.write(tp, [self.clock.now] * (end - len(self.cluster.stamps[tp])))
 
     def run(self, request: Request = CATCH_UP, feed: str = "orders") -> RunOutcome:
         return run_feed(self.project, feed, request, self.progress.append, self.open_edges)

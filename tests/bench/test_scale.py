@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sluice.bench.memory import DAY, MemoryCluster, MemoryLake
+from sluice.bench.made_up import EvenCluster
 from sluice.bench.scale import BEGINS, Balance, Topology, run
 from sluice.pipelines.vocabulary.kafka import Isolation
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.units import DAY
 
 SMALL = Topology(partitions=12, brokers=3)
 
@@ -28,7 +29,7 @@ def test_the_balance_of_a_plan() -> None:
 
 
 def test_requests_go_to_each_leader_once_for_each_question() -> None:
-    cluster = MemoryCluster(partitions=100, brokers=4, topics=2, begins=BEGINS, day_bytes=1 << 30)
+    cluster = EvenCluster(partitions=100, brokers=4, topics=2, begins=BEGINS, day_bytes=1 << 30)
     cluster.now += DAY
     states = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)
     assert len(states) == 100
@@ -37,20 +38,8 @@ def test_requests_go_to_each_leader_once_for_each_question() -> None:
 
 
 def test_offsets_by_time_lie_within_the_log() -> None:
-    cluster = MemoryCluster(partitions=1, brokers=1, topics=1, begins=BEGINS, day_bytes=200 * 24)
+    cluster = EvenCluster(partitions=1, brokers=1, topics=1, begins=BEGINS, day_bytes=200 * 24)
     cluster.now += DAY
     (state,) = cluster.partitions(cluster.topics(), Isolation.READ_COMMITTED)
     hits = [cluster.offsets_at({state.tp: BEGINS + hour * DAY // 24})[state.tp] for hour in (0, 12, 24)]
     assert [h and h.offset for h in hits] == [0, 12, None]
-
-
-def test_the_lake_lists_by_folder_in_order_and_counts() -> None:
-    lake = MemoryLake()
-    for path in ("a/2", "a/1", "ab/1", "a/1/x"):
-        assert lake.put_if_absent(path, b"")
-    assert not lake.put_if_absent("a/1", b"other")
-    assert list(lake.list("a")) == ["a/1", "a/1/x", "a/2"]
-    assert list(lake.list("a", "a/1")) == ["a/1/x", "a/2"]
-    lake.remove("a/1")
-    assert list(lake.list("a/")) == ["a/1/x", "a/2"]
-    assert (lake.requests["put"], lake.requests["list"]) == (4, 3)

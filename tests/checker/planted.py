@@ -22,13 +22,13 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.testing.logs import ABORT, COMMIT, LogBatch, LogRecord
 from tests.checker import facts
 from tests.checker.facts import Committed, Evidence, Log, Seen, Sent, Transaction
 from tests.checker.invariants import Settings, Verdict, check
 from tests.checker.lake import Folder
 from tests.checker.ledger import Receipt, fold
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, Topic, World
-from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Record
 
 FEED = "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\n"
 CATCH_UP = Request(RequestKind.CATCH_UP)
@@ -61,13 +61,13 @@ class Sound:
             who = (name, first + n)
             self.sent[who] = Sent(who, tp, base + n, "acknowledged", transaction, ended or "committed")
         values = [json.dumps({"producer": name, "sequence": first + n}).encode() for n in range(count)]
-        records = tuple(Record(b"k", v, self.world.now - lag, (("h", b"x"), ("none", None))) for v in values)
+        records = tuple(LogRecord(b"k", v, self.world.now - lag, (("h", b"x"), ("none", None))) for v in values)
         producer = 7 if ended else -1
-        self.world.topic.batches[tp].append(Batch(records, producer=producer, transactional=bool(ended)))
+        self.world.topic.batches[tp].append(LogBatch(records, producer=producer, transactional=bool(ended)))
         if ended in ("committed", "aborted"):
             marker = COMMIT if ended == "committed" else ABORT
-            ended_at = (Record(time=self.world.now),)
-            self.world.topic.batches[tp].append(Batch(ended_at, producer=7, marker=marker))
+            ended_at = (LogRecord(time=self.world.now),)
+            self.world.topic.batches[tp].append(LogBatch(ended_at, producer=7, marker=marker))
 
     def land(self, request: Request = CATCH_UP, **how: Any) -> None:
         self.world.now += HOUR

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.pipelines.batch.result import Skip
+from sluice.testing.logs import ABORT
 from tests.checker.facts import EvidenceError
 from tests.checker.planted import ONE, ZERO, Sound, asked, hash_of, land_again, sized
-from tests.pipelines.records.decode.logs import ABORT
 
 Where = dict[str, Any]
 Plant = Callable[[Sound], None]

@@ -15,8 +15,8 @@ import pytest
 from sluice.cli.main import main
 from sluice.cli.session import Session
 from sluice.cli.terminal import Terminal
-from tests.fake_groups import FakeGroups
-from tests.fakes import FakeGroup
+from sluice.testing.group import MemoryGroup
+from sluice.testing.groups import MemoryGroups
 from tests.resources.kafka.tools import free_port
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Over(Session):
     """A session whose edges are a world's, and whose Kafka has `groups`."""
 
     world: World | None = None
-    groups: FakeGroups = field(default_factory=lambda: FakeGroups("sluice-orders", FakeGroup()))
+    groups: MemoryGroups = field(default_factory=lambda: MemoryGroups("sluice-orders", MemoryGroup()))
 
     def open_edges(self, feed: Feed) -> AbstractContextManager[Edges]:
         assert self.world is not None
@@ -116,13 +116,15 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def groups(world: World) -> FakeGroups:
+def groups(world: World) -> MemoryGroups:
     """Every group of the world's Kafka."""
-    return FakeGroups("sluice-orders", world.group)
+    return MemoryGroups("sluice-orders", world.group)
 
 
 @pytest.fixture
-def tell(world: World, groups: FakeGroups, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tell:
+def tell(
+    world: World, groups: MemoryGroups, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Tell:
     """Runs a command's body twice over the world: for its document, then for its text (`text=False`: only once)."""
     monkeypatch.setenv("COLUMNS", "140")
 

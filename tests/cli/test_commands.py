@@ -14,9 +14,10 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation
 from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Task
+from sluice.testing.cluster import partition
+from sluice.testing.liveness import owner
 from tests.assets.world import P1, SECRET, World
 from tests.cli.conftest import Over, Tell
-from tests.fakes import owner, partition
 
 # -- plan
 

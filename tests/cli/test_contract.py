@@ -20,8 +20,8 @@ from sluice.pipelines.vocabulary.ranges import Range
 from sluice.resources.gx import refusals
 from sluice.resources.local.events import Event, Mix, Sending, orders, send
 from sluice.resources.local.kafka import LocalKafka
+from sluice.testing.cluster import partition
 from tests.cli.conftest import Sluice
-from tests.fakes import partition
 
 START = 1_700_000_000_000
 ORDERS = """\

@@ -14,10 +14,10 @@ from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.vocabulary.errors import IncarnationChanged, NotAuthorized, UsageError
 from sluice.pipelines.vocabulary.groups import GroupView
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, CommittedOffset, Configs, TopicPartition
+from sluice.testing.cluster import partition
+from sluice.testing.groups import MemoryGroups, member
 from tests.assets.world import FEED, P0, P1, World
 from tests.cli.conftest import Sluice, Tell
-from tests.fake_groups import FakeGroups, member
-from tests.fakes import partition
 
 GROUP = "sluice-orders"
 
@@ -38,7 +38,7 @@ def by_partition(document: dict[str, Any], key: str) -> dict[int, Any]:
 # -- groups
 
 
-def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: FakeGroups, tell: Tell) -> None:
+def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups: MemoryGroups, tell: Tell) -> None:
     groups.members["modern"], groups.kinds["modern"] = (member(),), "consumer"
     groups.others["a\x1b[31mb"] = {P0: CommittedOffset(1)}
     told = tell(groups_command.list_)
@@ -54,7 +54,7 @@ def test_list_names_states_protocols_and_the_feed_of_each(landed: World, groups:
 
 
 def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
-    world: World, groups: FakeGroups, tell: Tell
+    world: World, groups: MemoryGroups, tell: Tell
 ) -> None:
     told = tell(groups_command.list_, feed="orders")
     assert told.document["not_there"] == [{"group": GROUP, "feed": "orders"}]
@@ -64,7 +64,7 @@ def test_list_says_which_feed_has_no_group_yet_and_who_is_in_the_way(
 
 
 def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
-    world: World, groups: FakeGroups, tell: Tell, monkeypatch: pytest.MonkeyPatch
+    world: World, groups: MemoryGroups, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(group: str) -> GroupView:
         raise NotAuthorized(f"describing group {group}", remedy="grant DESCRIBE on the group")
@@ -78,7 +78,7 @@ def test_list_does_not_say_of_a_group_that_may_not_be_seen_that_it_is_not_there(
 
 
 def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
-    landed: World, groups: FakeGroups, tell: Tell
+    landed: World, groups: MemoryGroups, tell: Tell
 ) -> None:
     landed.cluster.settings = Configs(broker=BrokerConfig(offsets_retention=7 * 86_400_000))
     landed.group.offsets[P1] = CommittedOffset(40, metadata="by\x07 hand")
@@ -104,7 +104,7 @@ def test_describe_tells_offsets_who_put_them_there_and_how_long_they_last(
     assert "\x07" not in told.text
 
 
-def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: FakeGroups, tell: Tell) -> None:
+def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: MemoryGroups, tell: Tell) -> None:
     pairs = [TopicPartition("orders", n) for n in (0, 1)] + [TopicPartition("other", 3)]
     groups.members[GROUP] = (member("loader", *pairs, instance="static-1"), member("idle"))
     told = tell(groups_command.describe)
@@ -115,7 +115,7 @@ def test_describe_names_who_holds_what_the_feed_wants(landed: World, groups: Fak
     assert "kept while it has members" in told.text
 
 
-def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: FakeGroups, tell: Tell) -> None:
+def test_a_run_of_ours_that_commits_is_no_stranger(landed: World, groups: MemoryGroups, tell: Tell) -> None:
     groups.members[GROUP] = (member("sluice"),)
     assert "a run of orders is committing" in tell(groups_command.describe).text
     assert tell(offsets.show, "orders").code == 0
@@ -188,7 +188,7 @@ def test_show_before_the_first_plan(world: World, tell: Tell) -> None:
     assert world.lake.files == {}
 
 
-def test_show_names_who_is_in_the_way(landed: World, groups: FakeGroups, tell: Tell) -> None:
+def test_show_names_who_is_in_the_way(landed: World, groups: MemoryGroups, tell: Tell) -> None:
     groups.members[GROUP] = (member("loader", P0),)
     assert tell(offsets.show, "orders").code == 0, "there is nothing to commit"
     landed.land_unrecorded()
@@ -299,7 +299,7 @@ def test_what_is_exported_is_imported(landed: World, tell: Tell, tmp_path: Path)
 
 
 def test_a_feed_takes_over_where_another_consumer_stands(
-    world: World, groups: FakeGroups, tell: Tell, tmp_path: Path
+    world: World, groups: MemoryGroups, tell: Tell, tmp_path: Path
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30), P1: CommittedOffset(70)}
     file = tmp_path / "legacy.csv"
@@ -311,7 +311,7 @@ def test_a_feed_takes_over_where_another_consumer_stands(
 
 
 def test_another_group_is_moved_without_a_note_unless_a_feed_owns_it(
-    landed: World, groups: FakeGroups, tell: Tell
+    landed: World, groups: MemoryGroups, tell: Tell
 ) -> None:
     groups.others["legacy"] = {P0: CommittedOffset(30)}
     number = landed.state().number

@@ -18,9 +18,9 @@ from sluice.pipelines.records.landed_columns import quarantine_rows
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.plans import RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt
+from sluice.testing.liveness import owner
 from tests.assets.world import FEED, MadeUpEngine, World, versions, windows
 from tests.cli.conftest import Tell
-from tests.fakes import owner
 from tests.pipelines.landed_world import decoded
 
 DAY = "2024-05-01"

@@ -15,9 +15,9 @@ from sluice.cli.unstick import unstick
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.lake import paths
 from sluice.pipelines.vocabulary.errors import PlanBusy, Refused, UsageError
+from sluice.testing.liveness import owner
 from tests.assets.world import World, hour, in_hour
 from tests.cli.conftest import Sluice, Tell
-from tests.fakes import owner
 
 
 @dg.op

@@ -12,9 +12,9 @@ from sluice.pipelines.ledger.entries import PlanEntry
 from sluice.pipelines.vocabulary.errors import QuarantineExceeded
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, Isolation, OpenTransaction, TopicConfig
 from sluice.pipelines.vocabulary.plans import Plan, Slice, Task
+from sluice.testing.liveness import owner
 from tests.assets.world import CATCH_UP, HOUR, P0, P1, World, hour, in_hour
 from tests.cli.conftest import Tell
-from tests.fakes import owner
 
 DAY = 24 * HOUR
 

@@ -15,9 +15,9 @@ from sluice.pipelines.vocabulary.kafka import Key, OpenTransaction
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
+from sluice.testing.groups import MemoryGroups
 from tests.assets.world import P0, P1, World, hour, in_hour
 from tests.cli.conftest import Over, Tell
-from tests.fake_groups import FakeGroups
 
 DAY = "2024-05-01"
 
@@ -312,7 +312,7 @@ def test_a_window_at_work_is_neither_done_nor_failed() -> None:
 
 
 def test_runs_over_several_windows_say_how_much_went_into_quarantine(
-    world: World, groups: FakeGroups, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: World, groups: MemoryGroups, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     world.engine.bad = 2

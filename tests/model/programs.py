@@ -30,9 +30,9 @@ from sluice.pipelines.vocabulary import side_by_side
 from sluice.pipelines.vocabulary.errors import BatchIncomplete, NothingToAccept, OffsetsLost, SluiceError
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
+from sluice.testing.logs import ABORT
 from tests.model.scheduler import current_actor
 from tests.model.world import FEED, HOUR, START, TOPIC, World
-from tests.pipelines.records.decode.logs import ABORT
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 Spec = tuple[Any, ...]

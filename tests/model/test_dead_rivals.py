@@ -83,7 +83,7 @@ class Asker:
     def repair(self, batch: int) -> None:
         edges = self.world.edges(self.name)
         place = RepairTarget(FEED, self.world.ledger(self.name), edges.lake, edges.liveness, self.world.feed.window)
-        list(repair(place, [land]))
+        list(repair(place, [batch]))
 
 
 ASKED: dict[str, Callable[[Asker], None]] = {

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Edges, Fetched, FetchFailed, Job, Letter, Member
 from sluice.pipelines.records.format import Formatted, RawFormat
@@ -39,20 +37,21 @@ from sluice.pipelines.vocabulary.errors import (
 )
 from sluice.pipelines.vocabulary.kafka import (
     CommittedOffset,
-    Configs,
     FetchLimits,
     Isolation,
     Key,
     OffsetAtTime,
-    OpenTransaction,
     PartitionState,
     TopicPartition,
 )
 from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Life, Outcome, Owner, Verdict
-from tests.fakes import MemoryLake
+from sluice.pipelines.vocabulary.receipts import Life
+from sluice.testing.cluster import MemoryCluster
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.lake import Files, MemoryLake
+from sluice.testing.liveness import MemoryLiveness
+from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
 from tests.model.scheduler import Event, Stage
-from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
 
 HOUR = 3_600_000
 START = 16 * HOUR
@@ -77,9 +76,9 @@ def built(records: tuple[Written, ...]) -> Log:
     """The log as a broker holds it."""
     return log(
         *(
-            Batch(producer=r.producer, marker=r.marker)
+            LogBatch(producer=r.producer, marker=r.marker)
             if r.marker is not None
-            else Batch((Record(b"k", r.value, r.stamp),), producer=r.producer, transactional=r.producer >= 0)
+            else LogBatch((LogRecord(b"k", r.value, r.stamp),), producer=r.producer, transactional=r.producer >= 0)
             for r in records
         )
     )
@@ -186,7 +185,7 @@ class World:
         self.partitions = [self._begun(n, kinds, stamps[n] if stamps else ()) for n, kinds in enumerate(logs)]
         self.past: list[Partition] = []
         self.group = Coordinator()
-        self.files: dict[str, bytes] = {}
+        self.files = Files()
         self.content = 0
         self.delayed: list[tuple[str, bytes]] = []
         """Writes of entries that nobody waits for any more, and that may still arrive."""
@@ -211,7 +210,7 @@ class World:
         """Another world in the same state, with a stage of its own and nobody watching."""
         out = copy.copy(self)
         out.stage, out.watch = Stage(), None
-        out.partitions, out.past, out.files = list(self.partitions), list(self.past), dict(self.files)
+        out.partitions, out.past, out.files = list(self.partitions), list(self.past), Files(self.files)
         out.delayed, out.dead, out.group = list(self.delayed), set(self.dead), copy.deepcopy(self.group)
         return out
 
@@ -227,7 +226,7 @@ class World:
 
     def edges(self, name: str) -> Edges:
         lake = Lake(self)
-        engine, liveness = Engine(self, lake), Liveness(self, name)
+        engine, liveness = Engine(lake, lambda: Logs(self), self.feed.landing), Liveness(self)
         cluster, group = Kafka(self), Group(self, name)
         return Edges(cluster, group, lake, engine, liveness, lambda: self.now, None, parallelism=1)
 
@@ -241,10 +240,11 @@ class World:
         before = self.files.get(path)
         if before is not None:
             self.content ^= hash((path, before))
-            del self.files[path]
         if data is not None:
             self.files[path] = data
             self.content ^= hash((path, data))
+        elif before is not None:
+            del self.files[path]
         if before != data:
             self.changed("file", path=path)
 
@@ -363,14 +363,12 @@ def _short(path: str) -> str:
 # -- Kafka
 
 
-class Kafka:
-    """`ports.Cluster`."""
+class Kafka(MemoryCluster):
+    """`ports.Cluster` over the world's partitions."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(id=CLUSTER)
         self._world = world
-
-    def cluster_id(self) -> str:
-        return CLUSTER
 
     def topics(self) -> Mapping[str, str]:
         self._world.stage.point("ask for topics")
@@ -382,24 +380,18 @@ class Kafka:
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         self._world.stage.point("look up times")
-        return self._saw({tp: self._first(tp, time) for tp, time in times.items()})
+        return self._saw(super().offsets_at(times))
 
-    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+    def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
         p = self._world.now_of(tp)
         found = ((at, r) for at, r in enumerate(p.records) if at >= p.start and r.marker is None) if p else ()
         return next((OffsetAtTime(at, r.stamp) for at, r in found if r.stamp >= time), None)
-
-    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
-        return {}
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         if epochs:
             self._world.stage.point("ask for epochs")
         held = {tp: p.epoch_end(e) for tp, e in epochs.items() if (p := self._world.now_of(tp))}
         return self._saw(held)
-
-    def configs(self, topics: Iterable[str]) -> Configs:
-        return Configs()
 
     def _saw(self, answer: Any) -> Any:
         self._world.stage.saw(answer)
@@ -463,31 +455,11 @@ def _refused(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*rows.columns, *few, pa.array([None] * n, pa.int32())], schema=REFUSED)
 
 
-class Engine:
+class Engine(MemoryEngine):
     """`ports.Engine`: the code that executors run, in the driver."""
 
-    def __init__(self, world: World, lake: Lake) -> None:
-        self._world, self._lake = world, lake
-
-    def start(self) -> None: ...
-
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        tools = Tools(Logs(self._world), self._lake, Marked())
-        plan, limits = job.plan, FetchLimits()
-        work = Assignment(
-            plan.feed,
-            job.batch,
-            plan.hash,
-            plan.isolation,
-            job.attempt,
-            self._world.feed.landing,
-            limits,
-            512 << 20,
-            job.shape.name,
-        )
-        return [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
-
-    def cancel(self) -> None: ...
+    def format(self, job: Job) -> Marked:
+        return Marked()
 
 
 # -- the group
@@ -621,30 +593,18 @@ def _offsets(offsets: Mapping[TopicPartition, CommittedOffset]) -> str:
     return ", ".join(f"{tp.partition}:{o.offset}" for tp, o in offsets.items())
 
 
-class Liveness:
+class Liveness(MemoryLiveness):
     """`ports.Liveness`: who has ended, or crashed, is dead; who is at work may be taken for dead wrongly."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self._world, self._name = world, name
+    def __init__(self, world: World) -> None:
+        super().__init__(world.dead)
+        self._stage = world.stage
 
-    @contextmanager
-    def beat(self, owner: Owner) -> Iterator[None]:
-        yield
-
-    def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        return {o.token: Verdict(self._life(o), "so it was said") for o in owners}
-
-    def _life(self, owner: Owner) -> Life:
-        answer = self._world.stage.point(f"is {owner.token} dead?", answers=("wrongdead",))
-        dead = bool(answer) or owner.token in self._world.dead
-        self._world.stage.saw(dead)
-        return Life.DEAD if dead else Life.ALIVE
-
-    def owners(self) -> tuple[Owner, ...]:
-        return ()
-
-    def last_beat(self, owner: Owner) -> int | None:
-        return None
+    def life(self, token: str, watch: bool) -> Life:
+        answer = self._stage.point(f"is {token} dead?", answers=("wrongdead",))
+        life = Life.DEAD if answer else super().life(token, watch)
+        self._stage.saw(life is Life.DEAD)
+        return life
 
 
 # -- the lake
@@ -655,8 +615,21 @@ class Lake(MemoryLake):
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self._world, self._stage = world, world.stage
         self.files = world.files
+        self._world, self._stage = world, world.stage
+        self.before = {
+            "put": lambda path: self._point(f"write {_short(path)}"),
+            "get": self._before_get,
+            "list": lambda prefix: self._point(f"list {_short(prefix)}"),
+            "size": lambda path: self._point(f"is {_short(path)} there?"),
+            "create": lambda path: self._point(f"finish {_short(path)}"),
+            "open": self._before_open,
+            "show": lambda target: self._point(f"show {target}"),
+            "remove": lambda path: self._point(f"remove {_short(path)}"),
+        }
+
+    def write(self, path: str, data: bytes | None) -> None:
+        self._world.write(path, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         answers = ("lost", "lost, and it is late") if paths.log_number(path) is not None else ()
@@ -667,59 +640,42 @@ class Lake(MemoryLake):
         if answer.endswith("late"):
             self._world.delayed.append((path, data))
         else:
-            self._world.write(path, data)
+            self.write(path, data)
         if answer:
             raise Unknown(f"no answer for {path}")
         return True
 
-    def put(self, path: str, data: bytes) -> None:
-        self._stage.point(f"write {_short(path)}")
-        self._world.write(path, data)
-
-    def get(self, path: str) -> bytes | None:
-        if not (path in self.files and "/log/" in path):
-            self._stage.point(f"read {_short(path)}")
-        found = self.files.get(path)
-        self._stage.saw(b"" if found is None else found)
-        return found
-
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        self._stage.point(f"list {_short(prefix)}")
         found = list(super().list(prefix, after))
         self._stage.saw(found)
         return iter(found)
 
     def size(self, path: str) -> int | None:
-        self._stage.point(f"is {_short(path)} there?")
-        self._stage.saw(found := super().size(path))
+        found = super().size(path)
+        self._stage.saw(found)
         return found
 
-    @contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        sink = io.BytesIO()
-        yield sink
-        self._stage.point(f"finish {_short(path)}")
-        self._world.write(path, sink.getvalue())
-
-    def open(self, path: str) -> BinaryIO:
-        self._stage.point(f"open {_short(path)}")
-        found = self.files.get(path)
-        self._stage.saw(b"" if found is None else found)
-        return super().open(path)
-
     def show(self, source: str, target: str) -> None:
-        self._stage.point(f"show {target}")
+        self.before["show"](target)
         data = self.files.get(source)
         self._stage.saw(data is not None)
         if data is None:
             raise FileNotFoundError(source)
         if self._world.slow_copies:
-            self._stage.point(f"the copy to {target} ends")
-        self._world.write(target, data)
+            self._point(f"the copy to {target} ends")
+        self.write(target, data)
 
-    def remove(self, path: str) -> None:
-        self._stage.point(f"remove {_short(path)}")
-        self._world.write(path, None)
+    def _before_get(self, path: str) -> None:
+        if not (path in self.files and "/log/" in path):
+            self._point(f"read {_short(path)}")
+        self._stage.saw(self.files.get(path, b""))
+
+    def _before_open(self, path: str) -> None:
+        self._point(f"open {_short(path)}")
+        self._stage.saw(self.files.get(path, b""))
+
+    def _point(self, label: str) -> None:
+        self._stage.point(label)
 
 
 def _told(data: bytes) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,10 @@ from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner
+from sluice.testing.cluster import MemoryCluster
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness, owner
 
 HOUR = 3_600_000
 START = 400_000 * HOUR
@@ -42,7 +44,7 @@ class World:
         (root / "feeds").mkdir(parents=True, exist_ok=True)
         (root / "feeds" / "orders.yaml").write_text(FEED + more)
         self.feed = load_feed(root / "feeds" / "orders.yaml", {})
-        self.lake, self.liveness, self.now = MemoryLake(), FakeLiveness(), START + 9 * HOUR
+        self.lake, self.liveness, self.now = MemoryLake(), MemoryLiveness(), START + 9 * HOUR
         self.by_time = HOUR if by_time else 0
         self.ledger = self.fresh_ledger()
         items = tuple(OriginItem(key=k, offset=0, committed=None, why="test", opens=START) for k in (A, B))
@@ -56,7 +58,7 @@ class World:
 
     @property
     def edges(self) -> Edges:
-        cluster, group = FakeCluster(), FakeGroup()
+        cluster, group = MemoryCluster(), MemoryGroup()
         return Edges(cluster, group, self.lake, None, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     def slice(self, key: Key, start: int, end: int, window: int | None = None) -> Slice:
@@ -159,32 +161,14 @@ class Died(BaseException):
 def dying(lake: MemoryLake, after: int) -> Iterator[None]:
     """After so many changes the lake takes none any more."""
     left = [after]
-    names = ("put_if_absent", "put", "show", "remove")
-    real = {n: getattr(lake, n) for n in (*names, "create")}
 
-    def spend() -> None:
+    def spend(path: str) -> None:
         left[0] -= 1
         if left[0] < 0:
             raise Died
 
-    def counted(name: str) -> Any:
-        def call(*args: Any) -> Any:
-            spend()
-            return real[name](*args)
-
-        return call
-
-    @contextlib.contextmanager
-    def create(path: str) -> Iterator[Any]:
-        spend()
-        with real["create"](path) as sink:
-            yield sink
-
-    for name in names:
-        setattr(lake, name, counted(name))
-    lake.create = create
+    lake.before |= dict.fromkeys(("put_if_absent", "put", "create", "show", "remove"), spend)
     try:
         yield
     finally:
-        for name, do in real.items():
-            setattr(lake, name, do)
+        lake.before.clear()

@@ -28,12 +28,13 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, Topic
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.resources.lake_local import LocalLake
-from tests.fakes import FakeLiveness, MemoryLake, owner
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness, owner
+from sluice.testing.logs import LogBatch, LogRecord, log
 from tests.pipelines.landed_world import HOUR, START, A, B, World, pieces
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import Batch, Record, log
 
-LOG = log(Batch(tuple(Record(b"k", b"v%d" % i) for i in range(50))))
+LOG = log(LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for i in range(50))))
 SLICE = Slice("orders", 0, "id-1", 0, LOG.end)
 PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (SLICE,)),))
 BATCH = 12
@@ -47,7 +48,7 @@ ELSEWHERE = ("data/payments/x.parquet", "_sluice/sales/log/00000000000000000000.
 
 def run(lake: Any, attempt: str) -> Receipt:
     work = Assignment("sales", BATCH, PLAN.hash, PLAN.isolation, attempt, LandingSettings(), FetchLimits(), 512 << 20)
-    tools = Tools(LogFetcher({TopicPartition("orders", 0): LOG}), lake, RawFormat())
+    tools = Tools(MemoryFetcher({TopicPartition("orders", 0): LOG}), lake, RawFormat())
     (found,) = run_task(PLAN.tasks[0], work, tools)
     assert isinstance(found, Receipt)
     return found
@@ -134,7 +135,7 @@ def whole(lake: LocalLake) -> bool:
 
 
 def place(lake: LocalLake) -> RepairTarget:
-    return RepairTarget("sales", Ledger(lake, "sales", lambda: 1), lake, FakeLiveness(), WindowSettings())
+    return RepairTarget("sales", Ledger(lake, "sales", lambda: 1), lake, MemoryLiveness(), WindowSettings())
 
 
 @pytest.mark.parametrize("path", [*OUTSIDE, *ELSEWHERE])
@@ -173,7 +174,7 @@ def test_an_owner_whose_token_leads_out_is_refused(lake: LocalLake, token: str) 
     ledger = ledger_of(lake)
     ledger.append(lambda s: PlanEntry(plan=PLAN, hash=PLAN.hash, owner=replace(owner(), token=token)))
     with pytest.raises(Terminal, match="no path inside the lake"):
-        list(repair(replace(place(lake), liveness=FakeLiveness({token}))))
+        list(repair(replace(place(lake), liveness=MemoryLiveness({token}))))
     assert whole(lake)
 
 

@@ -17,8 +17,8 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.lake_local import LocalLake
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import Log
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.logs import Log
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LogWiring:
 
 
 @dataclass
-class Deadly(LogFetcher):
+class Deadly(MemoryFetcher):
     wiring: LogWiring | None = None
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:

@@ -12,10 +12,10 @@ import cramjam
 
 from sluice.pipelines.records.decode import BatchDecoder, codecs
 from sluice.pipelines.vocabulary.errors import CorruptBatch
+from sluice.testing.logs import compress, raw_v2
 from tests.fuzz.mutation import mutated
 from tests.fuzz.target import Target
 from tests.guarded import Guarded
-from tests.pipelines.records.decode.logs import compress, raw_v2
 
 _ROOM = 1 << 15
 _GUARDED = Guarded()

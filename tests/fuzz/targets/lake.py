@@ -42,7 +42,8 @@ from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import PartKind, Tally
 from sluice.pipelines.vocabulary.topic_names import decode_topic
 from sluice.resources import liveness
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 from tests.pipelines.landed_world import HOUR, START, A, B, World

@@ -21,10 +21,7 @@ from sluice.pipelines.records.decode import BatchDecoder, bytes_needed, columns,
 from sluice.pipelines.records.decode.errors import BatchProblem
 from sluice.pipelines.records.decode.scratch import Scratch
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
-from tests.fuzz.mutation import INTEGERS, mutated
-from tests.fuzz.target import Target
-from tests.guarded import Guarded
-from tests.pipelines.records.decode.logs import (
+from sluice.testing.logs import (
     ABORT,
     COMMIT,
     GZIP,
@@ -32,13 +29,16 @@ from tests.pipelines.records.decode.logs import (
     NONE,
     SNAPPY,
     ZSTD,
-    Batch,
-    Record,
+    LogBatch,
+    LogRecord,
     compress,
     log,
     message,
     raw_v2,
 )
+from tests.fuzz.mutation import INTEGERS, mutated
+from tests.fuzz.target import Target
+from tests.guarded import Guarded
 
 BATCH_BYTES = 1 << 20
 _MOST = 20_000
@@ -79,40 +79,44 @@ class _Options:
 
 
 def _seeds() -> list[bytes]:
-    some = tuple(Record(b"k%d" % i, b"v" * i, 1_700_000_000_000 + i) for i in range(6))
+    some = tuple(LogRecord(b"k%d" % i, b"v" * i, 1_700_000_000_000 + i) for i in range(6))
     odd = (
-        Record(None, None, -1),
-        Record(b"", b"", -(1 << 63)),
-        Record(b"x" * 300, b"y" * 70, (1 << 63) - 1, (("h", b"1"), ("", None), ("größe", b""))),
-        Record(b"k", b"v", headers=(("a" * 20, b"b" * 20),) * 3, skip=5),
+        LogRecord(None, None, -1),
+        LogRecord(b"", b"", -(1 << 63)),
+        LogRecord(b"x" * 300, b"y" * 70, (1 << 63) - 1, (("h", b"1"), ("", None), ("größe", b""))),
+        LogRecord(b"k", b"v", headers=(("a" * 20, b"b" * 20),) * 3, skip=5),
     )
-    logs = [log(Batch(some + odd, codec, tail=2), Batch(odd, codec)) for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD)]
-    logs += [log(Batch(some, codec, magic)) for codec in (NONE, GZIP, SNAPPY, LZ4) for magic in (0, 1)]
+    logs = [log(LogBatch(some + odd, codec, tail=2), LogBatch(odd, codec)) for codec in (NONE, GZIP, SNAPPY, LZ4, ZSTD)]
+    logs += [log(LogBatch(some, codec, magic)) for codec in (NONE, GZIP, SNAPPY, LZ4) for magic in (0, 1)]
     logs += [
-        log(Batch(some, SNAPPY, xerial=False)),
-        log(Batch(some, GZIP, 1, append_time=7), Batch(some, NONE, 1, append_time=7), Batch(some, append_time=7)),
+        log(LogBatch(some, SNAPPY, xerial=False)),
         log(
-            Batch(some[:2], producer=1, transactional=True),
-            Batch(some[:2], ZSTD, producer=2, transactional=True),
-            Batch(producer=1, marker=ABORT),
-            Batch(producer=2, marker=COMMIT),
-            Batch(some[:1]),
+            LogBatch(some, GZIP, 1, append_time=7),
+            LogBatch(some, NONE, 1, append_time=7),
+            LogBatch(some, append_time=7),
+        ),
+        log(
+            LogBatch(some[:2], producer=1, transactional=True),
+            LogBatch(some[:2], ZSTD, producer=2, transactional=True),
+            LogBatch(producer=1, marker=ABORT),
+            LogBatch(producer=2, marker=COMMIT),
+            LogBatch(some[:1]),
         ),
     ]
     framed = [raw_v2(0, 0, 0, 0, 0, -1, 1, r) for r in _ODD_RECORDS]
-    inner = [log(Batch(some, NONE, magic)).data for magic in (0, 1)]
+    inner = [log(LogBatch(some, NONE, magic)).data for magic in (0, 1)]
     wrapped = [
         inner[0][:-3],
         inner[0] + inner[0][:30],
         inner[1][:-3],
         inner[0] * 2,
         inner[1] * 2,
-        log(Batch(some, GZIP, 1)).data,
+        log(LogBatch(some, GZIP, 1)).data,
     ]
     framed += [message(20, magic, GZIP, 0, None, compress(data, GZIP)) for data in wrapped for magic in (0, 1)]
     options = (bytes([0x13, 250, 0, 128]), bytes([0x20, 3, 2, 9]), bytes([0x07, 17, 0, 200]))
     seeds = [options[i % 3] + found.data for i, found in enumerate(logs)]
-    return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(Batch(some, GZIP, 1)).data]
+    return [*seeds, *(options[0] + f for f in framed), bytes([3, 9, 1, 2]) + log(LogBatch(some, GZIP, 1)).data]
 
 
 _ODD_RECORDS = (

@@ -24,7 +24,8 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key, TopicPartition
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 
 KEY = Key("orders", 0, "id-1")
 ORIGIN = 5

@@ -20,25 +20,27 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.feed.sections import LandingSettings, OnLoss, parse_start
-from sluice.pipelines.landing.task import Assignment, Tools, run_task
+from sluice.pipelines.feed.sections import OnLoss, parse_start
 from sluice.pipelines.ledger import BatchStatus, Ledger
 from sluice.pipelines.ledger.entries import AcceptEntry, Entering, OriginItem, PlanEntry
 from sluice.pipelines.planning import windows
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
-from sluice.pipelines.records.format import RawFormat
 from sluice.pipelines.vocabulary.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
-from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.kafka import Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.pipelines.watching.watch import view, watch
-from tests.fakes import FakeCluster, FakeGroup, FakeLiveness, MemoryLake, owner, partition
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import ABORT, COMMIT, Batch, Log, Record, log
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness, owner
+from sluice.testing.logs import ABORT, COMMIT, Log, LogBatch, LogRecord, log
 
 HOUR = 3_600_000
 START = 400_000 * HOUR
@@ -46,10 +48,10 @@ PARTITIONS = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
 
 
 @dataclass
-class Topic(FakeCluster):
+class Topic(MemoryCluster):
     """Two partitions of batches; what a transaction has open lies above the stable end."""
 
-    batches: dict[TopicPartition, list[Batch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
+    batches: dict[TopicPartition, list[LogBatch]] = field(default_factory=lambda: {tp: [] for tp in PARTITIONS})
     open_at: dict[TopicPartition, int] = field(default_factory=dict)
     log_start: int = 0
     topic_id: str = "id-1"
@@ -61,8 +63,8 @@ class Topic(FakeCluster):
     def log(self, tp: TopicPartition) -> Log:
         return log(*self.batches[tp])
 
-    def fetcher(self) -> LogFetcher:
-        return LogFetcher({tp: self._as_read(tp) for tp in PARTITIONS})
+    def fetcher(self) -> MemoryFetcher:
+        return MemoryFetcher({tp: self._as_read(tp) for tp in PARTITIONS})
 
     def _as_read(self, tp: TopicPartition) -> Log:
         source = self.log(tp)
@@ -75,21 +77,21 @@ class Topic(FakeCluster):
     def write(self, tp: TopicPartition, stamps: Sequence[int], transactional: bool) -> None:
         if transactional:
             self.open_at.setdefault(tp, self.log(tp).end)
-        records = tuple(Record(b"k", b"v%d" % i, time) for i, time in enumerate(stamps))
-        self.batches[tp].append(Batch(records, producer=7 if transactional else -1, transactional=transactional))
+        records = tuple(LogRecord(b"k", b"v%d" % i, time) for i, time in enumerate(stamps))
+        self.batches[tp].append(LogBatch(records, producer=7 if transactional else -1, transactional=transactional))
 
     def end_transaction(self, tp: TopicPartition, marker: int, now: int) -> None:
         """With a marker that carries the broker's clock."""
         if self.open_at.pop(tp, None) is not None:
-            self.batches[tp].append(Batch((Record(time=now),), producer=7, marker=marker))
+            self.batches[tp].append(LogBatch((LogRecord(time=now),), producer=7, marker=marker))
 
     def topics(self) -> Mapping[str, str]:
         return {"orders": self.topic_id}
 
-    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
-        return tuple(self._state(tp) for tp in PARTITIONS)
+    def known(self) -> Iterable[TopicPartition]:
+        return PARTITIONS
 
-    def _state(self, tp: TopicPartition) -> PartitionState:
+    def state(self, tp: TopicPartition) -> PartitionState:
         end = self.log(tp).end
         stable = self.open_at.get(tp, end)
         return partition(
@@ -101,40 +103,26 @@ class Topic(FakeCluster):
             high_watermark=end,
         )
 
-    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
-        return {tp: self._first(tp, time) for tp, time in times.items()}
-
-    def _first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
-        data = [b for b in self.log(tp).batches if self.takes_markers or b.batch.marker is None]
-        stamped = ((o, r.time) for b in data for o, r in zip(b.offsets, b.batch.records, strict=True))
-        return next((OffsetAtTime(o, t) for o, t in stamped if t >= time), None)
+    def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        stamps = self.log(tp).stamps(markers=self.takes_markers)
+        return next((OffsetAtTime(o, t) for o, t in stamps if t >= time), None)
 
 
 @dataclass
-class Tasks:
-    """Runs tasks by the code that executors run, over the logs; drops the outcomes of some slices."""
+class Dropping(MemoryEngine):
+    """Drops the outcomes of some slices."""
 
-    topic: Topic
-    lake: MemoryLake
-    landing: LandingSettings
     drops: frozenset[int] = frozenset()
 
-    def start(self) -> None: ...
-
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        tools = Tools(self.topic.fetcher(), self.lake, RawFormat())  # type: ignore[arg-type]
-        plan, limits = job.plan, FetchLimits()
-        work = Assignment(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, self.landing, limits, 512 << 20)
-        done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
-        return [SliceFailure(o.slice, "Failed", "made to") if i in self.drops else o for i, o in enumerate(done)]
-
-    def cancel(self) -> None: ...
+        done = enumerate(super().run(job, tasks))
+        return [SliceFailure(o.slice, "Failed", "made to") if i in self.drops else o for i, o in done]
 
 
 class World:
     def __init__(self, feed: Feed) -> None:
         self.feed, self.topic, self.lake, self.now, self.runs = feed, Topic(), MemoryLake(), START, 0
-        self.liveness, self.group = FakeLiveness(), FakeGroup()
+        self.liveness, self.group = MemoryLiveness(), MemoryGroup()
 
     def land(self, request: Request, drops: frozenset[int] = frozenset(), skip: Skip | None = None) -> Landed:
         self.runs += 1
@@ -145,8 +133,8 @@ class World:
             self.liveness.dead.add(f"token-{self.runs}")
 
     def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
-        tasks = Tasks(self.topic, self.lake, self.feed.landing, drops)
-        return Edges(self.topic, self.group, self.lake, tasks, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
+        return Edges(self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     @property
     def ledger(self) -> Ledger:
@@ -464,9 +452,10 @@ def test_a_batch_taken_over_in_vain_is_told_as_failed(feed: Feed) -> None:
 
 
 @dataclass
-class Changing(Tasks):
+class Changing(MemoryEngine):
     """While it runs, Kafka changes so that no slice can be read."""
 
+    topic: Topic = field(default_factory=Topic)
     error: str = ""
     change: Callable[[Topic], None] = lambda topic: None
 
@@ -476,7 +465,7 @@ class Changing(Tasks):
 
 
 def _overtaken(world: World, error: str, change: Callable[[Topic], None]) -> Landed:
-    engine = Changing(world.topic, world.lake, world.feed.landing, error=error, change=change)
+    engine = Changing(topic=world.topic, error=error, change=change)
     edges = replace(world.edges(), engine=engine)
     try:
         return land(world.feed, edges, Request(RequestKind.CATCH_UP), owner("overtaken"), lambda progress: None)
@@ -542,11 +531,11 @@ def test_what_another_run_landed_between_survey_and_plan_is_owed_no_more(feed: F
     landed_meanwhile(world)
 
     def overtaken(path: str) -> None:
-        world.lake.before_put = lambda path: None
+        world.lake.before.clear()
         landed_meanwhile(world)
 
     world.topic.write(PARTITIONS[0], [START + 1], False)
-    world.lake.before_put = overtaken
+    world.lake.before["put_if_absent"] = overtaken
     world.land(Request(RequestKind.CATCH_UP)).check()
     check(world)
 
@@ -574,14 +563,14 @@ def test_nothing_is_planned_or_lost_in_a_life_that_was_left_meanwhile(on_loss: O
     left = [state.current[tp] for tp in PARTITIONS]
 
     def accepted(path: str) -> None:
-        world.lake.before_put = lambda path: None
+        world.lake.before.clear()
         items = tuple(
             Entering(leaves=k, enters=OriginItem(key=k._replace(incarnation="id-2"), offset=0, committed=None, why="t"))
             for k in left
         )
         world.ledger.append(lambda s: AcceptEntry(event="recreated", items=items, reason="test"))
 
-    world.lake.before_put = accepted
+    world.lake.before["put_if_absent"] = accepted
     with pytest.raises(Refused, match="another life"):
         world.land(Request(RequestKind.CATCH_UP)).check()
     after = [e for n, e in world.ledger.entries() if n > state.number]

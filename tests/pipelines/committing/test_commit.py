@@ -26,7 +26,9 @@ from sluice.pipelines.vocabulary.errors import (
 )
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range
-from tests.fakes import FakeCluster, FakeGroup, MemoryLake, partition
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
 
 KEY = Key("orders", 0, "id-1")
 TP = TopicPartition("orders", 0)
@@ -37,8 +39,8 @@ class World:
 
     def __init__(self, origin: int = 0, committed: int | None = None) -> None:
         self.ledger = Ledger(MemoryLake(), "orders", lambda: 1, "run", "cluster-1")
-        self.group = FakeGroup()
-        self.cluster = FakeCluster({TP: partition(*TP, high_watermark=70)})
+        self.group = MemoryGroup()
+        self.cluster = MemoryCluster({TP: partition(*TP, high_watermark=70)})
         if committed is not None:
             self.group.offsets[TP] = CommittedOffset(committed)
         item = OriginItem(key=KEY, offset=origin, committed=committed, why="test")

@@ -15,7 +15,7 @@ from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.validation.whole import hold_whole
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from tests.fakes import MemoryLake
+from sluice.testing.lake import MemoryLake
 
 SQL = ['x"; drop table t; --', "'); drop table t; --", "c0", "select", "$folder", "?", "{0}", "a b", "-- x", "/*"]
 

@@ -17,10 +17,10 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicParti
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure
 from sluice.resources.lake_local import LocalLake
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import Batch, Record, log
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.logs import LogBatch, LogRecord, log
 
-LOG = log(*[Batch(tuple(Record(b"k", b"v%d" % i) for _ in range(30))) for i in range(5)])
+LOG = log(*[LogBatch(tuple(LogRecord(b"k", b"v%d" % i) for _ in range(30))) for i in range(5)])
 ZERO, ONE = (Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1) for p in (0, 1))
 PLAN = Plan("sales", "c", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (ZERO, ONE)),))
 BATCH = 12
@@ -37,7 +37,7 @@ def landed(lake: LocalLake, attempt: str = "a-1", plan: Plan = PLAN, batch: int 
     limits = FetchLimits()
     work = Assignment("sales", batch, plan.hash, plan.isolation, attempt, landing, limits, 512 << 20)
     logs = {TopicPartition("orders", 0): LOG, TopicPartition("orders", 1): LOG}
-    outcomes = run_task(plan.tasks[0], work, Tools(LogFetcher(logs), lake, RawFormat()))
+    outcomes = run_task(plan.tasks[0], work, Tools(MemoryFetcher(logs), lake, RawFormat()))
     return [o for o in outcomes if isinstance(o, Receipt)]
 
 

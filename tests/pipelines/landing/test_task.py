@@ -33,25 +33,27 @@ from sluice.pipelines.vocabulary.plans import Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, Outcome, PartKind, Receipt, SliceFailure
 from sluice.pipelines.watching.timings import ACTIVITIES
 from sluice.resources.lake_local import LocalLake
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import ABORT, COMMIT, LZ4, ZSTD, Batch, Log, Record, log
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.logs import ABORT, COMMIT, LZ4, ZSTD, Log, LogBatch, LogRecord, log
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
-SOME = tuple(Record(b"k%d" % i, b"value %d " % i * (i % 9), 1_700_000_000_000 + i) for i in range(400))
+SOME = tuple(LogRecord(b"k%d" % i, b"value %d " % i * (i % 9), 1_700_000_000_000 + i) for i in range(400))
 ODD = (
-    Record(None, b"no key"),
-    Record(b"gone", None),
-    Record(b"", b""),
-    Record(b"h", b"v", headers=(("a", b"1"), ("a", None), ("größe", b"\xff"))),
+    LogRecord(None, b"no key"),
+    LogRecord(b"gone", None),
+    LogRecord(b"", b""),
+    LogRecord(b"h", b"v", headers=(("a", b"1"), ("a", None), ("größe", b"\xff"))),
 )
-PLAIN = log(Batch(SOME, LZ4), Batch(ODD), Batch(SOME[:50], ZSTD), *[Batch(SOME[i : i + 7]) for i in range(0, 70, 7)])
+PLAIN = log(
+    LogBatch(SOME, LZ4), LogBatch(ODD), LogBatch(SOME[:50], ZSTD), *[LogBatch(SOME[i : i + 7]) for i in range(0, 70, 7)]
+)
 MIXED = log(
-    Batch(SOME[:10], producer=1, transactional=True),
-    Batch(SOME[10:15], producer=2, transactional=True),
-    Batch(producer=2, marker=ABORT),
-    Batch(ODD, gap=5, tail=3),
-    Batch(producer=1, marker=COMMIT),
-    Batch((), tail=19),
+    LogBatch(SOME[:10], producer=1, transactional=True),
+    LogBatch(SOME[10:15], producer=2, transactional=True),
+    LogBatch(producer=2, marker=ABORT),
+    LogBatch(ODD, gap=5, tail=3),
+    LogBatch(producer=1, marker=COMMIT),
+    LogBatch((), tail=19),
 )
 WORK = Assignment("sales", 12, "hash", Isolation.READ_COMMITTED, "a-1", LandingSettings(), FetchLimits(), 512 << 20)
 
@@ -67,9 +69,9 @@ def whole(tp: TopicPartition, source: Log) -> Slice:
 
 def run(
     lake: Any, logs: Mapping[TopicPartition, Log], work: Assignment = WORK, format: Format | None = None, **fetcher: Any
-) -> tuple[list[Outcome], LogFetcher]:
+) -> tuple[list[Outcome], MemoryFetcher]:
     """All of each log as one task."""
-    source = LogFetcher(logs, **fetcher)
+    source = MemoryFetcher(logs, **fetcher)
     task = Task(0, 1, tuple(whole(tp, log) for tp, log in logs.items()))
     return run_task(task, work, Tools(source, lake, format or RawFormat())), source
 
@@ -121,13 +123,13 @@ def test_every_offset_has_its_class(lake: LocalLake) -> None:
 
 def test_a_part_of_a_log(lake: LocalLake) -> None:
     s = Slice("orders", 0, "topic-id", 13, 395)
-    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(LogFetcher({ZERO: PLAIN}), lake, RawFormat())))
+    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat())))
     assert rows(lake, receipt) == PLAIN.visible(13, 395)
     assert receipt.position >= 395
 
 
 def test_nothing_visible_makes_no_part_but_a_receipt(lake: LocalLake) -> None:
-    (receipt,) = receipts(run(lake, {ZERO: log(Batch((), tail=19), Batch(producer=1, marker=COMMIT))})[0])
+    (receipt,) = receipts(run(lake, {ZERO: log(LogBatch((), tail=19), LogBatch(producer=1, marker=COMMIT))})[0])
     assert receipt.parts == ()
     assert receipt.counts == Counts(control=1, compacted=19)
     assert staged(lake) == [paths.receipt_path("sales", 12, "a-1", receipt.slice)]
@@ -152,7 +154,7 @@ def test_what_an_earlier_attempt_finished_is_not_read_again(lake: LocalLake) -> 
     assert [[s.tp for s in read] for read in source.read] == [[ONE]]
     assert [r.adopted for r in receipts(again)] == [True, False]
     assert again[0] == first[0]
-    tools = Tools(LogFetcher({}), lake, RawFormat())
+    tools = Tools(MemoryFetcher({}), lake, RawFormat())
     assert salvage(Task(0, 1, (receipts(first)[0].slice,)), WORK, tools, "killed") == first
 
 
@@ -226,7 +228,7 @@ def test_a_checksum_that_stays_wrong_fails_that_slice_only(lake: LocalLake) -> N
 
 @pytest.mark.parametrize("error", [OffsetsLost("gone", remedy="accept it"), IncarnationChanged("recreated")])
 def test_a_refusal_fails_its_slice_at_once(lake: LocalLake, error: SluiceError) -> None:
-    source = LogFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: error}, answer_bytes=300)
+    source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: error}, answer_bytes=300)
     task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
     failed, landed = run_task(task, WORK, Tools(source, lake, RawFormat()), last_try=False)
     assert isinstance(failed, SliceFailure)
@@ -238,7 +240,7 @@ def test_a_refusal_fails_its_slice_at_once(lake: LocalLake, error: SluiceError) 
 
 
 def test_what_may_pass_is_raised_until_the_last_try(lake: LocalLake) -> None:
-    source = LogFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: KafkaUnavailable("no leader")}, answer_bytes=300)
+    source = MemoryFetcher({ZERO: PLAIN, ONE: MIXED}, failing={ZERO: KafkaUnavailable("no leader")}, answer_bytes=300)
     task = Task(0, 1, (whole(ZERO, PLAIN), whole(ONE, MIXED)))
     tools = Tools(source, lake, RawFormat())
     with pytest.raises(KafkaUnavailable):
@@ -337,7 +339,7 @@ def test_a_format_that_loses_a_record_is_found_out(lake: LocalLake) -> None:
 
 def test_windows_have_folders(lake: LocalLake) -> None:
     s = replace(whole(ZERO, PLAIN), window=1_795_183_200_000, folder="date=2026-11-20/hour=14")
-    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(LogFetcher({ZERO: PLAIN}), lake, RawFormat())))
+    (receipt,) = receipts(run_task(Task(0, 1, (s,)), WORK, Tools(MemoryFetcher({ZERO: PLAIN}), lake, RawFormat())))
     assert receipt.parts[0].path == f"data/sales/date=2026-11-20/hour=14/{receipt.parts[0].name}"
 
 

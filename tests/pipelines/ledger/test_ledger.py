@@ -39,7 +39,8 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Owner, Receipt
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 
 KEY = Key("orders", 0, "id-1")
 
@@ -237,14 +238,14 @@ def test_a_writer_that_lost_the_number_decides_again() -> None:
     seen: list[int] = []
 
     def barge(path: str) -> None:
-        lake.before_put = lambda p: None
+        lake.before.clear()
         rival.append(lambda s: LossEntry(ranges=(KeyRange(key=KEY, range=Range(0, 1)),), reason="r"))
 
     def decide(state: object) -> LossEntry | None:
         seen.append(state.number)  # type: ignore[attr-defined]
         return LossEntry(ranges=(KeyRange(key=KEY, range=Range(1, 2)),), reason="mine")
 
-    lake.before_put = barge
+    lake.before["put_if_absent"] = barge
     appended = ledger.append(decide)
     assert appended is not None
     assert (appended.number, seen) == (2, [1, 2])
@@ -269,7 +270,7 @@ def test_a_write_that_nobody_answers_and_that_is_not_there_ends_the_run() -> Non
         assert len(tried) < 5, "it asks for ever"
         raise Unknown("no answer")
 
-    lake.before_put = refuse
+    lake.before["put_if_absent"] = refuse
     with pytest.raises(Unknown):
         planned(ledger)
     assert (len(tried), ledger.read().number) == (1, 1)

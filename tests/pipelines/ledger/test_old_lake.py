@@ -22,9 +22,9 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.rewriting.compaction import compact
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
-from tests.fakes import owner
+from sluice.testing.liveness import owner
+from sluice.testing.logs import COMMIT
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, World, act
-from tests.pipelines.records.decode.logs import COMMIT
 
 OLD = Path(__file__).parent / "lake_0_1_0"
 A, B = PARTITIONS

@@ -154,11 +154,11 @@ def test_what_somebody_else_accepted_meanwhile_is_not_accepted_again(event: Acce
         world.topic.ends[P0] = 4
 
     def first(path: str) -> None:
-        world.lake.before_put = lambda path: None
+        world.lake.before.clear()
         accept_log(world.feed, world.edges(), event, "INC-1")
         world.land(CATCH_UP).check()
 
-    world.lake.before_put = first
+    world.lake.before["put_if_absent"] = first
     with pytest.raises(NothingToAccept):
         accept_log(world.feed, world.edges(), event, "INC-1")
     before = rows(world)

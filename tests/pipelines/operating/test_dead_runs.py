@@ -22,8 +22,9 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Fate, Met, Outcome, SliceFailure
-from tests.fakes import owner
-from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Tasks, World, feed
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.liveness import owner
+from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World, feed
 
 __all__ = ["feed"]
 KEY = Key("orders", 0, "id-1")
@@ -33,7 +34,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class Dies(Tasks):
+class Dies(MemoryEngine):
     """A run that is killed while tasks work; what `finishes` of them finished stays."""
 
     finishes = True
@@ -44,14 +45,14 @@ class Dies(Tasks):
         raise Killed
 
 
-class FindsLost(Tasks):
+class FindsLost(MemoryEngine):
     """Kafka does not hold any more what is to be read."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         return [SliceFailure(s, OffsetsLost.__name__, "gone", fatal=True) for s in job.plan.slices]
 
 
-class Refuses(Tasks):
+class Refuses(MemoryEngine):
     """Tasks of which one finds what nobody can land."""
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
@@ -68,7 +69,7 @@ def anew(start: int, end: int) -> Request:
 
 def killed(world: World, request: Request, finishes: bool = True) -> Batch:
     """The batch that a killed run left."""
-    engine = Dies(world.topic, world.lake, world.feed.landing)
+    engine = Dies(world.lake, world.topic.fetcher, world.feed.landing)
     engine.finishes = finishes
     with pytest.raises(Killed):
         land(world.feed, replace(world.edges(), engine=engine), request, owner("killed"), lambda p: None)
@@ -77,14 +78,16 @@ def killed(world: World, request: Request, finishes: bool = True) -> Batch:
     return batch
 
 
-def ran(world: World, request: Request, engine: type[Tasks] = Tasks, by: str = "next") -> tuple[Landed, Heard]:
+def ran(
+    world: World, request: Request, engine: type[MemoryEngine] = MemoryEngine, by: str = "next"
+) -> tuple[Landed, Heard]:
     """What a run landed, and what it said of other runs' batches last."""
     heard: Heard = {}
 
     def report(p: Progress) -> None:
         heard.update({p.met.batch: p.met} if p.met else {})
 
-    tasks = engine(world.topic, world.lake, world.feed.landing)
+    tasks = engine(world.lake, world.topic.fetcher, world.feed.landing)
     try:
         return land(world.feed, replace(world.edges(), engine=tasks), request, owner(by), report), heard
     finally:
@@ -224,11 +227,11 @@ def test_a_dead_replacing_in_the_way_that_is_given_up_does_not_fail_what_is_land
     world = World(feed)
     world.topic.write(PARTITIONS[0], [START] * 2, False)
     batch = killed(world, replace(anew(0, 2)), finishes=False)
-    engine = type("Once", (Tasks,), {"run": lambda self, job, tasks: _once(self, job, tasks, batch.id)})
+    engine = type("Once", (MemoryEngine,), {"run": lambda self, job, tasks: _once(self, job, tasks, batch.id)})
     done, heard = ran(world, CATCH_UP, engine)
     done.check()
     assert (heard[batch.id].fate, [b.number is None for b in done.batches]) == (Fate.GIVEN_UP, [True, False])
 
 
-def _once(tasks: Tasks, job: Job, indexes: Sequence[int], lost: int) -> list[Outcome]:
-    return (FindsLost.run if job.batch == lost else Tasks.run)(tasks, job, indexes)  # type: ignore[arg-type]
+def _once(tasks: MemoryEngine, job: Job, indexes: Sequence[int], lost: int) -> list[Outcome]:
+    return (FindsLost.run if job.batch == lost else MemoryEngine.run)(tasks, job, indexes)  # type: ignore[arg-type]

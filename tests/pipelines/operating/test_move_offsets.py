@@ -32,8 +32,10 @@ from sluice.pipelines.operating.offset_file import dump, parse
 from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, OffsetAtTime, TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range
-from tests.fake_groups import FakeGroups, member
-from tests.fakes import FakeGroup, MemoryLake, partition
+from sluice.testing.cluster import partition
+from sluice.testing.group import MemoryGroup
+from sluice.testing.groups import MemoryGroups, member
+from sluice.testing.lake import MemoryLake
 
 GROUP = "sluice-orders"
 STATE = partition(high_watermark=120, stable_end=100, log_start=10)
@@ -173,11 +175,11 @@ class World:
     """A feed with one partition planned: accounted up to 60 and committed; a second one not planned yet."""
 
     lake: MemoryLake = field(default_factory=MemoryLake)
-    group: FakeGroup = field(default_factory=FakeGroup)
+    group: MemoryGroup = field(default_factory=MemoryGroup)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.lake, "orders", lambda: 1000)
-        self.groups = FakeGroups(GROUP, self.group)
+        self.groups = MemoryGroups(GROUP, self.group)
         origin = OriginItem(key=KEY, offset=0, committed=None, why="test")
         self.ledger.append(lambda s: OriginEntry(items=(origin,)))
         self.account(0, 60)

@@ -22,7 +22,8 @@ from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind, 
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Owner, Receipt
 from sluice.resources.lake_local import LocalLake
-from tests.fakes import FakeLiveness, MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness, owner
 from tests.pipelines.publishing.test_publish import KEY
 from tests.pipelines.publishing.test_publish import World as Published
 
@@ -33,7 +34,7 @@ SLICE = Slice("orders", 0, "id-1", 50, 60)
 class World(Published):
     def __init__(self) -> None:
         super().__init__()
-        self.liveness = FakeLiveness()
+        self.liveness = MemoryLiveness()
 
     def place(self, lake: Lake | None = None) -> RepairTarget:
         ledger = self.fresh_ledger()
@@ -163,7 +164,7 @@ def test_a_batch_that_somebody_took_over_meanwhile_is_not_given_up(world: World)
     batch = world.plan(0, 10)
     world.bury()
 
-    class TakenOver(FakeLiveness):
+    class TakenOver(MemoryLiveness):
         def judge(self, owners, *, watch=True):  # type: ignore[no-untyped-def]
             said = super().judge(owners)
             world.ledger.append(lambda s: OwnEntry(batch=batch, owner=owner("token-2", "run-2")))

@@ -34,7 +34,8 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World, pieces
 
 HOUR = 3_600_000

@@ -10,7 +10,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.planning.held_back import by_partition, held_back, look
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Configs, OpenTransaction, PartitionState, TopicPartition
-from tests.fakes import FakeCluster, partition
+from sluice.testing.cluster import MemoryCluster, partition
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
@@ -105,7 +105,7 @@ def test_a_cluster_that_asks_who_one_is_wants_to_be_told(tmp_path: Path) -> None
 
 
 def test_kafka_is_asked_only_where_something_is_held(feed: Feed) -> None:
-    cluster = FakeCluster(open={tp(1): by(60)}, settings=Configs(broker=BROKER))
+    cluster = MemoryCluster(open={tp(1): by(60)}, settings=Configs(broker=BROKER))
     assert look(feed, cluster, [held(0, 100)], NOW) == ()
     (found,) = look(feed, cluster, [held(0, 100), held(1, 60)], NOW)
     assert (found.by, found.limit) == (by(60), 15 * MINUTE)

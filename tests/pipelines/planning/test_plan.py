@@ -18,7 +18,7 @@ from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, to_json
 from sluice.pipelines.vocabulary.ranges import Range, subtract, union
-from tests.fakes import partition
+from sluice.testing.cluster import partition
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 HOURLY = WindowSettings()

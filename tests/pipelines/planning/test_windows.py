@@ -31,7 +31,8 @@ from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld
 from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.ranges import Range
-from tests.fakes import FakeCluster, MemoryLake, partition
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.lake import MemoryLake
 
 HOUR = 3_600_000
 SETTINGS = WindowSettings()
@@ -41,7 +42,7 @@ START = 400_000 * HOUR
 
 
 @dataclass
-class Log(FakeCluster):
+class Log(MemoryCluster):
     """One partition whose look-ups by time come from its records' stamps."""
 
     stamps: list[int] = field(default_factory=list)

@@ -25,11 +25,11 @@ from sluice.pipelines.ledger.tip import Tip
 from sluice.pipelines.operating.accept import accept_ledger
 from sluice.pipelines.operating.repair import RepairTarget, repair
 from sluice.pipelines.vocabulary.errors import EntriesLost, LedgerCorrupt, NothingToAccept, OffsetsLost, PlanBusy
+from sluice.testing.logs import COMMIT
 from tests.model.explore import Scenario, feed_of
 from tests.model.programs import CATCH_UP, as_one, program
 from tests.model.watch import LOG, ROOTS, Watch
 from tests.model.world import CLUSTER, FEED, HOUR, World
-from tests.pipelines.records.decode.logs import COMMIT
 
 TIP = paths.tip_path(FEED)
 LATER = "_sluice/orders/aside/"

@@ -51,7 +51,9 @@ from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from tests.fakes import FakeGroup, MemoryLake, owner
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 
 KEYS = Key("orders", 0, "id-1"), Key("orders", 5, "id-1")
 KEY = KEYS[0]
@@ -91,7 +93,7 @@ class World:
 
     ledger: Ledger = field(init=False)
     lake: MemoryLake = field(default_factory=MemoryLake)
-    group: FakeGroup = field(default_factory=FakeGroup)
+    group: MemoryGroup = field(default_factory=MemoryGroup)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.lake, "orders", lambda: 1, "run", "cluster-1")
@@ -401,13 +403,13 @@ def on(world: World, step: str) -> None:
         case "end":
             world.group.on_end = crash
         case _:
-            world.lake.before_put = lambda path: crash() if path.endswith(at) else None
+            world.lake.before["put_if_absent"] = lambda path: crash() if path.endswith(at) else None
 
 
 def heal(world: World) -> None:
     world.group.on_commit = world.group.on_end = lambda: None
     world.group.on_letter = lambda letter: None
-    world.lake.before_put = lambda path: None
+    world.lake.before.clear()
 
 
 STEPS = ["intent", "begin", "letter", "end", "record"]

@@ -22,8 +22,8 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicParti
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.receipts import Counts, PartKind, Receipt
 from sluice.resources.lake_local import LocalLake
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import LZ4, Batch, Record, log
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 
 SCHEMA = parse_schema(
     {"n": "int32", "amount": "decimal(9,2)", "day": "date", "lines": "list<struct<sku:string, q:int8>>"}
@@ -38,8 +38,8 @@ def values(i: int) -> bytes | None:
     return None if i % 17 == 0 else GOOD % (i, i)
 
 
-RECORDS = tuple(Record(b"k%d" % i, values(i), 1_700_000_000_000 + i) for i in range(600))
-LOG = log(*[Batch(RECORDS[i : i + 100], LZ4) for i in range(0, 600, 100)])
+RECORDS = tuple(LogRecord(b"k%d" % i, values(i), 1_700_000_000_000 + i) for i in range(600))
+LOG = log(*[LogBatch(RECORDS[i : i + 100], LZ4) for i in range(0, 600, 100)])
 WORK = Assignment("sales", 12, "hash", Isolation.READ_COMMITTED, "a-1", LandingSettings(), FetchLimits(), 512 << 20)
 SLICE = Slice("orders", 0, "topic-id", 0, LOG.end, estimated_bytes=1000, folder="date=2026-11-20/hour=14")
 PLAN = Plan("sales", "cluster", Request(RequestKind.CATCH_UP), Isolation.READ_COMMITTED, (Task(0, 1, (SLICE,)),))
@@ -52,7 +52,7 @@ def lake(tmp_path: Path) -> LocalLake:
 
 def landed(lake: LocalLake, *, dropping: bool = False, **settings: int) -> Receipt:
     work = replace(WORK, plan_hash=PLAN.hash, landing=LandingSettings(**settings))
-    tools = Tools(LogFetcher({ZERO: LOG}, answer_bytes=4000), lake, JsonFormat(SCHEMA, dropping=dropping))
+    tools = Tools(MemoryFetcher({ZERO: LOG}, answer_bytes=4000), lake, JsonFormat(SCHEMA, dropping=dropping))
     (receipt,) = run_task(PLAN.tasks[0], work, tools)
     assert isinstance(receipt, Receipt)
     return receipt

@@ -61,7 +61,7 @@ def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
 
 
 def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ready, "SHARES", {"contract.suite.nowhere": 1})
+    monkeypatch.setattr(ready, "SHARES", {"checked.nowhere": 1})
     monkeypatch.setattr(ready, "_fingerprint", lambda: "f")
     ready.ready()
     assert not ready.is_ready()

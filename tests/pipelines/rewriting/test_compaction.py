@@ -36,7 +36,8 @@ from sluice.pipelines.vocabulary.errors import Failed, LakeUnavailable, Ownershi
 from sluice.pipelines.vocabulary.plans import Plan, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Counts, Fate, Life, PartKind, Receipt
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
 
 
@@ -233,14 +234,14 @@ def test_one_compaction_at_a_time(world: World) -> None:
 def test_a_rival_that_comes_between_finding_and_planning_wins(world: World) -> None:
     world.land(*pieces(A, 10), *pieces(B, 10))
     before = world.rows()
-    put, rivals = world.lake.before_put, iter([True])
+    rivals = iter([True])
 
     def rival_first(path: str) -> None:
         if "/log/" in path and next(rivals, False):
-            world.lake.before_put = put
+            world.lake.before.clear()
             compact(world.feed, world.edges, None, owner("rival"), lambda progress: None)
 
-    world.lake.before_put = rival_first
+    world.lake.before["put_if_absent"] = rival_first
     assert world.compact() == Compacted()
     assert world.rows().equals(before)
     world.check()

@@ -29,7 +29,8 @@ from sluice.pipelines.vocabulary.errors import PlanBusy, UsageError, WindowIncom
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import RequestKind
 from sluice.pipelines.vocabulary.receipts import PartKind
-from tests.fakes import MemoryLake, owner
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, dying, pieces
 
 
@@ -213,13 +214,11 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
 
 
 def test_what_begins_just_before_the_decision_is_seen(world: World) -> None:
-    put = world.lake.before_put
-
     def rival_first(path: str) -> None:
-        world.lake.before_put = put
+        world.lake.before.clear()
         world.plan([world.slice(B, 50, 100)], by="rival")
 
-    world.lake.before_put = rival_first
+    world.lake.before["put_if_absent"] = rival_first
     with pytest.raises(PlanBusy):
         by_hand(world)
     assert world.state().retired == {}

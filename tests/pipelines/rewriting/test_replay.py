@@ -36,7 +36,7 @@ from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, 
 from sluice.pipelines.vocabulary.plans import RequestKind
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt
-from tests.fakes import owner
+from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import FEED, HOUR, START, A, B, Died, World, decoded, dying, pieces
 
 STRICT = {"id": "int64 not null", "amount": "int32", "name": "string"}

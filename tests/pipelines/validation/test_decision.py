@@ -5,8 +5,7 @@ moves, what was read is kept; and what came of every expectation can be told aft
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,18 @@ from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.results import ExpectationOutcome, Result, contract_results, enough
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger.entries import CommitEntry, PublishEntry
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Edges
 from sluice.pipelines.records.shape import RAW
 from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.volume import earlier_rows
 from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded
-from sluice.pipelines.vocabulary.kafka import FetchLimits
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt, Tally
-from sluice.pipelines.vocabulary.receipts import ExpectationOutcome as Landed
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, World
-from tests.pipelines.log_fetcher import LogFetcher
-from tests.pipelines.records.decode.logs import Batch, Record
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 MEAN = "expect_column_mean_to_be_between"
@@ -44,34 +41,11 @@ def said(type_: str, severity: str = "critical", **kwargs: Any) -> Asked:
 MEAN_OF_N = said(MEAN, column="n", max_value=10)
 
 
-@dataclass
-class Tasks:
-    """Runs tasks by the code that executors run; remembers what was read of Kafka."""
-
-    world: Shop
-
-    def start(self) -> None: ...
-
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Landed]:
-        plan, world = job.plan, self.world
-        fetcher: LogFetcher = world.topic.fetcher()
-        tools = Tools(fetcher, world.lake, job.shape.format())  # type: ignore[arg-type]
-        landing, shape = world.feed.landing, job.shape.name
-        work = Assignment(
-            plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, landing, FetchLimits(), 512 << 20, shape
-        )
-        done = [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
-        world.read += sum(s.span for slices in fetcher.read for s in slices)
-        return done
-
-    def cancel(self) -> None: ...
-
-
 class Shop(World):
     """Orders in JSON, in one partition, under whatever contract the feed's folder has when it is loaded."""
 
     def __init__(self, folder: Path, *expectations: Asked, policies: str = "{}") -> None:
-        self.folder, self.read = folder, 0
+        self.folder, self.fetchers = folder, list[MemoryFetcher]()
         (folder / "orders.yaml").write_text(
             "kafka: {bootstrap: 'a:1'}\ntopics: orders\nstart: earliest\nformat: json\n"
             f"schema: {{n: int32, s: string}}\npolicies: {policies}\n"
@@ -91,11 +65,20 @@ class Shop(World):
     def order(self, *numbers: Any) -> None:
         """One record for each number; None: a tombstone; text: as it is."""
         values = [n if n is None else n.encode() if isinstance(n, str) else b'{"n":%d,"s":"x"}' % n for n in numbers]
-        records = tuple(Record(b"k", v, START + i) for i, v in enumerate(values))
-        self.topic.batches[PARTITIONS[0]].append(Batch(records))
+        records = tuple(LogRecord(b"k", v, START + i) for i, v in enumerate(values))
+        self.topic.batches[PARTITIONS[0]].append(LogBatch(records))
 
     def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
-        return replace(super().edges(drops), engine=Tasks(self))  # type: ignore[arg-type]
+        return replace(super().edges(drops), engine=MemoryEngine(self.lake, self.fetcher, self.feed.landing))
+
+    def fetcher(self) -> MemoryFetcher:
+        self.fetchers.append(self.topic.fetcher())
+        return self.fetchers[-1]
+
+    @property
+    def read(self) -> int:
+        """How many offsets were read of Kafka so far."""
+        return sum(s.span for fetcher in self.fetchers for slices in fetcher.read for s in slices)
 
     def visible(self) -> list[str]:
         return [*self.lake.list("data/orders"), *self.lake.list("quarantine/orders")]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +19,28 @@ from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed
-from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import Ledger, State, checkpoint
 from sluice.pipelines.ledger.entries import SchemaEntry
 from sluice.pipelines.planning.shapes import declare, effective_shape, evolve, evolve_schema
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Edges
 from sluice.pipelines.schema.schema import Kind, Type, arrow_type, parse_schema
 from sluice.pipelines.schema.wider import holds, join, join_texts, parse_type
 from sluice.pipelines.validation.drift import MOST_FIELDS, OTHERS, Drifts, check_drift, drift_of
 from sluice.pipelines.vocabulary.errors import FeedError, SchemaChanged, SchemaDrifted
-from sluice.pipelines.vocabulary.kafka import FetchLimits
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Outcome, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt
 from sluice.resources import reading
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import parts, types
-from tests.fakes import FakeGroup, FakeLiveness, owner
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.group import MemoryGroup
+from sluice.testing.liveness import MemoryLiveness, owner
+from sluice.testing.logs import LogBatch, LogRecord
 from tests.pipelines.batch.test_batch import HOUR, PARTITIONS, START, Topic
-from tests.pipelines.records.decode.logs import Batch, Record
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 NEW, MISSING, WIDENED, WRONG = DriftKind
 SCHEMA = {"id": "int32", "amount": "decimal(5,2)", "note": "string"}
-
-
-@dataclass
-class Tasks:
-    """Runs tasks by the code that executors run, to the shape that comes with the job."""
-
-    topic: Topic
-    lake: LocalLake
-    feed: Feed
-
-    def start(self) -> None: ...
-
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        tools = Tools(self.topic.fetcher(), self.lake, job.shape.format())  # type: ignore[arg-type]
-        plan, landing = job.plan, self.feed.landing
-        work = Assignment(
-            *(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, landing, FetchLimits(), 512 << 20),
-            shape=job.shape.name,
-        )
-        return [o for index in tasks for o in run_task(plan.tasks[index], work, tools)]
-
-    def cancel(self) -> None: ...
 
 
 class World:
@@ -72,7 +49,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root, self.topic, self.now, self.runs = root, Topic(), START, 0
         (root / "feeds").mkdir()
-        self.liveness = FakeLiveness()
+        self.liveness = MemoryLiveness()
         self.lake = LocalLake(root / "lake")
 
     def feed(self, schema: dict[str, str] | None, on_drift: str = "extra") -> Feed:
@@ -84,12 +61,12 @@ class World:
 
     def write(self, *values: dict[str, Any] | bytes | None, partition: int = 0) -> None:
         data = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
-        records = tuple(Record(b"k", v, START + 60_000) for v in data)
-        self.topic.batches[PARTITIONS[partition]].append(Batch(records))
+        records = tuple(LogRecord(b"k", v, START + 60_000) for v in data)
+        self.topic.batches[PARTITIONS[partition]].append(LogBatch(records))
 
     def edges(self, feed: Feed) -> Edges:
-        engine = Tasks(self.topic, self.lake, feed)
-        return Edges(self.topic, FakeGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        engine = MemoryEngine(self.lake, self.topic.fetcher, feed.landing)
+        return Edges(self.topic, MemoryGroup(), self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
 
     def land(self, feed: Feed, request: Request = CATCH_UP) -> Landed:
         self.runs += 1

@@ -33,7 +33,7 @@ from sluice.pipelines.validation.whole import DECIDED, NO_ROWS, hold_whole
 from sluice.pipelines.vocabulary.errors import LakeUnavailable
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
-from tests.fakes import MemoryLake
+from sluice.testing.lake import MemoryLake
 
 SCHEMA = parse_schema(
     {
@@ -426,7 +426,7 @@ def test_what_the_lake_says_is_what_is_raised() -> None:
 _LARGE = """
 import io, resource
 import numpy as np, pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet as pq
-from tests.fakes import MemoryLake
+from sluice.testing.lake import MemoryLake
 from tests.pipelines.validation.test_whole import shape
 from sluice.pipelines.validation.whole import hold_whole
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, Slice

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.pipelines.vocabulary.groups import Counting, GroupState, GroupView, OffsetExpiry, expiry, kind_with_proposal
 from sluice.pipelines.vocabulary.kafka import TopicPartition
-from tests.fake_groups import BROKER, member
+from sluice.testing.groups import BROKER, member
 
 WEEK = 7 * 86_400_000
 TP = TopicPartition("orders", 0)

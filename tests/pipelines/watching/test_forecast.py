@@ -26,7 +26,8 @@ from sluice.pipelines.vocabulary.receipts import Counts, Receipt
 from sluice.pipelines.vocabulary.units import show_about
 from sluice.pipelines.watching import forecast, outlook
 from sluice.pipelines.watching.forecast import Backlog, BatchPace
-from tests.fakes import FakeCluster, owner, partition
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.liveness import owner
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 KEY = Key("orders", 0, "id-1")
@@ -49,7 +50,7 @@ def state(pins: Mapping[int, int] | None = None, done: int = 0, origin: int = 0)
 
 
 @dataclass
-class Stamped(FakeCluster):
+class Stamped(MemoryCluster):
     """Records stamped as given, by offset; counts the questions."""
 
     stamps: tuple[int, ...] = ()

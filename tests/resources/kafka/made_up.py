@@ -17,7 +17,7 @@ from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.messages import FetchAnswer, FetchPart, Layout, Place, printed_id
 from sluice.resources.kafka.settings import KafkaAddress
-from tests.pipelines.records.decode.logs import Log
+from sluice.testing.logs import Log
 
 TOPIC_ID = printed_id(uuid.UUID(int=7))
 
@@ -83,7 +83,7 @@ class Brokers:
     def _index(self, tp: TopicPartition) -> Index:
         log = self.logs[tp]
         if id(log) not in self._indexes:
-            self._indexes[id(log)] = Index(log, [b.last for b in log.batches], stamped(log))
+            self._indexes[id(log)] = Index(log, [b.last for b in log.batches], log.stamps(markers=True))
         return self._indexes[id(log)]
 
     def _fetch(self, request: Any) -> FetchAnswer:
@@ -121,17 +121,7 @@ class Index:
     records: list[tuple[int, int]]
 
 
-def stamped(log: Log, *, markers: bool = True) -> list[tuple[int, int]]:
-    """(offset, stamp) of all records, in order."""
-    return [
-        (offset, r.time if b.batch.append_time is None else b.batch.append_time)
-        for b in log.batches
-        if markers or b.batch.marker is None
-        for offset, r in zip(b.offsets, b.batch.records, strict=True)
-    ]
-
-
 def first_records(log: Log, times: Sequence[int]) -> list[tuple[int, int] | None]:
     """For each time the first record stamped so late, markers aside: (offset, stamp)."""
-    records = stamped(log, markers=False)
+    records = log.stamps()
     return [next(((o, s) for o, s in records if s >= time), None) for time in times]

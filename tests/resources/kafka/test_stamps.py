@@ -14,7 +14,7 @@ from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
 from sluice.resources.kafka import markers
 from sluice.resources.kafka.stamps import PROBE_BYTES
-from tests.pipelines.records.decode.logs import ABORT, COMMIT, GZIP, ZSTD, Batch, Log, Record, log
+from sluice.testing.logs import ABORT, COMMIT, GZIP, ZSTD, Log, LogBatch, LogRecord, log
 from tests.resources.kafka.made_up import Brokers, first_records
 
 TP = TopicPartition("orders", 0)
@@ -22,14 +22,14 @@ CLOCK = 1_000_000
 """What brokers' clocks say when they write the first marker; records are stamped long before."""
 
 
-def data(*times: int, size: int = 1, **more: object) -> Batch:
+def data(*times: int, size: int = 1, **more: object) -> LogBatch:
     """A batch of a transaction with records stamped so."""
-    batch = Batch(tuple(Record(b"k", b"v" * size, t) for t in times), producer=7, transactional=True)
+    batch = LogBatch(tuple(LogRecord(b"k", b"v" * size, t) for t in times), producer=7, transactional=True)
     return replace(batch, **more)  # type: ignore[arg-type]
 
 
-def marker(clock: int = CLOCK, how: int = COMMIT) -> Batch:
-    return Batch((Record(time=clock),), producer=7, marker=how)
+def marker(clock: int = CLOCK, how: int = COMMIT) -> LogBatch:
+    return LogBatch((LogRecord(time=clock),), producer=7, marker=how)
 
 
 def transactions(count: int, each: int = 4, size: int = 1, step: int = 10, how: int = COMMIT) -> Log:
@@ -87,7 +87,7 @@ def test_within_a_batch_whatever_its_codec(codec: int) -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [0, GZIP])
 def test_among_batches_of_old_formats(magic: int, codec: int) -> None:
-    old = Batch((Record(time=300), Record(time=400)), magic=magic, codec=codec)
+    old = LogBatch((LogRecord(time=300), LogRecord(time=400)), magic=magic, codec=codec)
     made = log(data(1), marker(), old, data(500))
     (found,) = asked(Brokers({TP: made}), 350)
     assert found == (OffsetAtTime(3, 400) if magic else OffsetAtTime(4, 500)), "the oldest have no stamps"
@@ -167,7 +167,7 @@ BATCH = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(BATCH, min_size=1, max_size=25), st.lists(st.integers(0, 320), min_size=1, max_size=8))
-def test_any_log_whatever_the_order_of_its_stamps(batches: list[Batch], times: list[int]) -> None:
+def test_any_log_whatever_the_order_of_its_stamps(batches: list[LogBatch], times: list[int]) -> None:
     made = log(*batches)
     assert asked(Brokers({TP: made}), *times) == exact(made, *times)
 
@@ -256,7 +256,7 @@ def cost(brokers: Brokers, *times: int) -> dict[str, int]:
 
 def plain(size: int) -> Log:
     """Nobody's transactions: ten batches, stamped CLOCK and later."""
-    return log(*(Batch((Record(value=b"v" * size, time=CLOCK + n),)) for n in range(10)))
+    return log(*(LogBatch((LogRecord(value=b"v" * size, time=CLOCK + n),)) for n in range(10)))
 
 
 def many(made: Log, partitions: int, brokers: int) -> Brokers:

@@ -31,7 +31,7 @@ from sluice.resources.s3 import client, probe, streams
 from sluice.resources.s3 import lake as lake_s3
 from sluice.resources.s3.client import Bucket
 from sluice.resources.s3.lake import S3Lake
-from tests.fakes import FakeLiveness
+from sluice.testing.liveness import MemoryLiveness
 from tests.pipelines.operating.test_repair import World
 from tests.pipelines.publishing.test_publish import KEY
 from tests.resources.s3.s3_faults import Proxy, Rule, proxy
@@ -398,7 +398,7 @@ class OnS3(World):
 
     def __init__(self, lake: S3Lake) -> None:
         self.lake = lake  # type: ignore[assignment]
-        self.liveness = FakeLiveness()
+        self.liveness = MemoryLiveness()
         self.ledger = self.fresh_ledger()
         self.ledger.append(lambda s: OriginEntry(items=(OriginItem(key=KEY, offset=0, committed=None, why="test"),)))
 

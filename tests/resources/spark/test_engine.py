@@ -28,13 +28,13 @@ from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor
 from sluice.resources.spark.engine import SparkEngine
-from tests.pipelines.records.decode.logs import LZ4, Batch, Record, log
+from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import until
 from tests.resources.log_wiring import LogWiring
 
 ROOT = Path(__file__).parents[3]
 SECRET = "not-for-everybody"
-LOG = log(*[Batch(tuple(Record(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
+LOG = log(*[LogBatch(tuple(LogRecord(b"k%d" % i, b"value %d" % i) for i in range(500)), LZ4) for _ in range(4)])
 LOGS = {TopicPartition("orders", p): LOG for p in range(3)}
 SLICES = tuple(Slice("orders", p, "topic-id", 0, LOG.end, estimated_bytes=1000) for p in range(3))
 TASKS = (Task(0, 1, SLICES[:1]), Task(1, 2, SLICES[1:]))

@@ -10,7 +10,7 @@ from kafka.record import MemoryRecords
 
 from sluice.pipelines.records.decode import bytes_needed, next_position
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
-from tests.pipelines.records.decode.logs import (
+from sluice.testing.logs import (
     ABORT,
     COMMIT,
     GZIP,
@@ -18,33 +18,30 @@ from tests.pipelines.records.decode.logs import (
     NONE,
     SNAPPY,
     ZSTD,
-    Batch,
     Log,
-    Record,
+    LogBatch,
+    LogRecord,
     Row,
     compress,
-    decode,
-    decoder,
     log,
     lz4_frame,
     message,
     raw_v2,
-    read,
-    rows,
     with_checksum,
 )
+from tests.pipelines.records.decode.reading import decode, decoder, read, rows
 
-SOME = tuple(Record(b"k%d" % i, b"value %d " % i * (i % 7), 1_700_000_000_000 + i * i) for i in range(500))
+SOME = tuple(LogRecord(b"k%d" % i, b"value %d " % i * (i % 7), 1_700_000_000_000 + i * i) for i in range(500))
 ODD = (
-    Record(None, b"no key"),
-    Record(b"deleted", None),
-    Record(None, None),
-    Record(b"", b""),
-    Record(b"k", b"v", -1),
-    Record(b"k", b"v", (1 << 63) - 1),
-    Record(b"k", b"v", -(1 << 63)),
-    Record(b"k", b"v", headers=(("a", b"1"), ("a", None), ("", b""), ("größe", b"\xff\x00"))),
-    Record(b"k", b"x" * 300, headers=(("trace", b"t" * 200),)),
+    LogRecord(None, b"no key"),
+    LogRecord(b"deleted", None),
+    LogRecord(None, None),
+    LogRecord(b"", b""),
+    LogRecord(b"k", b"v", -1),
+    LogRecord(b"k", b"v", (1 << 63) - 1),
+    LogRecord(b"k", b"v", -(1 << 63)),
+    LogRecord(b"k", b"v", headers=(("a", b"1"), ("a", None), ("", b""), ("größe", b"\xff\x00"))),
+    LogRecord(b"k", b"x" * 300, headers=(("trace", b"t" * 200),)),
 )
 
 
@@ -56,7 +53,7 @@ def both(source: Log, **options: object) -> tuple[list[Row], list[Row]]:
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
 def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
-    got, expected = both(log(*[Batch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
+    got, expected = both(log(*[LogBatch(r, codec, append_time=append_time) for r in (SOME, ODD, SOME[:1])]))
     assert got == expected
 
 
@@ -64,24 +61,25 @@ def test_every_codec_and_clock(codec: int, append_time: int | None) -> None:
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("append_time", [None, 1_700_000_999_999])
 def test_message_sets(magic: int, codec: int, append_time: int | None) -> None:
-    bare = tuple(Record(r.key, r.value, r.time, skip=i % 3) for i, r in enumerate(ODD + SOME))
+    bare = tuple(LogRecord(r.key, r.value, r.time, skip=i % 3) for i, r in enumerate(ODD + SOME))
     stamp = append_time if magic else None
     got, expected = both(
-        log(Batch(bare, codec, magic, append_time=stamp), Batch(SOME, codec, magic, append_time=stamp))
+        log(LogBatch(bare, codec, magic, append_time=stamp), LogBatch(SOME, codec, magic, append_time=stamp))
     )
     assert got == expected
 
 
 def test_formats_may_follow_one_another() -> None:
     mixed = [
-        Batch(SOME[:5], c, m) for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
+        LogBatch(SOME[:5], c, m)
+        for m, c in [(0, NONE), (1, NONE), (0, NONE), (1, GZIP), (1, NONE), (2, LZ4), (1, NONE)]
     ]
     got, expected = both(log(*mixed))
     assert got == expected
 
 
 def test_kafka_pythons_reader_agrees() -> None:
-    source = log(Batch(SOME), Batch(ODD[:5] + ODD[7:], gap=4), Batch(SOME[:9], GZIP, tail=3))
+    source = log(LogBatch(SOME), LogBatch(ODD[:5] + ODD[7:], gap=4), LogBatch(SOME[:9], GZIP, tail=3))
     mine = decode(source.data)
     theirs = [r for batch in MemoryRecords(source.data) for r in batch]
     assert [(r["offset"], r["key"], r["value"], r["timestamp"], r["headers"]) for r in mine] == [
@@ -90,19 +88,19 @@ def test_kafka_pythons_reader_agrees() -> None:
 
 
 def test_snappy_without_framing() -> None:
-    got, expected = both(log(Batch(SOME, SNAPPY, xerial=False)))
+    got, expected = both(log(LogBatch(SOME, SNAPPY, xerial=False)))
     assert got == expected
 
 
 def test_snappy_framing_with_version_in_the_wrong_byte_order() -> None:
-    data = bytearray(log(Batch(SOME, SNAPPY)).data)
+    data = bytearray(log(LogBatch(SOME, SNAPPY)).data)
     data[61 + 8 : 61 + 16] = struct.pack("<ii", 1, 1)
     assert len(decode(with_checksum(bytes(data)))) == len(SOME)
 
 
 def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
-    thin = tuple(Record(b"k", b"v", skip=i) for i in range(20))
-    source = log(Batch(thin, tail=7), Batch((), tail=30, gap=2), Batch(SOME[:3], gap=100, delete_horizon=True))
+    thin = tuple(LogRecord(b"k", b"v", skip=i) for i in range(20))
+    source = log(LogBatch(thin, tail=7), LogBatch((), tail=30, gap=2), LogBatch(SOME[:3], gap=100, delete_horizon=True))
     d = decoder(0, source.end)
     assert read(source, d, source.end) == source.visible(0, source.end)
     assert d.position == source.end
@@ -110,7 +108,7 @@ def test_compaction_leaves_gaps_tails_and_empty_batches() -> None:
 
 
 def test_the_position_passes_what_is_invisible() -> None:
-    source = log(Batch((), tail=10), Batch(producer=1, marker=COMMIT), Batch(SOME[:2], tail=5))
+    source = log(LogBatch((), tail=10), LogBatch(producer=1, marker=COMMIT), LogBatch(SOME[:2], tail=5))
     d = decoder(0, source.end)
     assert rows(d.feed(source.batches[0].data)) == []
     assert d.position == 10
@@ -122,7 +120,7 @@ def test_the_position_passes_what_is_invisible() -> None:
 
 
 def test_the_range_is_exact() -> None:
-    source = log(*[Batch(SOME[i : i + 10], [NONE, LZ4][i // 10 % 2]) for i in range(0, 100, 10)])
+    source = log(*[LogBatch(SOME[i : i + 10], [NONE, LZ4][i // 10 % 2]) for i in range(0, 100, 10)])
     for start, end in [(0, 1), (7, 8), (9, 11), (10, 20), (13, 57), (99, 100), (5, 5)]:
         d = decoder(start, end)
         assert read(source, d, end) == source.visible(start, end)
@@ -131,21 +129,21 @@ def test_the_range_is_exact() -> None:
 
 
 def test_an_end_amid_a_gap_is_reached() -> None:
-    source = log(Batch(SOME[:5]), Batch(SOME[:5], gap=20))
+    source = log(LogBatch(SOME[:5]), LogBatch(SOME[:5], gap=20))
     d = decoder(0, 10)
     assert len(read(source, d, 10)) == 5
     assert d.position == 25
 
 
 def test_a_response_is_cut_anywhere() -> None:
-    source = log(*[Batch(SOME[i : i + 3], codec) for i, codec in enumerate([NONE, LZ4, ZSTD, NONE, GZIP])])
+    source = log(*[LogBatch(SOME[i : i + 3], codec) for i, codec in enumerate([NONE, LZ4, ZSTD, NONE, GZIP])])
     for size in range(1, len(source.data), 7):
         d = decoder(0, source.end)
         assert read(source, d, source.end, [size] * 100) == source.visible(0, source.end)
 
 
 def test_what_was_read_is_passed_over() -> None:
-    source = log(*[Batch(SOME[i : i + 3]) for i in range(5)])
+    source = log(*[LogBatch(SOME[i : i + 3]) for i in range(5)])
     d = decoder(4, source.end)
     out = rows([*d.feed(source.data), *d.feed(source.data), *d.finish()])
     assert out == source.visible(4, source.end)
@@ -154,24 +152,26 @@ def test_what_was_read_is_passed_over() -> None:
 # --- transactions -------------------------------------------------------------------------------------------------
 
 
-def txn(producer: int, n: int = 3) -> Batch:
-    return Batch(tuple(Record(b"p%d" % producer, b"%d" % i) for i in range(n)), producer=producer, transactional=True)
+def txn(producer: int, n: int = 3) -> LogBatch:
+    return LogBatch(
+        tuple(LogRecord(b"p%d" % producer, b"%d" % i) for i in range(n)), producer=producer, transactional=True
+    )
 
 
 INTERLEAVED = log(
     txn(1),  # 0-2
     txn(2),  # 3-5
-    Batch(SOME[:2]),  # 6-7
-    Batch(SOME[:2], producer=1),  # 8-9: idempotent only, in no transaction
-    Batch(producer=1, marker=ABORT),  # 10
+    LogBatch(SOME[:2]),  # 6-7
+    LogBatch(SOME[:2], producer=1),  # 8-9: idempotent only, in no transaction
+    LogBatch(producer=1, marker=ABORT),  # 10
     txn(1),  # 11-13: the next one, committed
-    Batch(producer=2, marker=COMMIT),  # 14
+    LogBatch(producer=2, marker=COMMIT),  # 14
     txn(2, 5),  # 15-19
-    Batch(producer=1, marker=COMMIT),  # 20
+    LogBatch(producer=1, marker=COMMIT),  # 20
     txn(1),  # 21-23
-    Batch(producer=2, marker=ABORT),  # 24
-    Batch(producer=1, marker=ABORT),  # 25
-    Batch(SOME[:1]),  # 26
+    LogBatch(producer=2, marker=ABORT),  # 24
+    LogBatch(producer=1, marker=ABORT),  # 25
+    LogBatch(SOME[:1]),  # 26
 )
 
 
@@ -208,7 +208,11 @@ def test_one_response_may_be_fed_in_pieces_with_its_whole_list() -> None:
 
 def test_markers_seen_behind_an_error_are_seen_again() -> None:
     source = log(
-        Batch(SOME[:2], magic=1), txn(1), Batch(producer=1, marker=ABORT), txn(1), Batch(producer=1, marker=COMMIT)
+        LogBatch(SOME[:2], magic=1),
+        txn(1),
+        LogBatch(producer=1, marker=ABORT),
+        txn(1),
+        LogBatch(producer=1, marker=COMMIT),
     )
     damaged = bytearray(source.data)
     damaged[12] ^= 1  # the CRC-32 of the first message, which the decode loop checks, long after the markers were met
@@ -219,15 +223,15 @@ def test_markers_seen_behind_an_error_are_seen_again() -> None:
 
 
 def test_hidden_records_are_counted_one_by_one_at_the_edges() -> None:
-    thin = tuple(Record(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
-    source = log(Batch(thin, LZ4, producer=4, transactional=True), Batch(producer=4, marker=ABORT))
+    thin = tuple(LogRecord(b"k", b"v", skip=1) for _ in range(10))  # offsets 1, 3, … 19
+    source = log(LogBatch(thin, LZ4, producer=4, transactional=True), LogBatch(producer=4, marker=ABORT))
     d = decoder(4, 15)
     assert read(source, d, 15) == []
     assert (d.counts.aborted, d.counts.control) == (5, 0)
 
 
 def test_a_control_batch_of_another_kind_ends_nothing() -> None:
-    source = log(txn(1), Batch(producer=1, marker=5), txn(1), Batch(producer=1, marker=ABORT))
+    source = log(txn(1), LogBatch(producer=1, marker=5), txn(1), LogBatch(producer=1, marker=ABORT))
     data, _ = source.fetch(0)
     assert decode(data, [(1, 0)]) == []
 
@@ -236,7 +240,7 @@ def test_a_control_batch_of_another_kind_ends_nothing() -> None:
 
 
 def test_chunks_are_bounded_by_rows() -> None:
-    source = log(*[Batch(SOME, LZ4), Batch(ODD * 40), Batch(SOME, LZ4, magic=1)])
+    source = log(*[LogBatch(SOME, LZ4), LogBatch(ODD * 40), LogBatch(SOME, LZ4, magic=1)])
     d = decoder(0, source.end, chunk_rows=7)
     chunks = [*d.feed(source.data), *d.finish()]
     assert {c.num_rows for c in chunks[:-1]} == {7}
@@ -244,8 +248,8 @@ def test_chunks_are_bounded_by_rows() -> None:
 
 
 def test_chunks_are_bounded_by_bytes() -> None:
-    records = tuple(Record(b"k" * 10, b"v" * (10 * i % 90), headers=(("h" * 5, b"x" * 5),)) for i in range(300))
-    source = log(Batch(records, ZSTD))
+    records = tuple(LogRecord(b"k" * 10, b"v" * (10 * i % 90), headers=(("h" * 5, b"x" * 5),)) for i in range(300))
+    source = log(LogBatch(records, ZSTD))
     d = decoder(0, source.end, chunk_bytes=256)
     chunks = [*d.feed(source.data), *d.finish()]
     assert rows(chunks) == source.visible(0, source.end)
@@ -256,7 +260,7 @@ def test_chunks_are_bounded_by_bytes() -> None:
 
 def test_one_record_larger_than_a_chunk() -> None:
     big = bytes(50_000_000)
-    source = log(Batch(SOME[:3]), Batch((Record(b"k", big, headers=(("h", big),)),), LZ4), Batch(SOME[:3]))
+    source = log(LogBatch(SOME[:3]), LogBatch((LogRecord(b"k", big, headers=(("h", big),)),), LZ4), LogBatch(SOME[:3]))
     d = decoder(0, source.end, chunk_bytes=1000, max_batch_bytes=200 << 20)
     chunks = [*d.feed(source.data), *d.finish()]
     assert [c.num_rows for c in chunks] == [3, 1, 3]
@@ -265,7 +269,7 @@ def test_one_record_larger_than_a_chunk() -> None:
 
 
 def test_a_chunk_is_not_touched_after_it_was_yielded() -> None:
-    source = log(*[Batch(SOME) for _ in range(4)])
+    source = log(*[LogBatch(SOME) for _ in range(4)])
     d = decoder(0, source.end, chunk_rows=300)
     chunks = d.feed(source.data)
     first = next(chunks)
@@ -297,7 +301,7 @@ AS_JAVA = [
 def test_header_keys_that_are_not_utf8_read_as_in_java() -> None:
     # Placeholders of the same length first: the builder takes text only.
     headers = tuple(("x" * (len(key) // 2), bytes([i])) for i, (key, _) in enumerate(AS_JAVA))
-    data = bytearray(log(Batch((Record(headers=headers), Record(headers=(("plain", b""),))))).data)
+    data = bytearray(log(LogBatch((LogRecord(headers=headers), LogRecord(headers=(("plain", b""),))))).data)
     at = 0
     for i, (key, _) in enumerate(AS_JAVA):
         raw = bytes.fromhex(key)
@@ -312,7 +316,7 @@ def test_header_keys_that_are_not_utf8_read_as_in_java() -> None:
 
 
 def test_a_checksum_that_does_not_match_names_the_batch() -> None:
-    source = log(*[Batch(SOME[i * 3 : i * 3 + 3], LZ4) for i in range(5)])
+    source = log(*[LogBatch(SOME[i * 3 : i * 3 + 3], LZ4) for i in range(5)])
     data = bytearray(source.data)
     data[sum(len(b.data) for b in source.batches[:3]) + 70] ^= 1
     d = decoder(0, source.end)
@@ -325,7 +329,7 @@ def test_a_checksum_that_does_not_match_names_the_batch() -> None:
 
 
 def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
-    source = log(Batch(ODD), Batch(ODD[7:8] + ODD[:7]))
+    source = log(LogBatch(ODD), LogBatch(ODD[7:8] + ODD[:7]))
     bad = bytearray(source.batches[1].data)
     bad[-1] = 2  # the last record claims a header
     d = decoder(0, source.end)
@@ -336,7 +340,7 @@ def test_a_record_that_does_not_parse_takes_back_its_batch() -> None:
 
 
 def test_without_crc_checks_a_wrong_checksum_passes() -> None:
-    data = bytearray(log(Batch(SOME[:3])).data)
+    data = bytearray(log(LogBatch(SOME[:3])).data)
     data[17] ^= 1
     assert len(decode(bytes(data), check_crc=False)) == 3
 
@@ -344,7 +348,7 @@ def test_without_crc_checks_a_wrong_checksum_passes() -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [NONE, GZIP])
 def test_messages_have_checksums_of_their_own(magic: int, codec: int) -> None:
-    source = log(Batch(SOME[:4], codec, magic))
+    source = log(LogBatch(SOME[:4], codec, magic))
     data = bytearray(source.data)
     data[-1] ^= 1
     with pytest.raises(CorruptBatch, match=r"checksum|CRC-32") as e:
@@ -353,7 +357,7 @@ def test_messages_have_checksums_of_their_own(magic: int, codec: int) -> None:
 
 
 def test_unknown_formats_and_codecs_are_unsupported() -> None:
-    newer = bytearray(log(Batch()).data)
+    newer = bytearray(log(LogBatch()).data)
     newer[16] = 3
     with pytest.raises(UnsupportedBatch, match="format 3"):
         decode(bytes(newer))
@@ -393,7 +397,7 @@ def test_negative_lengths_are_null_as_in_java() -> None:
 
 @pytest.mark.parametrize("size", [-1, 0, 13, 48])
 def test_sizes_smaller_than_any_batch(size: int) -> None:
-    data = bytearray(log(Batch()).data)
+    data = bytearray(log(LogBatch()).data)
     data[8:12] = struct.pack(">i", size)
     with pytest.raises(CorruptBatch, match="size"):
         decode(bytes(data))
@@ -402,7 +406,7 @@ def test_sizes_smaller_than_any_batch(size: int) -> None:
 
 
 def test_offsets_that_go_back_between_batches_condemn_both() -> None:
-    source = log(*[Batch(SOME[:3]) for _ in range(4)])
+    source = log(*[LogBatch(SOME[:3]) for _ in range(4)])
     data = bytearray(source.data)
     at = len(source.batches[0].data) + len(source.batches[1].data)
     data[at : at + 8] = struct.pack(">q", 1 << 40)  # the base offset is under no checksum
@@ -414,7 +418,7 @@ def test_offsets_that_go_back_between_batches_condemn_both() -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_compression_bombs_are_bounded(codec: int) -> None:
-    source = log(Batch((Record(b"k", bytes(9 << 20)),), codec))
+    source = log(LogBatch((LogRecord(b"k", bytes(9 << 20)),), codec))
     assert len(source.data) < 1 << 20
     d = decoder(0, 1, max_batch_bytes=8 << 20)
     with pytest.raises(CorruptBatch, match="8,388,608 bytes"):
@@ -425,7 +429,7 @@ def test_compression_bombs_are_bounded(codec: int) -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
-    whole = log(Batch(SOME, codec)).data
+    whole = log(LogBatch(SOME, codec)).data
     for stop in (61, 62, 70, len(whole) // 2, len(whole) - 5):
         data = bytearray(whole[:stop])
         data[8:12] = struct.pack(">i", stop - 12)
@@ -434,7 +438,7 @@ def test_compressed_data_that_is_damaged_or_cut(codec: int) -> None:
 
 
 def test_lz4_frames_of_other_writers() -> None:
-    plain = log(Batch(SOME)).data
+    plain = log(LogBatch(SOME)).data
     linked = bytes(cramjam.lz4.compress(plain[61:]))
     assert not linked[4] & 0x20
     sized = lz4_frame(plain[61:])
@@ -446,13 +450,13 @@ def test_lz4_frames_of_other_writers() -> None:
 
 
 def test_a_compressed_set_inside_of_a_compressed_set() -> None:
-    inner = log(Batch(SOME[:3], GZIP, 1)).data
+    inner = log(LogBatch(SOME[:3], GZIP, 1)).data
     with pytest.raises(CorruptBatch, match="compressed"):
         decode(message(2, 1, GZIP, 0, None, compress(inner, GZIP)))
 
 
 def test_a_wrapper_may_end_above_what_it_still_holds() -> None:
-    inner = log(Batch(SOME[:3], NONE, 0)).data
+    inner = log(LogBatch(SOME[:3], NONE, 0)).data
     d = decoder(0, 20)
     got = rows([*d.feed(message(10, 0, GZIP, 0, None, compress(inner, GZIP))), *d.finish()])
     assert ([r["offset"] for r in got], d.position) == ([0, 1, 2], 11)
@@ -469,7 +473,10 @@ def test_offsets_out_of_bounds(base: int) -> None:
 
 def test_how_far_a_response_reaches() -> None:
     source = log(
-        Batch(SOME[:5], tail=2), Batch(SOME[:5], LZ4, gap=10), Batch(SOME[:2], GZIP, 1), Batch(SOME[:2], NONE, 1)
+        LogBatch(SOME[:5], tail=2),
+        LogBatch(SOME[:5], LZ4, gap=10),
+        LogBatch(SOME[:2], GZIP, 1),
+        LogBatch(SOME[:2], NONE, 1),
     )
     whole = source.data
     assert next_position(b"", 3) == 3

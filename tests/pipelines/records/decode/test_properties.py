@@ -18,7 +18,7 @@ from kafka.record.util import decode_varint
 
 from sluice.pipelines.records.decode import bytes_needed, next_position
 from sluice.pipelines.vocabulary.errors import CorruptBatch, UnsupportedBatch
-from tests.pipelines.records.decode.logs import (
+from sluice.testing.logs import (
     ABORT,
     COMMIT,
     GZIP,
@@ -26,17 +26,15 @@ from tests.pipelines.records.decode.logs import (
     LZ4,
     NONE,
     SNAPPY,
-    Batch,
     Log,
-    Record,
+    LogBatch,
+    LogRecord,
     Row,
-    decoder,
     int64,
     log,
-    read,
-    rows,
     with_checksum,
 )
+from tests.pipelines.records.decode.reading import decoder, read, rows
 
 OURS = (CorruptBatch, UnsupportedBatch)
 
@@ -50,13 +48,13 @@ contents = st.one_of(
 names = st.text(st.characters(codec="utf-8"), max_size=5)
 headers = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=6))), max_size=3).map(tuple)
 gaps = st.sampled_from([0, 0, 0, 1, 5])
-plain_records = st.builds(Record, contents, contents, times, st.just(()), gaps)
-records = st.builds(Record, contents, contents, times, st.one_of(st.just(()), headers), gaps)
+plain_records = st.builds(LogRecord, contents, contents, times, st.just(()), gaps)
+records = st.builds(LogRecord, contents, contents, times, st.one_of(st.just(()), headers), gaps)
 clocks = st.one_of(st.none(), times)
 producers = st.integers(0, 2)
 
 ordinary = st.builds(
-    Batch,
+    LogBatch,
     st.lists(records, max_size=6).map(tuple),
     codec=st.integers(0, 4),
     producer=st.one_of(st.just(-1), producers),
@@ -66,7 +64,7 @@ ordinary = st.builds(
     xerial=st.booleans(),
 )
 transactional = st.builds(
-    Batch,
+    LogBatch,
     st.lists(records, min_size=1, max_size=4).map(tuple),
     codec=st.integers(0, 4),
     producer=producers,
@@ -74,9 +72,9 @@ transactional = st.builds(
     gap=gaps,
     tail=gaps,
 )
-markers = st.builds(Batch, producer=producers, marker=st.sampled_from([ABORT, COMMIT]), gap=gaps)
+markers = st.builds(LogBatch, producer=producers, marker=st.sampled_from([ABORT, COMMIT]), gap=gaps)
 message_sets = st.builds(
-    Batch,
+    LogBatch,
     st.lists(plain_records, min_size=1, max_size=5).map(tuple),
     codec=st.sampled_from([NONE, GZIP, SNAPPY, LZ4]),
     magic=st.just(1),
@@ -84,7 +82,7 @@ message_sets = st.builds(
     gap=gaps,
 )
 oldest = st.builds(
-    Batch,
+    LogBatch,
     st.lists(plain_records, min_size=1, max_size=5).map(tuple),
     codec=st.sampled_from([NONE, GZIP, SNAPPY, LZ4]),
     magic=st.just(0),
@@ -97,7 +95,7 @@ logs = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), logs)
-def test_every_slice_of_every_log(data: st.DataObject, batches: list[Batch]) -> None:
+def test_every_slice_of_every_log(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     start = data.draw(st.integers(0, source.end), "start")
     end = data.draw(st.integers(start, source.end), "end")
@@ -117,7 +115,7 @@ def test_every_slice_of_every_log(data: st.DataObject, batches: list[Batch]) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(logs, st.lists(st.integers(0, 400), max_size=8), st.integers(1, 7))
-def test_chunks_do_not_depend_on_how_responses_were_cut(batches: list[Batch], sizes: list[int], most: int) -> None:
+def test_chunks_do_not_depend_on_how_responses_were_cut(batches: list[LogBatch], sizes: list[int], most: int) -> None:
     source = log(*batches)
 
     def chunks(cuts: list[int]) -> list[int]:
@@ -150,7 +148,7 @@ def survive(data: bytes, aborted: list[tuple[int, int]], **options: object) -> t
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), logs)
-def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[Batch]) -> None:
+def test_a_flipped_bit_costs_no_more_than_reading_again(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     at = data.draw(st.integers(0, len(damaged) - 1), "byte")
@@ -177,8 +175,8 @@ def in_base_offset(data: bytes, at: int) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.lists(records, min_size=1, max_size=4), st.integers(0, 3))
-def test_records_that_lie_under_a_right_checksum(data: st.DataObject, some: list[Record], tail: int) -> None:
-    batch = bytearray(log(Batch(tuple(some), tail=tail)).data)
+def test_records_that_lie_under_a_right_checksum(data: st.DataObject, some: list[LogRecord], tail: int) -> None:
+    batch = bytearray(log(LogBatch(tuple(some), tail=tail)).data)
     for _ in range(data.draw(st.integers(1, 3), "edits")):
         at = data.draw(st.one_of(st.integers(57, 60), st.integers(61, len(batch) - 1)), "byte")
         batch[at] = data.draw(st.integers(0, 255), "value")
@@ -208,7 +206,7 @@ def kafka_python_reads(batch: bytes) -> list[tuple[object, ...]] | None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), logs)
-def test_any_damage_without_checksums(data: st.DataObject, batches: list[Batch]) -> None:
+def test_any_damage_without_checksums(data: st.DataObject, batches: list[LogBatch]) -> None:
     source = log(*batches)
     damaged = bytearray(source.data)
     for _ in range(data.draw(st.integers(1, 5), "edits")):

@@ -1,4 +1,4 @@
-"""Logs as a broker would hold them, built from kafka-python's own record builders, and a broker that serves them.
+"""Logs as a broker holds them: record batches as bytes, built by kafka-python's own builders.
 
 Compressed batches carry the builder's bytes through a codec of another library; what a consumer must see is worked
 out here from the description of the log, never from its bytes.
@@ -14,12 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cramjam
-import pyarrow as pa
 from crc32c import crc32c
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
-
-from sluice.pipelines.records.decode import SCHEMA, BatchDecoder, next_position
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 ABORT, COMMIT = 0, 1
@@ -30,7 +27,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Record:
+class LogRecord:
     """`skip` offsets were compacted away just before it."""
 
     key: bytes | None = b"k"
@@ -41,13 +38,13 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LogBatch:
     """One batch of a log; `gap` offsets lie between it and the one before, `tail` offsets after its last record.
 
     A marker has the time of its first record.
     """
 
-    records: tuple[Record, ...] = (Record(),)
+    records: tuple[LogRecord, ...] = (LogRecord(),)
     codec: int = NONE
     magic: int = 2
     producer: int = -1
@@ -64,7 +61,7 @@ class Batch:
 class Stored:
     """A batch at its place in the log."""
 
-    batch: Batch
+    batch: LogBatch
     base: int
     last: int
     offsets: tuple[int, ...]
@@ -73,14 +70,23 @@ class Stored:
 
 @dataclass
 class Log:
-    """A partition: batches in offset order, and the aborted transactions as (producer, first, last offset)."""
+    """A partition: its batches in offset order, aborted transactions as (producer, first, last offset), and the first
+    offset of each producer's open one.
+    """
 
     batches: list[Stored] = field(default_factory=list)
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
+    open: dict[int, int] = field(default_factory=dict)
+    start: int = 0
 
     @property
     def end(self) -> int:
-        return self.batches[-1].last + 1 if self.batches else 0
+        return self.batches[-1].last + 1 if self.batches else self.start
+
+    @property
+    def stable_end(self) -> int:
+        """Where the first open transaction begins, else the end."""
+        return min(self.open.values(), default=self.end)
 
     @property
     def data(self) -> bytes:
@@ -91,6 +97,15 @@ class Log:
         found = [b for b in self.batches if b.last >= position]
         aborted = [(producer, first) for producer, first, last in self.aborted if last >= position]
         return b"".join(b.data for b in found)[:most], aborted
+
+    def stamps(self, *, markers: bool = False) -> list[tuple[int, int]]:
+        """(offset, stamp) of all records, in order; markers are left out unless asked for."""
+        return [
+            (offset, r.time if b.batch.append_time is None else b.batch.append_time)
+            for b in self.batches
+            if markers or b.batch.marker is None
+            for offset, r in zip(b.offsets, b.batch.records, strict=True)
+        ]
 
     def visible(self, start: int, end: int, read_committed: bool = True) -> list[Row]:
         """The rows of [start, end) that a consumer must see."""
@@ -112,26 +127,25 @@ class Log:
         return sum(start <= offset < end for b in batches for offset in b.offsets)
 
 
-def log(*batches: Batch) -> Log:
-    """Lay the batches out one after another; markers decide which transactions were aborted."""
-    out, begun = Log(), dict[int, int]()
+def log(*batches: LogBatch, start: int = 0) -> Log:
+    """Lay the batches out one after another from `start` on; markers decide which transactions were aborted."""
+    out = Log(start=start)
     for batch in batches:
         stored = store(batch, out.end + batch.gap)
         out.batches.append(stored)
         if batch.marker is not None:
-            first = begun.pop(batch.producer, None)
+            first = out.open.pop(batch.producer, None)
             if batch.marker == ABORT and first is not None:
                 out.aborted.append((batch.producer, first, stored.last))
         elif batch.transactional:
-            begun.setdefault(batch.producer, stored.base)
-    # What is open at the end would lie above the last stable offset: it is aborted only when a marker says so.
+            out.open.setdefault(batch.producer, stored.base)
     return out
 
 
-def store(batch: Batch, base: int) -> Stored:
+def store(batch: LogBatch, base: int) -> Stored:
     if batch.marker is not None:
         key, value = struct.pack(">hh", 0, batch.marker), struct.pack(">hi", 0, 7)
-        batch = replace(batch, records=(Record(key, value, batch.records[0].time),), transactional=True)
+        batch = replace(batch, records=(LogRecord(key, value, batch.records[0].time),), transactional=True)
     offsets, at = [], base
     for r in batch.records:
         at += r.skip
@@ -142,7 +156,7 @@ def store(batch: Batch, base: int) -> Stored:
     return Stored(batch, base, last, tuple(offsets), data)
 
 
-def row(batch: Batch, r: Record, offset: int) -> Row:
+def row(batch: LogBatch, r: LogRecord, offset: int) -> Row:
     time, time_type = r.time, 0
     if batch.magic == 0:
         time, time_type = -1, -1
@@ -165,7 +179,7 @@ def int64(n: int) -> int:
 # --- format v2 ----------------------------------------------------------------------------------------------------
 
 
-def v2(batch: Batch, base: int, last: int, offsets: Sequence[int]) -> bytes:
+def v2(batch: LogBatch, base: int, last: int, offsets: Sequence[int]) -> bytes:
     builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, HUGE)
     first = batch.records[0].time if batch.records else 0
     for r, offset in zip(batch.records, offsets, strict=True):
@@ -232,7 +246,7 @@ def lz4_frame(data: bytes, checksum: int = 0x82, block: int = 64 << 10) -> bytes
 # --- magic 0 and 1 ------------------------------------------------------------------------------------------------
 
 
-def message_set(batch: Batch, offsets: Sequence[int]) -> bytes:
+def message_set(batch: LogBatch, offsets: Sequence[int]) -> bytes:
     """Plain messages one after another, or wrapped into one compressed message."""
     shift = 0 if batch.magic == 0 or batch.codec == NONE else offsets[0]
     builder = LegacyRecordBatchBuilder(batch.magic, 0, HUGE)
@@ -263,40 +277,3 @@ def stamped(messages: bytes, time: int) -> Iterable[bytes]:
         body = b"\x01\x08" + struct.pack(">q", time) + messages[at + 26 : stop]
         yield messages[at : at + 12] + struct.pack(">I", zlib.crc32(body)) + body
         at = stop
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
-def decoder(start: int = 0, end: int = HUGE, **options: Any) -> BatchDecoder:
-    return BatchDecoder("orders", 3, start, end, **{"chunk_rows": 1000, "chunk_bytes": 1 << 20} | options)
-
-
-def rows(chunks: Iterable[pa.RecordBatch]) -> list[Row]:
-    """Chunks as plain rows, times as numbers; every chunk must be sound Arrow."""
-    out: list[Row] = []
-    for chunk in chunks:
-        chunk.validate(full=True)
-        assert chunk.schema == SCHEMA
-        times = chunk.column("timestamp").cast(pa.int64())
-        out += chunk.set_column(3, "timestamp", times).to_pylist()
-    return out
-
-
-def decode(data: bytes, aborted: Sequence[tuple[int, int]] = (), **options: Any) -> list[Row]:
-    """All rows of one response."""
-    d = decoder(**options)
-    return rows([*d.feed(data, aborted), *d.finish()])
-
-
-def read(source: Log, d: BatchDecoder, end: int, sizes: Iterable[int] = ()) -> list[Row]:
-    """Fetch and decode from a log until the position reaches `end`, with responses cut at the given sizes."""
-    out, wanted = [], iter(sizes)
-    while d.position < end:
-        most = next(wanted, HUGE)
-        data, aborted = source.fetch(d.position, most)
-        reached = next_position(data, d.position)
-        if reached == d.position:
-            data, aborted = source.fetch(d.position)
-        out += rows(d.feed(data, aborted))
-    return out + rows(d.finish())

@@ -9,14 +9,15 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import FetchLimits, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
-from tests.pipelines.records.decode.logs import Log
+from sluice.testing.logs import Log
 
 
 @dataclass
-class LogFetcher:
-    """`damaged` says how many streams will see a flipped bit in a partition, `failing` what ends its slices.
+class MemoryFetcher:
+    """`ports.Fetcher` over logs in memory.
 
-    `read` collects the slices of each stream; `cut_short` ends every stream after so many answers.
+    `damaged` says how many streams will see a flipped bit in a partition, `failing` what ends its slices. `read`
+    collects the slices of each stream; `cut_short` ends every stream after so many answers.
     """
 
     logs: Mapping[TopicPartition, Log]

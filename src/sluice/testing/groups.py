@@ -1,4 +1,4 @@
-"""Every group of a cluster in memory, for unit tests only: a coordinator over the groups that a test puts there."""
+"""Every consumer group of a cluster in memory: a coordinator over the groups that a test puts there."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 from sluice.pipelines.vocabulary.errors import GroupHeld, Unknown
 from sluice.pipelines.vocabulary.groups import Broker, GroupMember, GroupState, GroupView, ListedGroup
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
-from tests.fakes import FakeGroup
+from sluice.testing.group import MemoryGroup
 
 BROKER = Broker(1, "kafka-1:9092")
 
 
 @dataclass
-class FakeGroups:
-    """`ours` is the group whose committed offsets are those of `group`; `kinds` and `members` are by name."""
+class MemoryGroups:
+    """`ports.Groups` in memory.
+
+    `ours` is the group whose committed offsets are those of `group`; `kinds` and `members` are by name.
+    """
 
     ours: str
-    group: FakeGroup
+    group: MemoryGroup
     others: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     members: dict[str, tuple[GroupMember, ...]] = field(default_factory=dict)
@@ -54,4 +57,5 @@ class FakeGroups:
 
 
 def member(client: str = "loader", *held: TopicPartition, instance: str | None = None) -> GroupMember:
+    """A member that holds the partitions."""
     return GroupMember(f"{client}-1", client, "10.0.0.7", instance, held)

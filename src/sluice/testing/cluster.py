@@ -1,0 +1,118 @@
+"""A Kafka cluster in memory: partitions as a test says they stand, or logs that hold records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sluice.pipelines.vocabulary.kafka import (
+    Configs,
+    Isolation,
+    OffsetAtTime,
+    OpenTransaction,
+    PartitionState,
+    TopicPartition,
+)
+from sluice.testing.logs import Log
+
+
+@dataclass
+class MemoryCluster:
+    """`ports.Cluster` in memory. `states` are its partitions. One that is in `logs` too ends where its log does, and
+    look-ups by time find its records.
+
+    `requests` counts what the real cluster would be sent: a request to each leader that a question concerns, four where
+    partitions are described.
+    """
+
+    states: dict[TopicPartition, PartitionState] = field(default_factory=dict)
+    id: str = "cluster-1"
+    at: dict[TopicPartition, OffsetAtTime] = field(default_factory=dict)
+    """The answer to every look-up by time in a partition without a log."""
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    """Where leader epochs ended."""
+    open: dict[TopicPartition, OpenTransaction] = field(default_factory=dict)
+    settings: Configs = field(default_factory=Configs)
+    logs: dict[TopicPartition, Log] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
+
+    def cluster_id(self) -> str:
+        self.requests["Metadata"] += 1
+        return self.id
+
+    def topics(self) -> Mapping[str, str]:
+        self.requests["Metadata"] += 1
+        return {s.topic: s.topic_id for s in self.states.values()}
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        wanted = set(topics)
+        chosen = sorted(tp for tp in self.known() if tp.topic in wanted)
+        self._ask("ListOffsets", chosen, 3)
+        self._ask_leaders("DescribeLogDirs", chosen)
+        return tuple(map(self.state, chosen))
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        self._ask_leaders("ListOffsets", times)
+        return {tp: self.first(tp, time) for tp, time in times.items()}
+
+    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
+        return {tp: self.open[tp] for tp in partitions if tp in self.open}
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        self._ask("OffsetForLeaderEpoch", epochs)
+        return {tp: end for tp in epochs if (end := self.epoch_end(tp)) is not None}
+
+    def configs(self, topics: Iterable[str]) -> Configs:
+        self.requests["DescribeConfigs"] += 1
+        wanted = set(topics)
+        told = {t: c for t, c in self.settings.topics.items() if t in wanted}
+        return Configs(told, self.settings.broker, self.settings.denied)
+
+    # -- what a cluster of another kind says otherwise
+
+    def known(self) -> Iterable[TopicPartition]:
+        """Every partition."""
+        return self.states
+
+    def leader(self, tp: TopicPartition) -> int:
+        return self.states[tp].leader if tp in self.states else -1
+
+    def state(self, tp: TopicPartition) -> PartitionState:
+        state, log = self.states[tp], self.logs.get(tp)
+        if log is None:
+            return state
+        start = max(state.log_start, log.start)
+        return replace(state, log_start=start, stable_end=log.stable_end, high_watermark=log.end)
+
+    def first(self, tp: TopicPartition, time: int) -> OffsetAtTime | None:
+        """The first record stamped at or after the time."""
+        if tp not in self.logs:
+            return self.at.get(tp)
+        found = ((o, s) for o, s in self.logs[tp].stamps() if s >= time and o >= self.states[tp].log_start)
+        return next((OffsetAtTime(o, s) for o, s in found), None)
+
+    def epoch_end(self, tp: TopicPartition) -> int | None:
+        """Where the leader epoch asked for ended; None: nobody knows."""
+        return self.ends.get(tp)
+
+    def _ask(self, what: str, concerned: Iterable[TopicPartition], times: int = 1) -> None:
+        self.requests["Metadata"] += 1
+        self._ask_leaders(what, concerned, times)
+
+    def _ask_leaders(self, what: str, concerned: Iterable[TopicPartition], times: int = 1) -> None:
+        self.requests[what] += times * len({self.leader(tp) for tp in concerned})
+
+
+def partition(topic: str = "orders", number: int = 0, **changes: object) -> PartitionState:
+    """A partition with 100 stable offsets on leader 1, unless told otherwise."""
+    fields = {
+        "topic_id": "id-1",
+        "leader": 1,
+        "leader_epoch": 0,
+        "log_start": 0,
+        "stable_end": 100,
+        "high_watermark": 100,
+        "log_bytes": None,
+    } | changes
+    return PartitionState(topic, number, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,67 @@
+"""An engine that carries out tasks in this process: the code that Spark's executors run, over a fetcher in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.ports import Fetcher, Job, Lake
+from sluice.pipelines.vocabulary.kafka import FetchLimits
+from sluice.pipelines.vocabulary.plans import Task
+from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.lake import MemoryLake
+
+if TYPE_CHECKING:
+    from sluice.pipelines.records.format import Format
+
+TASK_BYTES = 512 << 20
+
+
+@dataclass
+class MemoryEngine:
+    """`ports.Engine` without Spark. `fetcher` makes the fetcher of a task.
+
+    `ran` are the jobs so far; `canceled` counts calls of `cancel`. An engine that only makes up outcomes replaces
+    `carry_out`.
+    """
+
+    lake: Lake = field(default_factory=MemoryLake)
+    fetcher: Callable[[], Fetcher] = lambda: MemoryFetcher({})
+    landing: LandingSettings = field(default_factory=LandingSettings)
+    ran: list[Job] = field(default_factory=list)
+    canceled: int = 0
+
+    def start(self) -> None: ...
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        self.ran.append(job)
+        return [outcome for index in tasks for outcome in self.carry_out(job, job.plan.tasks[index])]
+
+    def cancel(self) -> None:
+        self.canceled += 1
+
+    def carry_out(self, job: Job, task: Task) -> list[Outcome]:
+        """One outcome for each slice of the task."""
+        # Late: the compiled loops come with it, and engines of another kind need none.
+        from sluice.pipelines.landing.task import Assignment, Tools, run_task
+
+        plan = job.plan
+        work = Assignment(
+            plan.feed,
+            job.batch,
+            plan.hash,
+            plan.isolation,
+            job.attempt,
+            self.landing,
+            FetchLimits(),
+            TASK_BYTES,
+            job.shape.name,
+        )
+        return run_task(task, work, Tools(self.fetcher(), self.lake, self.format(job)))
+
+    def format(self, job: Job) -> Format:
+        """What makes rows of records."""
+        return job.shape.format()

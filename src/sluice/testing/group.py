@@ -1,0 +1,95 @@
+"""A consumer group in memory: its coordinator, and our place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Unknown, UnknownTopic
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+
+
+@dataclass
+class MemoryGroup:
+    """`ports.Group` in memory: one generation at a time, one transactional id, answers that can get lost."""
+
+    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
+    others: list[Member] = field(default_factory=list)
+    generation: int = 0
+    epoch: int = 0
+    joins: int = 0
+    lose: str | None = None
+    """`after`: the next commit takes effect and its answer is lost; `before`: it does not."""
+    on_commit: Callable[[], None] = lambda: None
+    topics: dict[str, int] = field(default_factory=dict)
+    """The topics that letters may go to, with how many partitions they have."""
+    letters: list[tuple[str, Letter]] = field(default_factory=list)
+    """What readers see in them."""
+    on_letter: Callable[[Letter], None] = lambda letter: None
+    on_end: Callable[[], None] = lambda: None
+    """Called when a transaction has taken effect, before its caller hears of it."""
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        return {tp: self.offsets.get(tp) for tp in partitions}
+
+    def members(self) -> tuple[Member, ...]:
+        return tuple(self.others)
+
+    @contextmanager
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[MemoryMembership]:
+        if self.others:
+            raise GroupHeld("held")
+        self.joins += 1
+        self.generation += 1
+        yield MemoryMembership(self, self.generation)
+
+    def intrude(self) -> None:
+        """Somebody else joins: our generation is over."""
+        self.generation += 1
+
+
+class MemoryMembership:
+    """`ports.Membership` of one join: fenced as soon as somebody else joins, or begins transactions."""
+
+    def __init__(self, group: MemoryGroup, generation: int) -> None:
+        self._group, self._generation, self._epoch = group, generation, -1
+
+    def init_transactions(self) -> None:
+        self._group.epoch += 1
+        self._epoch = self._group.epoch
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        return self._group.committed(partitions)
+
+    def partitions_of(self, topic: str) -> int:
+        if topic not in self._group.topics:
+            raise UnknownTopic(f"no topic {topic}", topic=topic)
+        return self._group.topics[topic]
+
+    def commit_transaction(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], topic: str = "", letters: Iterable[Letter] = ()
+    ) -> None:
+        self._group.on_commit()
+        if self._epoch != self._group.epoch:
+            raise CommitFenced("fenced by a newer producer")
+        pending = []
+        for letter in letters:
+            self._group.on_letter(letter)
+            pending.append((topic, letter))
+        self._commit(offsets, pending)
+
+    def commit_plain(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        self._commit(offsets, [])
+
+    def _commit(self, offsets: Mapping[TopicPartition, CommittedOffset], letters: list[tuple[str, Letter]]) -> None:
+        if self._generation != self._group.generation:
+            raise CommitFenced("illegal generation")
+        lose, self._group.lose = self._group.lose, None
+        if lose != "before":
+            self._group.offsets.update(offsets)
+            self._group.letters += letters
+            self._group.on_end()
+        if lose:
+            raise Unknown("no answer")

@@ -1,0 +1,265 @@
+"""Messages through a feed, without Kafka, Spark or Dagster: what a test of a feed, a contract or a report needs.
+
+    landed = land("feeds/orders.yaml", [Message(b'{"id": 1}'), Message(b"no json")])
+    landed.rows, landed.quarantined
+
+It is the real pipeline that runs, over ports in memory: the messages are laid out as Kafka stores them, then decoded,
+typed, held against the contract, written as Parquet, proven and published. Offsets are not committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+
+from sluice.pipelines.batch.land import land as land_batch
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.report import load_report
+from sluice.pipelines.feed.sections import LOCAL_KAFKA
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.planning.shapes import table_of
+from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.publishing.publish import abandon
+from sluice.pipelines.records import ready
+from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
+from sluice.pipelines.schema.recast import plain
+from sluice.pipelines.validation.drift import drift_of
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, PartKind, Receipt
+from sluice.pipelines.vocabulary.units import parse_instant, show_window
+from sluice.resources.lake_local import LocalLake
+from sluice.resources.liveness import new_owner
+from sluice.resources.reading import When, Windows, instant
+from sluice.testing.clock import MemoryClock
+from sluice.testing.cluster import MemoryCluster, partition
+from sluice.testing.engine import MemoryEngine
+from sluice.testing.fetcher import MemoryFetcher
+from sluice.testing.group import MemoryGroup
+from sluice.testing.lake import MemoryLake
+from sluice.testing.liveness import MemoryLiveness
+from sluice.testing.logs import Log, LogBatch, LogRecord, log
+
+BEGIN = parse_instant("2026-01-01T00:00:00Z")
+"""The time of messages without one, in a new lake."""
+_CLUSTER, _TOPIC_ID = "sluice-testing", "memory"
+_BATCH_RECORDS = 1000
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One record as a producer sends it; a value of None is a tombstone.
+
+    `time` is a datetime with a zone, or ms since the epoch. A message without one is sent when all before has landed:
+    2026-01-01T00:00Z in a new lake, else where the newest complete window ends. `topic` may be left out where the feed
+    reads one topic.
+    """
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    time: datetime | int | None = None
+    topic: str = ""
+    partition: int = 0
+
+
+@dataclass(frozen=True)
+class LandedMessages:
+    """What became of the messages of one call."""
+
+    feed: Feed = field(repr=False)
+    lake: Lake = field(repr=False)
+    result: Landed = field(repr=False)
+    """What a run tells: its batches with plan and receipts, and frontiers."""
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        """The rows that landed, by topic, partition and offset."""
+        return self._table(PartKind.LANDED)
+
+    @cached_property
+    def quarantined(self) -> pa.Table:
+        """The records that were refused, as they came, and why: `stage`, `reason`, `expectation`, `field`, `detail`."""
+        return self._table(PartKind.QUARANTINED)
+
+    @property
+    def counts(self) -> Counts:
+        """How many messages landed, were quarantined, were dropped, and so on."""
+        return sum((b.counts for b in self.result.batches), Counts())
+
+    @property
+    def expectations(self) -> list[ExpectationOutcome]:
+        """What came of each expectation of the feed's contract, in its order."""
+        if self.feed.contract is None:
+            return []
+        results = [r for b in self.result.batches for r in b.results]
+        return contract_results(self.feed.contract, self._receipts, results)
+
+    @property
+    def drift(self) -> list[Drift]:
+        """How the messages differ from the feed's schema, by kind and field."""
+        return list(drift_of(self._receipts))
+
+    @property
+    def windows(self) -> list[str]:
+        """The windows that are complete since this call, by their starts in UTC: `2026-01-01T00:00`."""
+        return [show_window(w) for w in self.result.windows]
+
+    def report(self, path: str | os.PathLike[str], window: When | None = None) -> pa.Table:
+        """The report's result over a complete window: by default the one that the messages landed in.
+
+        Spark runs it in this process, by the feed's `spark.conf`, over the files of a lake in a folder. Raises
+        FeedError for a file that is no report, WindowIncomplete, Failed with what Spark says of the SQL, and SetupError
+        without Spark.
+        """
+        from sluice.resources.spark.reports import ask  # late: landing does without Spark
+
+        report = load_report(Path(path))
+        if report.feed != self.feed.name:
+            raise UsageError(
+                f"{path} is a report on feed {report.feed}, and these messages landed in {self.feed.name}",
+                remedy=f"land messages in feed {report.feed}",
+            )
+        if not isinstance(self.lake, LocalLake):
+            raise UsageError(
+                "a report reads files, and this lake is in memory", remedy="land into a folder: land(…, lake=tmp_path)"
+            )
+        start = self._window() if window is None else instant(window)
+        here = self.feed.model_copy(update={"spark": self.feed.spark.model_copy(update={"master": "local[1]"})})
+        return ask(report, Windows.of(here, self._ledger, self.lake, (start,), PartKind.LANDED))
+
+    def _window(self) -> int:
+        found = {r.slice.window for r in self._receipts if r.counts.landed}
+        if len(found) == 1 and (start := found.pop()) is not None:
+            return start
+        raise UsageError(
+            f"the messages landed in {len(found)} windows, and a report is over one",
+            remedy=f"name it: report(…, window={self.windows[0]!r})" if self.windows else "land some messages first",
+        )
+
+    @property
+    def _ledger(self) -> Ledger:
+        return Ledger(self.lake, self.feed.name, lambda: 0)
+
+    @property
+    def _receipts(self) -> list[Receipt]:
+        found = (r for b in self.result.batches for r in b.receipts)
+        return sorted(found, key=lambda r: (r.slice.tp, r.slice.start))
+
+    def _table(self, kind: PartKind) -> pa.Table:
+        parts = (p.path for r in self._receipts for p in r.parts if p.kind is kind)
+        batches = [b for path in parts for b in parquet.batches(self.lake, path, _BATCH_ROWS)]
+        table = pa.Table.from_batches(batches) if batches else self._schema(kind).empty_table()
+        return table.cast(plain(table.schema)).replace_schema_metadata()
+
+    def _schema(self, kind: PartKind) -> pa.Schema:
+        return QUARANTINED if kind is PartKind.QUARANTINED else landed_schema(table_of(self.feed, self._ledger.read()))
+
+
+def land(
+    feed: str | os.PathLike[str] | Feed,
+    messages: Iterable[Message],
+    *,
+    lake: str | os.PathLike[str] | Lake | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LandedMessages:
+    """Land the messages by the feed (its file, or a feed that is loaded), in memory or in the folder `lake`.
+
+    Every message is landed, whatever the feed's `start` says. Landing in the same lake again (a folder, or `.lake` of
+    what landed before) goes on behind what is there. `environ` takes the place of the environment variables that a feed
+    file names.
+
+    Raises FeedError for a feed file or a contract that is wrong, and what a run would fail with: ContractBroken for a
+    batch that breaks its contract, QuarantineExceeded, SchemaDrifted, and so on, from
+    `sluice.pipelines.vocabulary.errors`.
+    """
+    if not isinstance(feed, Feed):
+        feed = load_feed(Path(feed), {LOCAL_KAFKA: "memory:9092", **(os.environ if environ is None else environ)})
+    place = _lake_at(lake)
+    if isinstance(place, LocalLake):
+        feed = feed.model_copy(update={"lake": str(place.root)})
+    unlimited = feed.limits.model_copy(update={"records": None, "bytes": None})
+    ready.ready()
+    clock = MemoryClock(BEGIN)
+    ledger = Ledger(place, feed.name, clock, "", _CLUSTER)
+    _give_up_refused(ledger)
+    state = ledger.read()
+    begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
+    logs, newest = _logs(feed, state, messages, begin)
+    clock.now = feed.window.start_of(newest) + feed.window.length + feed.window.settle
+    states = {tp: partition(*tp, topic_id=_TOPIC_ID) for tp in logs}
+    edges = Edges(
+        cluster=MemoryCluster(states, id=_CLUSTER, logs=logs),
+        group=MemoryGroup({tp: CommittedOffset(0) for tp in logs if tp not in state.current}),
+        lake=place,
+        engine=MemoryEngine(place, lambda: MemoryFetcher(logs), feed.landing),
+        liveness=MemoryLiveness(),
+        clock=clock,
+        wiring=None,
+        parallelism=1,
+    )
+    whole = feed.model_copy(update={"limits": unlimited})
+    result = land_batch(whole, edges, Request(RequestKind.CATCH_UP), new_owner("test"), lambda progress: None)
+    result.check()
+    return LandedMessages(feed, place, result)
+
+
+def _lake_at(lake: str | os.PathLike[str] | Lake | None) -> Lake:
+    if lake is None:
+        return MemoryLake()
+    if not isinstance(lake, str | os.PathLike):
+        return lake
+    if "://" in str(lake):
+        raise UsageError(f"{lake} is no folder", remedy="name a folder, or leave `lake` out to land in memory")
+    return LocalLake(Path(lake))
+
+
+def _give_up_refused(ledger: Ledger) -> None:
+    """Abandon what an earlier call was refused: its messages are gone."""
+    for batch in ledger.read().live():
+        abandon(ledger, batch.id, "its messages were those of a test")
+
+
+def _logs(feed: Feed, state: State, messages: Iterable[Message], begin: int) -> tuple[dict[TopicPartition, Log], int]:
+    """Each partition's log, which begins where the ledger's account of it ends, and the newest time in them."""
+    records: dict[TopicPartition, list[LogRecord]] = {tp: [] for tp in state.current}
+    records |= {tp: [] for topic in feed.topics.names if (tp := TopicPartition(topic, 0)) not in records}
+    times = [begin] if state.boundary_times else []
+    for m in messages:
+        time = begin if m.time is None else _ms(m.time)
+        times.append(time)
+        tp = TopicPartition(m.topic or _only_topic(feed), m.partition)
+        records.setdefault(tp, []).append(LogRecord(m.key, m.value, time, tuple(m.headers)))
+    starts = {tp: state.frontier(key) for tp, key in state.current.items()}
+    return {tp: log(*_batches(found), start=starts.get(tp, 0)) for tp, found in records.items()}, max(
+        times, default=begin
+    )
+
+
+def _batches(records: Sequence[LogRecord]) -> Iterable[LogBatch]:
+    return (LogBatch(tuple(records[at : at + _BATCH_RECORDS])) for at in range(0, len(records), _BATCH_RECORDS))
+
+
+def _only_topic(feed: Feed) -> str:
+    if len(feed.topics.names) == 1:
+        return feed.topics.names[0]
+    raise UsageError(f"feed {feed.name} reads several topics", remedy="say of each message which: Message(…, topic=…)")
+
+
+def _ms(time: datetime | int) -> int:
+    try:
+        return time if isinstance(time, int) else parse_instant(time)
+    except ValueError as error:
+        raise UsageError(f"a message's time {time!r} {error}", remedy="a datetime needs its zone") from None
