@@ -28,9 +28,14 @@ _REMEDIES = {
     "s3": 'see docs/feeds.md, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
-    "policies.on_recreated": "only refuse; the new topic is accepted by an operator's command, not by a feed",
-    "policies.on_truncated": "only refuse; the new log is accepted by an operator's command, not by a feed",
 }
+
+
+_NEVER_BY_ITSELF = {
+    "policies.on_recreated": "leave it out: a topic created again is refused until `sluice accept … recreated`",
+    "policies.on_truncated": "leave it out: a log that was cut is refused until `sluice accept … truncated`",
+}
+"""What a feed may not decide. 0.1.0 knew these keys, with `refuse` alone."""
 
 
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
@@ -64,6 +69,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> FileProblem:
 def _unknown_key(key: str, path: Sequence[str], model: type[BaseModel]) -> FileProblem:
     if path[0] == "kafka" and path[-1] in KAFKA_OWNED:
         return FileProblem(key, "is not for a feed to set", KAFKA_OWNED[path[-1]])
+    if key in _NEVER_BY_ITSELF:
+        return FileProblem(key, "is not for a feed to set", _NEVER_BY_ITSELF[key])
     known = [f.alias or n for n, f in _section(model, path[:-1]).model_fields.items() if not f.exclude]
     near = get_close_matches(path[-1].replace(".", "_"), known, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -210,8 +210,6 @@ class Policies(Settings):
     """What to do about each named event (DESIGN §8)."""
 
     on_loss: OnLoss = OnLoss.FAIL
-    on_recreated: Literal["refuse"] = "refuse"
-    on_truncated: Literal["refuse"] = "refuse"
     on_group_moved: OnGroupMoved = OnGroupMoved.REFUSE
     on_undecodable: OnUndecodable = OnUndecodable.QUARANTINE
     on_drift: OnDrift = OnDrift.EXTRA

@@ -119,7 +119,7 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
     landing: {{compression: gzip, compression_level: 9, row_group_rows: 1000, target_file_bytes: 64MiB}}
     limits: {{records: 10, bytes: 1 GiB, slice_bytes: 2MB,
              task_bytes: 4096, max_tasks: 3, task_memory: 300MiB}}
-    policies: {{on_loss: accept, on_recreated: refuse, on_truncated: refuse, on_group_moved: adopt,
+    policies: {{on_loss: accept, on_group_moved: adopt,
                on_undecodable: drop, quarantine_limit: {{share: 0, at_least: 1}}}}
     fetch: {{request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_slices: 2, rack: r1}}
     spark: {{master: "local[2,3]", conf: {{spark.ui.enabled: false, spark.x: 3}}}}
@@ -252,7 +252,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"limits": {"slice_bytes": -1}}, "limits.slice_bytes: "),
         ({"limits": {"records": True}}, "limits.records: is not a number"),
         ({"limits": {"records": 1.5}}, "limits.records: "),
-        ({"policies": {"on_recreated": "accept"}}, "accepted by an operator's command"),
+        ({"policies": {"on_recreated": "refuse"}}, "is not for a feed to set"),
         ({"policies": {"quarantine_limit": {"share": 1.5}}}, "policies.quarantine_limit.share: "),
         ({"policies": {"quarantine_limit": {"sher": 1}}}, "policies.quarantine_limit.sher: is unknown"),
         ({"fetch": {"active_slices": 0}}, "fetch.active_slices: "),
@@ -394,7 +394,7 @@ FULL: dict[str, Any] = {
     "schema": {"a": None, "b": {"c": None}},
     "landing": dict.fromkeys(["compression", "compression_level", "row_group_rows", "target_file_bytes"]),
     "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
-    "policies": {"on_loss": None, "on_recreated": None, "quarantine_limit": {"share": None}},
+    "policies": {"on_loss": None, "on_drift": None, "quarantine_limit": {"share": None}},
     "fetch": dict.fromkeys(["request_bytes", "rack"]),
     "s3": dict.fromkeys(["endpoint", "region", "profile", "access_key_id", "secret_access_key", "tags", "part_bytes"]),
     "spark": {"master": None, "conf": {"a": None}},
