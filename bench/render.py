@@ -16,7 +16,8 @@ from sluice.bench.peers import SPARK
 from sluice.bench.plot import plot
 from sluice.bench.results import PeerResult, Provenance, RaceResult, Report
 from sluice.bench.suite import FLAT, SUITE
-from sluice.cli.terminal import facts, heading, size, table
+from sluice.cli.numbers import size
+from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.vocabulary.errors import UsageError
 
 PAGE, DATA, PLOT = "performance.md", "performance.json", "images/performance.svg"

@@ -9,8 +9,9 @@ from rich.console import RenderableType
 
 from sluice.cli import parse
 from sluice.cli.asking import Only
+from sluice.cli.numbers import count
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, facts, good, heading, warn
+from sluice.cli.terminal import facts, good, heading, warn
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.units import many
 

@@ -11,9 +11,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.plan import lives, ranges, shortened
+from sluice.cli.numbers import count
+from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, table, warn
+from sluice.cli.terminal import bad, good, heading, shortened, table, warn
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many
 
@@ -120,7 +121,7 @@ def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) ->
     kept = [[r[names.index(n)] for n in held] for r in rows]
     out: list[RenderableType] = [
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
-        table(held, shortened(kept, len(held)), right=" ".join(held[1:])),
+        table(held, shortened(kept), right=" ".join(held[1:])),
     ]
     out += [line for p in report.problems for line in _problem(p)]
     if again := sum(a.relanded for a in report.accounts):

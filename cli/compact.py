@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, windows
-from sluice.cli.plan import shortened
+from sluice.cli.numbers import count, rate, seconds, size
 from sluice.cli.rewritten import Tally, by_window, name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, good, heading, rate, seconds, size, table, warn
+from sluice.cli.terminal import good, heading, shortened, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -92,7 +92,7 @@ def view(ran: Ran) -> list[RenderableType]:
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
         rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
-        out.append(table(names, shortened(rows, len(names)), right="files after bytes"))
+        out.append(table(names, shortened(rows), right="files after bytes"))
     return [*out, *_verdict(ran), *met.view(ran.given_up), *_left_out(done)]
 
 

@@ -21,8 +21,9 @@ from rich.console import RenderableType
 
 from sluice.cli import parse, windows
 from sluice.cli.asking import Offsets
+from sluice.cli.numbers import count, percent
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, copyable, count, good, heading, percent, safe, table, warn
+from sluice.cli.terminal import bad, copyable, good, heading, safe, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary import scratch
 from sluice.pipelines.vocabulary.errors import Failed, FeedError, QuarantineExceeded, SchemaDrifted, UsageError

@@ -25,8 +25,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import audit, plan, produce, run, windows
+from sluice.cli.numbers import count, seconds
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, facts, good, seconds, table
+from sluice.cli.terminal import facts, good, table
 from sluice.pipelines.contract.suite import CONTRACT
 from sluice.pipelines.vocabulary.errors import ProofFailed, UsageError
 from sluice.pipelines.vocabulary.plans import Request, RequestKind

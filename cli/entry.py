@@ -1,111 +1,37 @@
-"""Where the `sluice` command begins and ends: signals, and output that nobody reads.
+"""The installed `sluice` script.
 
-Promises: from its first line on an interrupt ends the command with 130, one line and no traceback, wherever it finds
-the command: at its imports, in what makes an error of it, in a callback that swallows it, or at exit. Who closes our
-output ends it quietly, at exit too. Imports nothing that takes time, so that this holds early.
+Promises: from the first line on, an interrupt ends the command with 130 (see `signals`), also during its imports and
+at exit. Imports nothing that takes time, so that this holds early.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
-
-INTERRUPTED = 130
-_UNHEARD = 1
-_AGAIN = 0.05  # seconds until an interrupt that a callback swallowed is raised again
-
-
-class Interrupts:
-    """What came of signals in this process."""
-
-    seen = False
+from sluice.cli import signals
 
 
 def main() -> int:
     """The command, as the installed script calls it: its exit code."""
     _open_what_is_closed()
     try:
-        heed()
+        signals.heed()
         from sluice.cli.main import main as command
 
         code = command()
     except KeyboardInterrupt:  # before the command could make an exit code of it
-        code = interrupted()
+        code = signals.interrupted()
     signal.signal(signal.SIGINT, _gone)
     return code
 
 
-def heed() -> None:
-    """From now on SIGINT raises KeyboardInterrupt, also where a callback swallowed it, and SIGTERM SystemExit.
-
-    An ignored SIGINT stays so: a shell asks for that of what it runs in the background.
-    """
-    signal.signal(signal.SIGTERM, _raised)
-    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
-        signal.signal(signal.SIGINT, _raised)
-        sys.unraisablehook = _not_lost(sys.unraisablehook)
-
-
-def interrupted() -> int:
-    """Say so, in one line."""
-    print("interrupted", file=sys.stderr, flush=True)
-    return INTERRUPTED
-
-
-def _raised(signum: int, frame: FrameType | None) -> NoReturn:
-    """Leave through every `finally`, so that what we started is ended."""
-    if signum != signal.SIGINT:
-        sys.exit(128 + signum)
-    Interrupts.seen = True
-    raise KeyboardInterrupt
-
-
 def _gone(signum: int, frame: FrameType | None) -> NoReturn:
     """The command has said all; only the interpreter's own end is left."""
-    os._exit(INTERRUPTED)
-
-
-def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[UnraisableHookArgs], None]:
-    """Python drops what is raised in callbacks and destructors: an interrupt comes again, all else goes to `hook`."""
-
-    def told(given: UnraisableHookArgs) -> None:
-        if not issubclass(given.exc_type, KeyboardInterrupt):
-            hook(given)
-            return
-        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
-        again.daemon = True
-        again.start()
-
-    return told
-
-
-# -- output that nobody reads
-
-
-def unheard(*descriptors: int) -> bool:
-    """Whether whoever reads one of them has gone."""
-    ends = select.poll()
-    for each in descriptors:
-        ends.register(each, 0)
-    return any(told & (select.POLLERR | select.POLLHUP) for _, told in ends.poll(0))
-
-
-def hush() -> int:
-    """Nothing more is said, at exit neither: what is buffered goes nowhere. Returns the exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for each in (1, 2):
-        os.dup2(nowhere, each)
-    os.close(nowhere)
-    return _UNHEARD
+    os._exit(signals.INTERRUPTED)
 
 
 def _open_what_is_closed() -> None:

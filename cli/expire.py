@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, parse
-from sluice.cli.plan import shortened
+from sluice.cli.numbers import count, size
 from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, good, heading, size, table, warn
+from sluice.cli.terminal import good, heading, shortened, table, warn
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -112,7 +112,7 @@ def view(feed: Feed, found: Retirement) -> Iterator[RenderableType]:
     else:
         rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, found)]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*shortened(rows, len(names)), ["in all", *_row(found.receipts)]], right="files rows bytes")
+        yield table(names, [*shortened(rows), ["in all", *_row(found.receipts)]], right="files rows bytes")
     if found.across:
         yield warn(f"{many(len(found.across), 'slice')} outside windows lies across that time, and stays")
 

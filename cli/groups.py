@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
+from sluice.cli.numbers import count
+from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, facts, heading, safe, table, warn
+from sluice.cli.terminal import SHOWN_ROWS, facts, heading, indented, shortened, table, warn
 from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.groups import (
     KINDS,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 group = typer.Typer(help="The consumer groups of a feed's Kafka, whoever they belong to.", no_args_is_help=True)
 
 OfFeed = Annotated[str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)]
-SHOWN = 40
-"""Rows of a table for people; `--json` has all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +59,7 @@ def list_(session: Session, feed: OfFeed = None) -> None:
     """
     found = session.feed(feed) if feed else _any(session)
     with session.terminal.working("asking Kafka"), session.open_groups(found) as groups:
-        listed, owners = groups.listed(), owning(session, found)
+        listed, owners = groups.listed(), group_owners(session, found)
         hidden = _hidden(groups, _missing(listed, owners))
     session.terminal.show(*_list_view(listed, owners, found, hidden))
     session.terminal.document(
@@ -71,11 +70,6 @@ def list_(session: Session, feed: OfFeed = None) -> None:
             "hidden": [{"group": g, "feed": owners[g], "remedy": e.remedy} for g, e in hidden.items()],
         }
     )
-
-
-def owning(session: Session, feed: Feed) -> dict[str, str]:
-    """The group of each feed that reads the same Kafka, with the feed's name."""
-    return {f.group: f.name for f in session.files.feeds.values() if f.kafka.bootstrap == feed.kafka.bootstrap}
 
 
 def _any(session: Session) -> Feed:
@@ -219,7 +213,7 @@ def _asked(session: Session, name: str | None, feed: str | None) -> tuple[Feed, 
 
 def look(session: Session, feed: Feed, name: str) -> Described:
     """The group as its coordinator and its feed's ledger tell of it. Raises UsageError when there is none."""
-    owners = owning(session, feed)
+    owners = group_owners(session, feed)
     with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
@@ -236,14 +230,6 @@ def look(session: Session, feed: Feed, name: str) -> Described:
     )
     lasts, others = expiry(view, retention, books.left), strangers(feed, view)
     return Described(view, owners.get(name), tuple(rows), lasts, others)
-
-
-def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
-    """Members that are no run of the feed's: those a commit waits for, others it refuses to meet."""
-    from sluice.resources.kafka.settings import CLIENT_ID
-
-    ours = feed.kafka.client_id or CLIENT_ID
-    return tuple(m for m in view.members or () if m.client_id != ours)
 
 
 def _unknown(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
@@ -367,7 +353,7 @@ def kept(found: OffsetExpiry) -> str:
 
 
 def _members(members: Sequence[GroupMember]) -> RenderableType:
-    rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN]]
+    rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
     return table(("client", "host", "static id", "holds"), shortened(rows, len(members)))
 
 
@@ -390,7 +376,7 @@ def _runs(numbers: Sequence[int]) -> str:
 def _offsets(rows: Sequence[Row]) -> RenderableType:
     held, beside = any(r.holder for r in rows), any(r.beside for r in rows)
     shown = []
-    for r in rows[:SHOWN]:
+    for r in rows[:SHOWN_ROWS]:
         at = (None, None) if r.committed is None else (r.committed.offset, r.committed.leader_epoch)
         epoch = "–" if at[1] in (None, -1) else str(at[1])
         cells = [str(r.tp), count(at[0]), count(r.end), count(r.lag), epoch]
@@ -399,12 +385,6 @@ def _offsets(rows: Sequence[Row]) -> RenderableType:
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if held else []))
     names += ("put there by",) if beside else ()
     return table(names, shortened(shown, len(rows)), right="committed log lag epoch")
-
-
-def shortened(rows: Sequence[Sequence[str | Text]], number: int) -> list[Sequence[str | Text]]:
-    """The rows, and one that says how many of `number` are not among them."""
-    more = number - len(rows)
-    return [*rows, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else [*rows]
 
 
 def _total(rows: Iterable[Row]) -> str:
@@ -417,7 +397,7 @@ def _taken(found: Described) -> list[RenderableType]:
         return []
     if found.view.members and not found.strangers:
         return [Text(), warn(f"a run of {found.feed} is committing, or died less than a session ago")]
-    held = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in found.strangers[:SHOWN])
+    held = "; ".join(f"{m.client_id} at {m.host} holds {holds(m)}" for m in found.strangers[:SHOWN_ROWS])
     return [
         Text(),
         warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
@@ -426,11 +406,6 @@ def _taken(found: Described) -> list[RenderableType]:
             f"another group: `group:` in feeds/{found.feed}.yaml.",
         ),
     ]
-
-
-def indented(*lines: str) -> RenderableType:
-    """An aside, its lines folded as one block."""
-    return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
 # -- describe, for programs

@@ -19,7 +19,6 @@ from sluice.cli import (
     compact,
     contract,
     demo,
-    entry,
     expire,
     explain,
     feeds,
@@ -34,6 +33,7 @@ from sluice.cli import (
     repair,
     report,
     run,
+    signals,
     status,
     ui,
     unstick,
@@ -61,13 +61,13 @@ for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, ui,
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    entry.heed()
+    signals.heed()
     try:
         with claimed_stdout() if "--json" in given else nullcontext() as documents:
             code = _run(given, Terminal(documents))
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read our output has enough
-        return entry.hush()
+        return signals.hush()
     return code
 
 
@@ -80,9 +80,9 @@ def _run(given: list[str], terminal: Terminal) -> int:
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
         code = _failed(error, given, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
-        code = entry.INTERRUPTED
-    if code == entry.INTERRUPTED or (code and entry.Interrupts.seen):
-        return entry.interrupted()
+        code = signals.INTERRUPTED
+    if code == signals.INTERRUPTED or (code and signals.Interrupts.seen):
+        return signals.interrupted()
     return code
 
 
@@ -90,8 +90,8 @@ def _failed(error: Exception, given: list[str], terminal: Terminal) -> int:
     """Tell the error. Of one that an interrupt caused, and of one that nobody would read, nothing is told."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
-    if entry.Interrupts.seen:
-        return entry.INTERRUPTED
+    if signals.Interrupts.seen:
+        return signals.INTERRUPTED
     named = _named(error)
     if named.message.startswith("Usage:"):  # a group without a command: its help
         print(named.message)

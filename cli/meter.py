@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from sluice.cli.terminal import count
+from sluice.cli.numbers import count
 
 if TYPE_CHECKING:
     from sluice.pipelines.vocabulary.progress import Progress

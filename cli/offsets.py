@@ -13,9 +13,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import parse
-from sluice.cli.groups import SHOWN, indented, owning, shortened, strangers
+from sluice.cli.numbers import count
+from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, facts, good, heading, table, warn
+from sluice.cli.terminal import SHOWN_ROWS, facts, good, heading, indented, shortened, table, warn
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
@@ -283,7 +284,7 @@ def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
     from sluice.pipelines.ledger import State
 
     name = other or feed.group
-    if name != feed.group and (owner := owning(session, feed).get(name)):
+    if name != feed.group and (owner := group_owners(session, feed).get(name)):
         raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
     with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, edges) if name == feed.group else None
@@ -344,7 +345,7 @@ def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
 def _show_view(desk: _Desk, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
-    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _told(desk, s)) for s in stands[:SHOWN]]
+    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _told(desk, s)) for s in stands[:SHOWN_ROWS]]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
     moved = [s for s in _refused(desk, stands) if s.stands is Stands.MOVED]
     return [
@@ -448,7 +449,7 @@ def _moves(desk: _Desk, target: OffsetTarget, only: Sequence[TopicPartition]) ->
 def _reset_view(desk: _Desk, target: OffsetTarget, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _noted(desk, m))
-        for m in moves[:SHOWN]
+        for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from sluice.cli.terminal import bad, count, safe, warn
+from sluice.cli.numbers import count
+from sluice.cli.terminal import bad, safe, warn
 from sluice.pipelines.vocabulary.units import DAY, many, show_about, show_instant
 
 if TYPE_CHECKING:

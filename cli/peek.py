@@ -11,11 +11,12 @@ import typer
 from rich.console import RenderableType
 
 from sluice.cli import parse
+from sluice.cli.numbers import count
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows
 from sluice.cli.records import view as record_view
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import count, heading
+from sluice.cli.terminal import heading
 from sluice.pipelines.vocabulary.errors import UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import Isolation, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice

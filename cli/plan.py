@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,8 +12,10 @@ from rich.text import Text
 from sluice.cli import met
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
+from sluice.cli.numbers import count, size
+from sluice.cli.partitions import ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, safe, size, table, warn
+from sluice.cli.terminal import bad, good, heading, safe, shortened, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview
     from sluice.pipelines.ledger.entries import OriginItem
     from sluice.pipelines.planning.plan import Owed
-
-SHOWN = 40
-"""Rows of a table for people; `--json` has all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +94,7 @@ def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list
         rows.append((show_window(request.window or 0) + until, *amount, told))
     names = ("window", "owed", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
-    out.append(table(names, shortened(rows, len(names)), right="owed about tasks"))
+    out.append(table(names, shortened(rows), right="owed about tasks"))
     return [*out, *met.view(_of_all(seen), dry_run=True)]
 
 
@@ -119,20 +117,7 @@ def _partitions(seen: Preview) -> RenderableType:
         for key, p in sorted(seen.survey.partitions.items())
     ]
     names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
-    return table(names, shortened(rows, len(names)), right="leader log position stable owed", least="leader log")
-
-
-def lives(keys: Iterable[Key]) -> dict[Key, str]:
-    """The partitions' names in a table; where two lives of one are listed, each says which it is."""
-    listed = list(keys)
-    several = Counter(k.tp for k in dict.fromkeys(listed))
-    return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
-
-
-def shortened(rows: Sequence[Sequence[str]], width: int) -> list[Sequence[str]]:
-    if len(rows) <= SHOWN:
-        return list(rows)
-    return [*rows[:SHOWN], (f"… {len(rows) - SHOWN} more", *[""] * (width - 1))]
+    return table(names, shortened(rows), right="leader log position stable owed", least="leader log")
 
 
 def _position(seen: Preview, key: Key) -> int | None:
@@ -175,7 +160,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
-        table(names, shortened(rows, len(names)), right="task leader slices offsets about"),
+        table(names, shortened(rows), right="task leader slices offsets about"),
     ]
 
 
@@ -237,10 +222,6 @@ def _partition(seen: Preview, key: Key, p: PartitionState, owed: Owed | None) ->
         "lost": ranges(owed.lost if owed else ()),
         "estimated_bytes": owed.estimated_bytes if owed else 0,
     }
-
-
-def ranges(given: Iterable[tuple[int, int]]) -> list[list[int]]:
-    return [[start, end] for start, end in given]
 
 
 def _task(task: Task) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from sluice.cli.numbers import count, rate, seconds, size
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import count, facts, good, rate, seconds, size
+from sluice.cli.terminal import facts, good
 from sluice.pipelines.vocabulary.errors import NotLocal, UsageError
 from sluice.pipelines.vocabulary.units import many, parse_duration
 

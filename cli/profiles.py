@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.terminal import count, heading, seconds, table
+from sluice.cli.numbers import count, seconds
+from sluice.cli.terminal import heading, table
 from sluice.pipelines.vocabulary.plans import Task
 from sluice.pipelines.vocabulary.units import many
 from sluice.pipelines.watching.timings import Spent, by_task, spent

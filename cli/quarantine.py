@@ -12,13 +12,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import met, parse, windows
-from sluice.cli.plan import shortened
+from sluice.cli.numbers import count, seconds
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows as record_rows
 from sluice.cli.records import view as record_view
 from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, good, heading, safe, seconds, table, warn
+from sluice.cli.terminal import bad, good, heading, safe, shortened, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -118,7 +118,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
         yield table(
             names,
-            shortened(list(_reasons(listed)), len(names)),
+            shortened(list(_reasons(listed))),
             right="records share windows",
             least="windows share stage",
         )
@@ -126,7 +126,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
     yield table(
         names,
-        shortened(_windows(listed), len(names)),
+        shortened(_windows(listed)),
         right="landed quarantined share re-landed mended",
         least="mended re-landed share",
     )
@@ -376,7 +376,7 @@ def replay_view(ran: Ran) -> Iterator[RenderableType]:
         [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
         for k, n in trial.tried.most_common()
     ]
-    yield table(names, shortened(kinds, len(names)), right="tried would landed stay")
+    yield table(names, shortened(kinds), right="tried would landed stay")
     yield from _stays(trial)
     yield from _verdict(ran)
 
@@ -386,7 +386,7 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         yield heading("What does not fit today")
         ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
-        yield table(("stage", "why", "what", "records", "first"), shortened(kinds, 5), right="records")
+        yield table(("stage", "why", "what", "records", "first"), shortened(kinds), right="records")
     if trial.botched:
         yield heading("What the mending function did not do")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])

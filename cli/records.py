@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli.terminal import count, facts, safe, table
+from sluice.cli.numbers import count
+from sluice.cli.terminal import facts, safe, table
 from sluice.pipelines.vocabulary.units import show_instant
 
 if TYPE_CHECKING:

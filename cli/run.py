@@ -15,9 +15,10 @@ from rich.text import Text
 from sluice.cli import met, profiles, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
-from sluice.cli.plan import lives, shortened
+from sluice.cli.numbers import count, percent, rate, seconds, size
+from sluice.cli.partitions import lives
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, percent, rate, safe, seconds, size, table, warn
+from sluice.cli.terminal import bad, facts, good, heading, safe, shortened, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
@@ -368,7 +369,7 @@ def batch_view(batch: BatchResult) -> RenderableType:
     }
     if not batch.counts.quarantined:
         del columns["quarantined"]
-    rows = shortened(list(zip(*columns.values(), strict=True)), len(columns))
+    rows = shortened(list(zip(*columns.values(), strict=True)))
     return table(list(columns), rows, right="landed invisible quarantined files size")
 
 

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from sluice.cli import met, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli.plan import lives, ranges, shortened
+from sluice.cli.numbers import count
+from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, count, facts, good, heading, safe, table, warn
+from sluice.cli.terminal import bad, facts, good, heading, safe, shortened, table, warn
 from sluice.pipelines.vocabulary.errors import (
     BatchRefused,
     ContractBroken,
@@ -354,7 +355,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     for batch, why in status.refused.items():
         out += [*_refusal(status.feed, batch, why), Text()]
     out += [
-        table(names, shortened(rows, len(names)), right="origin frontier committed stable lag behind", least="origin"),
+        table(names, shortened(rows), right="origin frontier committed stable lag behind", least="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),

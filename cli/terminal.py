@@ -12,12 +12,13 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from sluice.cli import entry
+from sluice.cli import signals
 from sluice.cli.flow import Facts, Flowing, Table, Whole, wrapped
 from sluice.pipelines.vocabulary.errors import Refused, SluiceError
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 WIDE = 160
 """Columns where stdout is no terminal: tables in a pipe are not cut to the width of a screen that is not there."""
+
+SHOWN_ROWS = 40
+"""Rows of a table for people; `--json` has all."""
+
+_C = TypeVar("_C", bound="str | Text")
 
 
 class Terminal:
@@ -47,7 +53,7 @@ class Terminal:
     @property
     def unheard(self) -> bool:
         """Whether whoever reads what we say has gone."""
-        return entry.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
+        return signals.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
 
     def show(self, *what: RenderableType) -> None:
         """For people, to stdout."""
@@ -164,9 +170,21 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: s
     return Table(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
 
 
+def shortened(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
+    """The first rows of a table, and a line that says how many of `total` are left out (without it: of `rows`)."""
+    shown: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
+    more = (len(rows) if total is None else total) - len(shown)
+    return [*shown, (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more else shown
+
+
 def facts(*pairs: tuple[str, str | Text]) -> Facts:
     """Names and values, one a line."""
     return Facts([(safe(name), _cell(value)) for name, value in pairs])
+
+
+def indented(*lines: str) -> RenderableType:
+    """An aside, its lines folded as one block."""
+    return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
 def _shown(given: RenderableType) -> RenderableType:
@@ -198,39 +216,3 @@ def warn(text: str) -> Text:
 def work(text: str) -> Text:
     """What is at work: neither done nor failed."""
     return Text.assemble(("▶ ", "bold cyan"), safe(text))
-
-
-def count(n: int | None) -> str:
-    return "–" if n is None else f"{n:,}"
-
-
-def size(n: float) -> str:
-    """Bytes, to three digits: `1.23 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < _NEXT_UNIT:
-            return f"{n:.3g} {unit}" if unit != "B" else f"{n:.0f} B"
-        n /= 1000
-    return f"{n:,.3g} TB"
-
-
-_NEXT_UNIT = 999.5
-"""From here on three digits do not do."""
-
-
-def percent(share: float) -> str:
-    """A share of a whole, to two digits or more: `0.012 %`, `3.4 %`, `100 %`."""
-    value = 100 * share
-    if 0 < value < _SMALLEST:
-        return f"under {_SMALLEST} %"
-    return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
-
-
-_SMALLEST = 0.001
-
-
-def seconds(s: float) -> str:
-    return f"{s:.1f} s" if s < 120 else f"{int(s // 60)} min {int(s % 60)} s"
-
-
-def rate(n: float, s: float, unit: str = "records") -> str:
-    return f"{n / s:,.0f} {unit}/s" if s > 0 else "–"

@@ -13,7 +13,8 @@ import typer
 from rich.text import Text
 
 from sluice.cli import parse
-from sluice.cli.terminal import bad, count, good, warn, work
+from sluice.cli.numbers import count
+from sluice.cli.terminal import bad, good, warn, work
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.units import DAY, HOUR, many, show_duration, show_window
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding

@@ -66,11 +66,11 @@ def test_so_does_one_while_dagster_and_spark_start(
 
 SWALLOWED = """
 import signal, threading, weakref
-from sluice.cli import entry
+from sluice.cli import signals
 
 class Thing: pass
 
-entry.heed()
+signals.heed()
 thing = Thing()
 watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
 try:
@@ -126,7 +126,7 @@ def test_an_interrupt_at_exit_says_nothing() -> None:
 
 
 def test_what_runs_in_the_background_ignores_interrupts_as_its_shell_asks() -> None:
-    script = "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli import entry; entry.heed(); "
+    script = "import signal; signal.signal(2, signal.SIG_IGN); from sluice.cli import signals; signals.heed(); "
     assert run(script + "signal.raise_signal(2); print('goes on')").stdout == "goes on\n"
 
 

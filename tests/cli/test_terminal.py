@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.cli.numbers import percent, size
 from sluice.cli.session import Harmless
-from sluice.cli.terminal import Terminal, facts, percent, safe, size, table
+from sluice.cli.terminal import Terminal, facts, safe, table
 from sluice.pipelines.vocabulary.errors import Refused, UsageError
 
 

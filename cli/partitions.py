@@ -1,0 +1,19 @@
+"""Partitions as tables and documents name them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from sluice.pipelines.vocabulary.kafka import Key
+
+
+def lives(keys: Iterable[Key]) -> dict[Key, str]:
+    """The partitions' names in a table; where two lives of one are listed, each says which it is."""
+    listed = list(keys)
+    several = Counter(k.tp for k in dict.fromkeys(listed))
+    return {k: f"{k} (topic id {k.life})" if several[k.tp] > 1 else str(k) for k in listed}
+
+
+def ranges(given: Iterable[tuple[int, int]]) -> list[list[int]]:
+    return [[start, end] for start, end in given]
