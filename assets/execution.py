@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
-from dagster._core.errors import DagsterExecutionInterruptedError
 
 from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.feeds import topics_of
@@ -163,7 +162,7 @@ def _interrupted(result: dg.ExecuteInProcessResult) -> bool:
     """Whether Dagster was interrupted between the steps' bodies, which it tells by events alone."""
     data = (e.event_specific_data for e in result.all_events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
-    return any(DagsterExecutionInterruptedError.__name__ in _names(e) for e in errors)
+    return any(dg.DagsterExecutionInterruptedError.__name__ in _names(e) for e in errors)
 
 
 def _names(error: Any) -> Iterator[str]:

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from pydantic import Field
 
-from sluice.assets import contracts, metadata, steps
+from sluice.assets import contracts, internals, metadata, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
@@ -146,9 +145,7 @@ def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: Session) -
         description=f"Land a window of {feed.name}, then commit the offsets up to the frontier.",
         tags={FEED_TAG: feed.name},
     )
-    # Resolved among the feed's own assets: among all of a project's, each job costs as much as there are assets.
-    own = {"session": dg.ResourceDefinition.hardcoded_resource(session)}
-    return job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, own)
+    return internals.resolve_among(job, assets, {"session": dg.ResourceDefinition.hardcoded_resource(session)})
 
 
 def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:

@@ -10,26 +10,17 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import dagster as dg
-from dagster._core.execution.compute_logs import redirect_to_file
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-from dagster._core.storage.local_compute_log_manager import (
-    IO_TYPE_EXTENSION,
-    LocalComputeLogManager,
-)
-from dagster._serdes import ConfigurableClassData
-from dagster._utils import ensure_file, touch_file
 
 from sluice.assets.internals import shows_nothing, workspace
+from sluice.assets.quiet_logs import quiet_ref
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.liveness import Informed
@@ -82,10 +73,7 @@ def check_home(project: Project, arguments: Sequence[str]) -> None:
 @contextmanager
 def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
     """The project's instance, for runs in this process: their output goes to the run's log and not to our terminal."""
-    ref = InstanceRef.from_dir(str(prepare_home(project)))
-    if ref.compute_logs_data.class_name == LocalComputeLogManager.__name__:
-        quiet = ConfigurableClassData(__name__, QuietLogs.__name__, ref.compute_logs_data.config_yaml)
-        ref = ref._replace(compute_logs_data=quiet)
+    ref = quiet_ref(prepare_home(project))
     with dg.DagsterInstance.from_ref(ref) as instance:
         yield instance
 
@@ -96,27 +84,6 @@ def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
         known = instance.event_log_storage.get_concurrency_keys()
         for pool in sorted(set(pools) - known):
             instance.event_log_storage.initialize_concurrency_limit_to_default(pool)
-
-
-class QuietLogs(LocalComputeLogManager):
-    """Dagster's local logs of stdout and stderr, without repeating every line on the terminal."""
-
-    @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> QuietLogs:
-        """Dagster's own makes its own class."""
-        return cls(inst_data=inst_data, **config_value)
-
-    @contextmanager
-    def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        out, err = (
-            self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[kind])
-            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
-        )
-        ensure_file(out)
-        ensure_file(err)
-        with redirect_to_file(sys.stdout, out), redirect_to_file(sys.stderr, err):
-            yield CapturedLogContext(log_key)
-        touch_file(str(self.get_captured_local_path(log_key, "complete")))
 
 
 # -- whether a run's process lives

@@ -1,7 +1,7 @@
-"""What Dagster has no public door for: where a run belongs, what it executes, and what it planned and left untold.
+"""What Dagster has no public way for: where a run belongs, what it executes, what it planned and did not do.
 
-Nothing else of ours leans on these. Dagster's version is pinned, and the tests ask the instance, and GraphQL as the UI
-does, whether it still holds.
+No other module of ours uses Dagster's internals, except `quiet_logs`; a test holds that. Dagster's version is pinned,
+and tests ask the instance, and GraphQL as the UI does, whether all of this still holds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
-from dagster._core.events import DagsterEvent
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
     AssetCheckExecutionRecordStatus,
 )
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.runs import SqliteRunStorage
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.record import replace
 
@@ -35,6 +35,12 @@ LOCATION, MODULE = "sluice", "sluice.assets.definitions"
 
 TEMPORARY = ".tmp_dagster_home_"
 """How the home is called that Dagster's commands make, and remove, where DAGSTER_HOME is not set."""
+
+ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+"""The statuses in which a run stays."""
+
+PARTITION_TAG = "dagster/partition"
+"""The tag that names a run's partition."""
 
 _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
 
@@ -86,6 +92,27 @@ def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
 
 
+def resolve_among(
+    job: dg.UnresolvedAssetJobDefinition,
+    assets: Sequence[dg.AssetsDefinition],
+    resources: Mapping[str, dg.ResourceDefinition],
+) -> dg.JobDefinition:
+    """The job, resolved among these assets alone, run in one process with these resources.
+
+    Resolved among all of a project's assets, each job would cost as much as there are assets.
+    """
+    resolved: dg.JobDefinition = job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, resources)
+    return resolved
+
+
+# -- where runs are kept
+
+
+def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
+    """Whether the instance keeps its runs in a file of this machine."""
+    return isinstance(instance.run_storage, SqliteRunStorage)
+
+
 # -- what was planned
 
 
@@ -127,7 +154,7 @@ def unevaluated(
 def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:
     """Store an evaluation as that run's, which was to make it: one of no run can be stored but once."""
     made = instance.get_run_by_id(run)
-    event = DagsterEvent(
+    event = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.ASSET_CHECK_EVALUATION.value,
         job_name=made.job_name if made else "",
         message=f"The check {evaluation.check_name} was evaluated after the run had ended, by the ledger.",
@@ -187,6 +214,5 @@ def _targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collect
 
 def _ended(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """Those of the runs that have ended."""
-    statuses = [*FINISHED_STATUSES]
-    found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=statuses)) if runs else ()
+    found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=[*ENDED])) if runs else ()
     return {r.run_id for r in found}

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import dagster as dg
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
+from sluice.assets.internals import ENDED, PARTITION_TAG
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
 from sluice.assets.settling import settle
 from sluice.assets.windows import closing_cron
@@ -30,9 +30,8 @@ AT_ONCE = 6
 ATTEMPTS = 3
 """Runs of one window that the schedule asks for at most."""
 
-_PARTITION = "dagster/partition"
 _CHUNK = 100  # windows whose runs are looked up at once
-_UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in FINISHED_STATUSES]
+_UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in ENDED]
 
 
 def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition) -> dg.ScheduleDefinition:
@@ -77,8 +76,8 @@ def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]
 
 def _busy(instance: dg.DagsterInstance, feed: str, keys: Sequence[str]) -> set[str]:
     """Windows with a run under way or queued, by whatever job or backfill."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={_PARTITION: keys}))
-    return {r.tags[_PARTITION] for r in runs if is_of(r, feed)}
+    runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={PARTITION_TAG: keys}))
+    return {r.tags[PARTITION_TAG] for r in runs if is_of(r, feed)}
 
 
 def is_of(run: dg.DagsterRun, feed: str) -> bool:
@@ -90,8 +89,8 @@ def _failed(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Coun
     """How often each window failed since it last succeeded; what trying again may mend does not count."""
     failed: Counter[str] = Counter()
     succeeded: set[str] = set()
-    for run in instance.get_runs(dg.RunsFilter(job_name=job, tags={_PARTITION: keys})):  # newest first
-        key = run.tags[_PARTITION]
+    for run in instance.get_runs(dg.RunsFilter(job_name=job, tags={PARTITION_TAG: keys})):  # newest first
+        key = run.tags[PARTITION_TAG]
         if run.status is dg.DagsterRunStatus.SUCCESS:
             succeeded.add(key)
         elif run.is_finished and key not in succeeded and not run.tags.get(AGAIN_TAG):

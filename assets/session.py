@@ -13,7 +13,6 @@ from logging import Logger
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets.feeds import read_feeds
 from sluice.assets.instance import holding, prepare_home
@@ -109,7 +108,7 @@ class Session:
             self.witness.error = error
             self._tag(context, type(error).__name__ if isinstance(error, _AGAIN) else "")
             raise as_failure(error) from error
-        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+        except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             self.witness.interrupted = True
             self.on_interrupt(context.run.run_id)
             raise

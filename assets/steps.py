@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import dagster as dg
-from dagster import DagsterExecutionInterruptedError
 
 from sluice.assets import batch_pages, checks, contracts, evidence, internals, metadata, settling
 from sluice.assets.books import Books
@@ -229,7 +228,7 @@ def _canceling(engine: Engine) -> Iterator[None]:
     """An interrupt ends what the engine is at."""
     try:
         yield
-    except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         engine.cancel()
         raise
 

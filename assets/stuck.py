@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from time import time as clock
 
 import dagster as dg
-from dagster._core.storage.dagster_run import RunRecord
-from dagster._core.storage.runs import SqliteRunStorage
-from dagster._core.storage.tags import PARTITION_NAME_TAG
-from dagster._time import get_current_timestamp
 
 from sluice.assets.instance import end_run, is_held, let_go
+from sluice.assets.internals import PARTITION_TAG, keeps_runs_here
 from sluice.assets.schedule import is_of
 from sluice.assets.session import OpenEdges
 from sluice.pipelines.feed.feed import Feed
@@ -49,7 +47,7 @@ class UnderWay:
 
     @property
     def window(self) -> str | None:
-        return self.run.tags.get(PARTITION_NAME_TAG)
+        return self.run.tags.get(PARTITION_TAG)
 
     @property
     def is_dead(self) -> bool:
@@ -158,17 +156,17 @@ def _by_lock(project: Project, run: str) -> Verdict | None:
     return _said(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
 
 
-def _judged(instance: dg.DagsterInstance, record: RunRecord, seen: Verdict | None) -> UnderWay:
+def _judged(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | None) -> UnderWay:
     since = record.start_time or record.create_timestamp.timestamp()
     return UnderWay(record.dagster_run, since, seen or _by_process(instance, record))
 
 
-def _by_process(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None:
+def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
     """By the process that Dagster noted. It is one of this machine where runs are kept in a file of this machine."""
     noted = next(_processes(instance, record.dagster_run.run_id), None)
     if noted is None:
         return _by_start(instance, record)
-    if not isinstance(instance.run_storage, SqliteRunStorage):
+    if not keeps_runs_here(instance):
         return None
     pid, at = noted
     gone = process_gone(pid, at)
@@ -185,11 +183,11 @@ def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, fl
             yield int(noted.text or ""), entry.timestamp
 
 
-def _by_start(instance: dg.DagsterInstance, record: RunRecord) -> Verdict | None:
+def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
     """A run that was launched and of which no process ever spoke: Dagster's own bound for that."""
     bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
     if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
         return None
     launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
-    age = get_current_timestamp() - (launched or record.create_timestamp.timestamp())
+    age = clock() - (launched or record.create_timestamp.timestamp())
     return _said(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

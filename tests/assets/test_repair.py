@@ -93,8 +93,8 @@ def test_a_run_that_never_began_is_dead_after_dagster_s_own_bound(
 ) -> None:
     launched, _ = begun(instance, Status.NOT_STARTED), begun(instance, Status.SUCCESS)
     assert judged(instance, world) == {launched: False}
-    now = stuck.get_current_timestamp() + instance.run_monitoring_start_timeout_seconds + 1
-    monkeypatch.setattr(stuck, "get_current_timestamp", lambda: now)
+    now = stuck.clock() + instance.run_monitoring_start_timeout_seconds + 1
+    monkeypatch.setattr(stuck, "clock", lambda: now)
     assert judged(instance, world) == {launched: True}
 
 

@@ -1,0 +1,117 @@
+"""Internals of other packages are used in few modules, each named here with what it may use.
+
+A release of Dagster, kafka-python or PySpark may change its internals at any time: then one knows where to look.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("pipelines", "resources", "assets", "cli", "bench", "src/sluice")
+
+INTERNALS = ("dagster._", "dagster_shared", "kafka.net", "kafka.protocol", "kafka.record", "kafka.future", "kafka.conn")
+"""What of other packages is internal. `kafka`, `kafka.admin`, `kafka.errors` and `kafka.partitioner` are public."""
+
+MAY_IMPORT = {
+    "assets/internals.py": ("dagster._", "dagster_shared"),
+    "assets/quiet_logs.py": ("dagster._",),
+    # connections, and what is sent and received on them
+    "resources/kafka/wire.py": ("kafka.net", "kafka.future"),
+    "resources/kafka/lanes.py": ("kafka.future",),
+    "resources/kafka/receiving.py": ("kafka.net",),
+    # requests and answers, one module for each conversation
+    "resources/kafka/messages.py": ("kafka.protocol",),
+    "resources/kafka/group_messages.py": ("kafka.protocol", "kafka.record"),
+    "resources/kafka/groups_messages.py": ("kafka.protocol",),
+}
+
+MAY_REACH_INTO = {
+    "resources/kafka/wire.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
+    "resources/kafka/receiving.py": {"_close"},
+    "resources/spark/engine.py": {
+        "_active_spark_context",
+        "_activeSession",
+        "_gateway",
+        "_instantiatedSession",
+        "_jsc",
+        "_jvm",
+    },
+    # a peer of the benchmark: dlt has no setting for its folder
+    "bench/peer_dlt.py": {"_global_dir"},
+}
+"""Private attributes of others, by module."""
+
+PUBLIC = {"_asdict", "_replace", "_fields", "_exit"}
+"""Names with an underscore that the standard library documents."""
+
+MODULES = sorted(
+    path.relative_to(ROOT)
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.py")
+    if not any(parent.is_symlink() for parent in path.parents if parent != ROOT and ROOT in parent.parents)
+)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The modules that a module imports, early or late."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_"))
+
+
+def own(tree: ast.AST) -> set[str]:
+    """The private names that a module defines, in its classes or for itself."""
+    names = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    names |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    fields = (n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    owned = {
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in ("self", "cls")
+    }
+    return names | (set(fields) & owned)
+
+
+def reached(tree: ast.AST) -> Iterator[str]:
+    """The private attributes that a module uses of something that is not its own."""
+    mine = own(tree) | PUBLIC
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
+            continue
+        if node.attr not in mine and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+            yield node.attr
+
+
+def is_below(module: str, prefix: str) -> bool:
+    return module.startswith(prefix) if prefix.endswith("_") else f"{module}.".startswith(f"{prefix}.")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_a_module_uses_internals_only_where_it_is_named(path: Path) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    name = path.as_posix()
+    used = {m for m in imported(tree) if any(is_below(m, i) for i in INTERNALS)}
+    strange = {m for m in used if not any(is_below(m, i) for i in MAY_IMPORT.get(name, ()))}
+    strange |= {f".{attribute}" for attribute in reached(tree)} - {f".{a}" for a in MAY_REACH_INTO.get(name, ())}
+    assert not strange, (
+        f"{name} uses internals of another package: {', '.join(sorted(strange))}. Look for a public way, or put it"
+        " into a module that is named in tests/test_internals.py"
+    )
+
+
+def test_who_is_named_here_still_uses_internals() -> None:
+    for name, prefixes in MAY_IMPORT.items():
+        found = set(imported(ast.parse((ROOT / name).read_text())))
+        unused = [p for p in prefixes if not any(is_below(m, p) for m in found)]
+        assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_IMPORT"
+    for name, attributes in MAY_REACH_INTO.items():
+        unused = sorted(attributes - set(reached(ast.parse((ROOT / name).read_text()))))
+        assert not unused, f"{name} uses {', '.join(unused)} no more: take it out of MAY_REACH_INTO"
