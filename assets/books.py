@@ -41,7 +41,7 @@ class Books:
     state: State
     now: int
     liveness: Liveness
-    _entries: dict[int, _Entry] = field(default_factory=dict, repr=False)
+    _entries: dict[int, _PublishedBatch] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
     _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
@@ -197,10 +197,12 @@ class Books:
     def _published(self) -> Mapping[int, Batch]:
         return {b.published: b for b in self.state.batches.values() if b.published is not None}
 
-    def _read(self, batch: Batch) -> _Entry:
+    def _read(self, batch: Batch) -> _PublishedBatch:
         if batch.id not in self._entries:
             entry = self.ledger.publication(batch)
-            self._entries[batch.id] = _Entry(entry, _by_window(self.state.receipts(batch.published or 0, entry)))
+            self._entries[batch.id] = _PublishedBatch(
+                entry, _by_window(self.state.receipts(batch.published or 0, entry))
+            )
         return self._entries[batch.id]
 
 
@@ -213,7 +215,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _PublishedBatch:
     """A publish entry, and those of its receipts that still count by window."""
 
     entry: PublishEntry

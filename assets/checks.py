@@ -31,7 +31,7 @@ def of_window(books: Books, window: int) -> dict[str, Said]:
     return {name: c.says(books, window) for name, c in OF_WINDOW.items()} | dict(contracts.verdicts(books, window))
 
 
-def bounded(books: Books, window: int) -> Said:
+def boundary_check(books: Books, window: int) -> Said:
     """Are the window's boundaries known to be first records?"""
     found = count_marker_searches(books.state, window, books.feed.window)
     return {
@@ -54,17 +54,16 @@ class WindowCheck:
 
 
 OF_WINDOW = {
-    COMPLETE: WindowCheck("By the ledger: every offset of the window is accounted for.", lambda books, window: WHOLE),
+    COMPLETE: WindowCheck("The ledger accounts for every offset of the window.", lambda books, window: WHOLE),
     BOUNDARY: WindowCheck(
-        "The window begins and ends at first records. A warning: markers of transactions hid one, and it was searched"
-        " for.",
-        bounded,
+        "The window begins and ends at first records. It warns where transaction markers hid one, and a search found it.",
+        boundary_check,
     ),
 }
 """The checks that every feed's windows have; a contract adds its own. Declared, told and kept green from here."""
 
 
-def judged(
+def window_evaluations(
     instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
     """What complete windows say to the checks of what landed, of which was told before."""
@@ -110,7 +109,7 @@ def in_vain(failed: int) -> str:
     return f"{failed} slices or partitions were asked for and did not land; they stay owed"
 
 
-def _standing(found: list[metadata.Standing], open_: int) -> str:
+def _standing(found: list[metadata.PartitionAccount], open_: int) -> str:
     if open_:
         return f"{open_} of {len(found)} partitions have holes below what landed, or ranges that a live batch reserves"
     if waiting := sum(bool(s.holes) for s in found):
@@ -118,19 +117,19 @@ def _standing(found: list[metadata.Standing], open_: int) -> str:
     return f"every offset from origin to frontier is accounted for in all {len(found)} partitions"
 
 
-def passed(books: Books, window: int) -> Said:
+def frontier_check(books: Books, window: int) -> Said:
     """Has the frontier, which is what is committed, passed the window? To wait for what was not tried is no warning."""
     held = metadata.behind(books, window)
     stuck = [b for b in held if not books.untried(b.key)]
     return {
         "passed": not stuck,
         "severity": dg.AssetCheckSeverity.WARN,
-        "description": _held(len(held), len(stuck)),
+        "description": _held_text(len(held), len(stuck)),
         "metadata": metadata.of_behind(held),
     }
 
 
-def _held(held: int, stuck: int) -> str:
+def _held_text(held: int, stuck: int) -> str:
     if stuck:
         return f"{held} partitions are committed only up to an earlier window, which is owed"
     if held:
@@ -143,7 +142,7 @@ def by_the_way(watched: WatchResult) -> WatchResult:
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
-def seen(watched: WatchResult) -> Said:
+def watch_check(watched: WatchResult) -> Said:
     """What a look at the feed found."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""

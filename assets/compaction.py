@@ -12,8 +12,8 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from sluice.assets.instance import informed
-from sluice.assets.session import FEED_TAG, Session
+from sluice.assets.instance import with_dagster_liveness
+from sluice.assets.session import FEED_TAG, RunSession
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.rewriting.compaction import Compacted, compact
@@ -27,8 +27,8 @@ POOL = "sluice_compaction"
 class CompactConfig(dg.Config):
     """Which windows; with nothing given, all that are complete, and rows outside windows."""
 
-    since: str = Field(default="", description="From this window on, such as 2026-11-20T14:00.")
-    until: str = Field(default="", description="Up to, not including, this one.")
+    since: str = Field(default="", description="All windows from this one on, such as 2026-11-20T14:00.")
+    until: str = Field(default="", description="All windows up to this one, which is not included.")
 
     def windows(self, settings: WindowSettings) -> list[int] | None:
         """The windows' starts (ms); None: all. Raises UsageError."""
@@ -66,7 +66,7 @@ def compact_job(feed: str) -> dg.JobDefinition:
 
     @dg.job(
         name=f"compact_{feed}",
-        description=f"Merge the small files of {feed}'s complete windows. Rows stay as they are; Kafka is not asked.",
+        description=f"Merge the small files of {feed}'s complete windows. Rows stay the same; Kafka is not asked.",
         tags={FEED_TAG: feed},
         executor_def=dg.in_process_executor,
     )
@@ -78,17 +78,17 @@ def compact_job(feed: str) -> dg.JobDefinition:
 
 def compact_step(context: dg.OpExecutionContext, name: str) -> Iterator[Any]:
     """Merge, and say how much that was. Raises dagster.Failure, or an interrupt."""
-    session: Session = context.resources.session
+    session: RunSession = context.resources.session
     with session.step(context):
         feed = session.feed(name)
         asked = CompactConfig(**context.op_config).windows(feed.window)
         with session.open_edges(feed) as opened:
-            edges, report = informed(opened, context.instance), session.reporter(context.log)
+            edges, report = with_dagster_liveness(opened, context.instance), session.reporter(context.log)
             done = compact(feed, edges, asked, new_owner(context.run.run_id), report)
-    yield dg.Output(None, metadata=_said(done))
+    yield dg.Output(None, metadata=_compaction_metadata(done))
 
 
-def _said(done: Compacted) -> dict[str, Any]:
+def _compaction_metadata(done: Compacted) -> dict[str, Any]:
     made = [r for _, r in done.merged if r is not None]
     return {
         "files_before": sum(len(m.parts) for m, _ in done.merged),

@@ -48,14 +48,14 @@ def described_checks(feed: Feed) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for e in feed.contract.expectations if feed.contract else ():
         found.setdefault(group_of(e), []).append(f"{text(e)} ({e.severity})")
-    checks = {name: _listed(found[name]) for name in map(_check, Issue) if name in found}
+    checks = {name: _expectation_list(found[name]) for name in map(_check, Issue) if name in found}
     return checks | ({SCHEMA: _SCHEMA} if feed.columns is not None else {})
 
 
-_SCHEMA = "By the ledger: are the records as the schema says? Fields that are new, missing, or of another type."
+_SCHEMA = "Whether the records match the schema, by the ledger: fields that are new, missing, or of another type."
 
 
-def _listed(expectations: Sequence[str]) -> str:
+def _expectation_list(expectations: Sequence[str]) -> str:
     shown = [f"- {plain(e)}" for e in expectations[:MOST_LISTED]]
     more = [f"- … and {len(expectations) - MOST_LISTED} more"] if len(expectations) > MOST_LISTED else []
     return "\n".join(["By the ledger, each window against the contract:", "", *shown, *more])
@@ -154,7 +154,7 @@ def _of_judged(books: Books, window: int, found: Sequence[Judged]) -> metadata.M
     kept_out = any(j.outcome.unexpected and j.outcome.quarantines for j in found)
     return {
         "expectations": _table([j.outcome for j in found]),
-        **metadata.unexpected(found),
+        **metadata.breach_counts(found),
         "contract": ", ".join(dict.fromkeys(j.contract for j in found)) or "none",
         **({"look at them": _show(books.feed.name, window)} if kept_out else {}),
         **_report(books.page(window)),

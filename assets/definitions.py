@@ -19,18 +19,18 @@ from sluice.assets.instance import check_home
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 
-def build(project: Project, session: Session | None = None) -> dg.Definitions:
+def build(project: Project, session: RunSession | None = None) -> dg.Definitions:
     """What Dagster sees of the project, run in a plain session unless given one.
 
     Raises FeedError when there are feed files and none of them is right.
     """
-    files, session = read_feeds(project, offline_environ()), session or Session(project)
+    files, session = read_feeds(project, offline_environ()), session or RunSession(project)
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
     windows = {name: partitions_of(feed, recall(project, name), now()) for name, feed in files.feeds.items()}
@@ -52,7 +52,7 @@ def build(project: Project, session: Session | None = None) -> dg.Definitions:
 
 
 def _feeds(
-    project: Project, files: FeedFiles, windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: Session
+    project: Project, files: FeedFiles, windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: RunSession
 ) -> list[dg.Definitions]:
     topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}

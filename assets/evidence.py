@@ -48,7 +48,7 @@ def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
 Told = Iterator[dg.AssetMaterialization]
 
 
-def told(books: Books, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
+def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
     """The events of published batches and complete windows; none of a batch that one of these windows tells all of."""
     whole = {(books.window_version(w), w) for w in windows}
     for batch in batches:
@@ -95,7 +95,7 @@ def _window_metadata(books: Books, key: dg.AssetKey, window: int) -> metadata.Me
 
 def untold_batches(instance: dg.DagsterInstance, books: Books) -> list[Batch]:
     """Published batches that the event log does not know, of those published since `<feed>/committed` last stood."""
-    return [b for b in _since(books.state, _reconciled(instance, books)) if not _known(instance, books, b)]
+    return [b for b in _since(books.state, _last_reconciled(instance, books)) if not _is_recorded(instance, books, b)]
 
 
 def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey) -> set[int]:
@@ -111,7 +111,7 @@ def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here"
     windows = untold_windows(instance, books, landed_key(books.feed.name)) | books.complete_of(batches)
-    for event in told(books, batches, windows, why):
+    for event in landing_events(books, batches, windows, why):
         instance.report_runless_asset_event(event)
     return windows
 
@@ -134,7 +134,7 @@ def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
             yield batch
 
 
-def _reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
+def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
     """The ledger number in the last `<feed>/committed`; None when there is none of this ledger."""
     event = instance.get_latest_materialization_event(committed_key(books.feed.name))
     said = event.asset_materialization if event else None
@@ -142,6 +142,6 @@ def _reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
     return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
 
 
-def _known(instance: dg.DagsterInstance, books: Books, batch: Batch) -> bool:
+def _is_recorded(instance: dg.DagsterInstance, books: Books, batch: Batch) -> bool:
     tags = {VERSION: books.batch_version(batch)}
     return bool(instance.get_event_tags_for_asset(landed_key(books.feed.name), tags))

@@ -20,7 +20,7 @@ from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepa
 from sluice.assets.internals import belong
 from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
-from sluice.assets.session import FEED_TAG, OpenEdges, Session, Witness, open_real_edges
+from sluice.assets.session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
@@ -70,7 +70,7 @@ def run_feed(
     duplicate of its own, taken before.
     """
     witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
-    feed = Session(project).feed(feed_name)
+    feed = RunSession(project).feed(feed_name)
     with open_instance(project) as instance, holding(home, run_id):
         belong(instance, project)
         bury_dead_runs(instance, home)
@@ -79,7 +79,7 @@ def run_feed(
             if (standing := instance.get_run_by_id(run)) is not None:
                 instance.report_run_canceling(standing)
 
-        session = Session(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
+        session = RunSession(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
         job, how = _job(project, feed, session, request, skip)
         with _canceled_by_interrupt(instance, run_id):
             result = job.execute_in_process(
@@ -109,10 +109,10 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
     """
     witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
     report = load_report(project.root / "reports" / f"{name}.sql")
-    feed = Session(project).feed(report.feed)
+    feed = RunSession(project).feed(report.feed)
     windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
     own = dg.Definitions(
-        resources={"session": Session(project, open_edges, witness=witness)},
+        resources={"session": RunSession(project, open_edges, witness=witness)},
         executor=dg.in_process_executor,
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
     )
@@ -133,7 +133,7 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
 
 
 def _job(
-    project: Project, feed: Feed, session: Session, request: Request, skip: Skip | None
+    project: Project, feed: Feed, session: RunSession, request: Request, skip: Skip | None
 ) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
@@ -150,15 +150,15 @@ def _job(
 
 def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:
     """What ended the run. Raises KeyboardInterrupt, and what is no error of ours."""
-    if witness.interrupted or _interrupted(result):
+    if witness.interrupted or _was_interrupted(result):
         raise KeyboardInterrupt
     error = witness.error
     if error is not None and not isinstance(error, SluiceError):
         raise error
-    return _unexplained(run_id, result) if error is None and not result.success else error
+    return _unexplained_failure(run_id, result) if error is None and not result.success else error
 
 
-def _interrupted(result: dg.ExecuteInProcessResult) -> bool:
+def _was_interrupted(result: dg.ExecuteInProcessResult) -> bool:
     """Whether Dagster was interrupted between the steps' bodies, which it tells by events alone."""
     data = (e.event_specific_data for e in result.all_events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
@@ -172,7 +172,7 @@ def _names(error: Any) -> Iterator[str]:
         error = error.cause
 
 
-def _unexplained(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
+def _unexplained_failure(run_id: str, result: dg.ExecuteInProcessResult) -> Failed:
     said = [e.message for e in result.all_events if e.is_failure and e.message]
     return Failed(
         f"Dagster run {run_id} failed outside its steps: {said[-1] if said else 'it does not say why'}",

@@ -23,7 +23,7 @@ from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
 from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.schedule import schedule_of
-from sluice.assets.session import FEED_TAG, Session, pool
+from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.steps import topic_key
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.feed.feed import Feed
@@ -55,11 +55,15 @@ class LandConfig(dg.Config):
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
     window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
-    until: str = Field(default="", description="With `window`: and those after it, up to, not including, this one.")
-    only: list[PartitionConfig] = Field(default=[], description="In these partitions only.")
-    replace: bool = Field(default=False, description="Land anew what has landed, instead of what is owed.")
-    skip_to: str = Field(default="", description="Pass over what is owed: `latest`, or up to an ISO time with zone.")
-    reason: str = Field(default="", description="Why it is passed over: it stands in the ledger.")
+    until: str = Field(
+        default="", description="With `window`: land all windows from it up to this one, which is not included."
+    )
+    only: list[PartitionConfig] = Field(default=[], description="Land these partitions only.")
+    replace: bool = Field(default=False, description="Land again what has landed, instead of what is owed.")
+    skip_to: str = Field(
+        default="", description="Skip what is owed: to the end (`latest`), or up to an ISO time with zone."
+    )
+    reason: str = Field(default="", description="Why it is skipped; the ledger keeps the reason.")
 
     def request(self) -> Request:
         """The request that this configures. Raises UsageError."""
@@ -125,12 +129,12 @@ def _land_op(feed: str) -> str:
 
 
 def feed_definitions(
-    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows, session: Session
+    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows, session: RunSession
 ) -> dg.Definitions:
     """Everything for one feed, run in that session. `readers`: all feeds of each topic that it is the first to read."""
-    landed, committed = _landed(feed, topics, windows), _committed(feed, windows)
-    observed = [_observed(feed.name, readers)] if readers else []
-    beside = [_quarantined(feed, topics, windows)] if quarantines(feed) else []
+    landed, committed = _landed_asset(feed, topics, windows), _committed_asset(feed, windows)
+    observed = [_observed_topics(feed.name, readers)] if readers else []
+    beside = [_quarantined_spec(feed, topics, windows)] if quarantines(feed) else []
     return dg.Definitions(
         assets=[*observed, landed, *beside, committed],
         jobs=[_land(feed, [landed, committed], session), _catch_up(feed), compact_job(feed.name)],
@@ -138,7 +142,7 @@ def feed_definitions(
     )
 
 
-def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: Session) -> dg.JobDefinition:
+def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: RunSession) -> dg.JobDefinition:
     job = dg.define_asset_job(
         land_job(feed.name),
         selection=dg.AssetSelection.assets(*assets),
@@ -148,7 +152,7 @@ def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: Session) -
     return internals.resolve_among(job, assets, {"session": dg.ResourceDefinition.hardcoded_resource(session)})
 
 
-def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
+def _landed_asset(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
     key = landed_key(feed.name)
 
     @dg.asset(
@@ -160,7 +164,7 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
             dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
         ],
         group_name=feed.name,
-        description=f"The records of `{feed.topics}`, as Parquet, each exactly once.",
+        description=f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": metadata.columns_of(landed_schema(feed.columns))},
         pool=pool(feed.name),
@@ -173,13 +177,13 @@ def _landed(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDef
     return landed
 
 
-def _quarantined(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
+def _quarantined_spec(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
     """What landing tells of beside the rows. It is nothing to run: whoever asks for it asks for what landed."""
     return dg.AssetSpec(
         quarantined_key(feed.name),
         deps=[topic_key(t) for t in topics],
         group_name=feed.name,
-        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}: as they came, and why.",
+        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
         kinds={"parquet", "kafka"},
         metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
         partitions_def=windows,
@@ -190,7 +194,7 @@ def _not(feed: Feed) -> str:
     return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
 
 
-def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
+def _committed_asset(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
     key = committed_key(feed.name)
 
     @dg.asset(
@@ -198,7 +202,7 @@ def _committed(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
         deps=[landed_key(feed.name)],
         check_specs=[_check(FRONTIER, key, _FRONTIER, windows)],
         group_name=feed.name,
-        description=f"The committed offsets of group `{feed.group}`: never beyond what has landed.",
+        description=f"The committed offsets of group `{feed.group}`, never beyond what has landed.",
         kinds={"kafka"},
         pool=pool(feed.name),
         required_resource_keys={"session"},
@@ -233,7 +237,7 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
 
     @dg.job(
         name=catch_up_job(feed.name),
-        description=f"Land what is owed of {feed.name}, or what is asked for, then commit; any windows.",
+        description=f"Land what {feed.name} owes, or any windows or offsets that you name, then commit.",
         tags={FEED_TAG: feed.name},
         executor_def=dg.in_process_executor,
     )
@@ -243,7 +247,7 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
     return catch_up
 
 
-def _observed(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefinition:
+def _observed_topics(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefinition:
     def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from steps.observe_step(context, feed, readers)
 
@@ -263,6 +267,6 @@ def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> d
         return dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=windows)
 
 
-_ACCOUNT = "By the ledger: no holes, from each partition's origin up to where it landed last."
-_FRONTIER = "The committed offsets have passed the window. If not: which earlier window holds them."
+_ACCOUNT = "The ledger has no holes, from each partition's origin to the last offset that landed."
+_FRONTIER = "The committed offsets have passed the window. If not, it shows which earlier window holds them."
 _TOPIC = "A topic in Kafka. Observe it to see its partitions, ends and lag."

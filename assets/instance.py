@@ -99,7 +99,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
     fresh = path.with_name(f".{run}.{os.getpid()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        ours = _placed(fresh, path)
+        ours = _place_lock(fresh, path)
         try:
             yield
         finally:
@@ -107,7 +107,7 @@ def holding(home: Path, run: str) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _placed(fresh: Path, path: Path) -> bool:
+def _place_lock(fresh: Path, path: Path) -> bool:
     """Show the lock, which is held already: nobody ever sees it free. False where this run's process holds one."""
     try:
         path.hardlink_to(fresh)
@@ -122,7 +122,7 @@ def is_held(home: Path, run: str) -> bool | None:
     """Whether a process holds the run's lock; False: it died with it; None: there is none."""
     try:
         with (_locks(home) / run).open("r+") as file:
-            return not _locked(file)
+            return not _try_lock(file)
     except FileNotFoundError:
         return None
 
@@ -157,7 +157,7 @@ def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
     return True
 
 
-def _locked(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     """Whether we got the lock; closing the file lets go of it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -175,24 +175,24 @@ def _locks(home: Path) -> Path:
 # -- what Dagster knows
 
 
-def informed(edges: Edges, instance: dg.DagsterInstance) -> Edges:
+def with_dagster_liveness(edges: Edges, instance: dg.DagsterInstance) -> Edges:
     """The edges, with Dagster's word on who is dead."""
     known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
-    return replace(edges, liveness=Informed(known, partial(_ended, instance)))
+    return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))
 
 
-def ended(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
+def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
     """What the project's instance knows as ended (see `Informed`); one that is not there, or away, knows nothing."""
     if not project.dagster_home.is_dir():
         return {}
     try:
         with open_instance(project) as instance:
-            return _ended(instance, runs)
+            return _statuses_of_ended(instance, runs)
     except Exception as error:  # noqa: BLE001 - whatever its storage raises: beats tell, too
         log.warning("Dagster could not be asked which runs have ended: %s", error)
         return {}
 
 
-def _ended(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
+def _statuses_of_ended(instance: dg.DagsterInstance, runs: Iterable[str]) -> Mapping[str, str]:
     found = (instance.get_run_by_id(run) for run in dict.fromkeys(runs) if run)
     return {run.run_id: run.status.value for run in found if run and run.is_finished}

@@ -117,7 +117,7 @@ def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedEvaluation:
     """An evaluation that an ended run was to make of a check, of one partition or of none, and did not."""
 
     check: dg.AssetCheckKey
@@ -125,29 +125,30 @@ class Planned:
     run: str
 
 
-def untold(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
+def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
     """The asset's partitions that a run was to materialize last, and ended without."""
     log = instance.event_log_storage
     planned = log.get_latest_asset_partition_materialization_attempts_without_materializations(key)
-    ended = _ended(instance, {run for run, _ in planned.values()})
+    ended = _ended_runs(instance, {run for run, _ in planned.values()})
     return {partition for partition, (run, _) in planned.items() if run in ended}
 
 
-def unevaluated(
+def planned_evaluations(
     instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey], partitions: Sequence[str]
-) -> list[Planned]:
+) -> list[PlannedEvaluation]:
     """What ended runs were to evaluate last, and did not: of these partitions, or of checks that have none."""
     log = instance.event_log_storage
     if partitions:
         infos = log.get_asset_check_partition_info(checks, partition_keys=partitions)
         found = [
-            (Planned(i.check_key, i.partition_key, i.latest_planned_run_id), i.latest_execution_status) for i in infos
+            (PlannedEvaluation(i.check_key, i.partition_key, i.latest_planned_run_id), i.latest_execution_status)
+            for i in infos
         ]
     else:
         latest = log.get_latest_asset_check_execution_by_key(checks).values()
-        found = [(Planned(r.key, r.partition, r.run_id), r.status) for r in latest]
+        found = [(PlannedEvaluation(r.key, r.partition, r.run_id), r.status) for r in latest]
     planned = [p for p, status in found if status is AssetCheckExecutionRecordStatus.PLANNED]
-    ended = _ended(instance, {p.run for p in planned})
+    ended = _ended_runs(instance, {p.run for p in planned})
     return [p for p in planned if p.run in ended]
 
 
@@ -170,7 +171,7 @@ def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str) -
     return found[0].evaluation if found else None
 
 
-def aimed(evaluation: dg.AssetCheckEvaluation, target: Target | None) -> dg.AssetCheckEvaluation:
+def with_target(evaluation: dg.AssetCheckEvaluation, target: Target | None) -> dg.AssetCheckEvaluation:
     """The evaluation, as one that speaks of that materialization."""
     return replace(evaluation, target_materialization_data=target)
 
@@ -212,7 +213,7 @@ def _targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collect
     return found
 
 
-def _ended(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
+def _ended_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
     """Those of the runs that have ended."""
     found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=[*ENDED])) if runs else ()
     return {r.run_id for r in found}

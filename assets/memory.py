@@ -17,24 +17,28 @@ from sluice.resources.project import Project
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Remembered:
     """The topics that the feed's patterns matched, and the start (ms) of its first window."""
 
     topics: tuple[str, ...] = ()
     first_window: int | None = None
 
 
-def recall(project: Project, feed: str) -> Seen:
+def recall(project: Project, feed: str) -> Remembered:
     """What was seen last."""
     try:
         said = json.loads(_path(project, feed).read_text())
     except (OSError, ValueError, RecursionError):
-        return Seen()
-    return Seen(_topics(said.get("topics")), _window(said.get("first_window"))) if isinstance(said, dict) else Seen()
+        return Remembered()
+    return (
+        Remembered(_topics(said.get("topics")), _window(said.get("first_window")))
+        if isinstance(said, dict)
+        else Remembered()
+    )
 
 
 def remember(project: Project, feed: str, **news: Any) -> None:
-    """Keep fields of `Seen` for the next time definitions load."""
+    """Keep fields of `Remembered` for the next time definitions load."""
     before = recall(project, feed)
     after = replace(before, **news)
     if after == before:

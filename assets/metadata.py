@@ -113,7 +113,7 @@ def _quality(books: Books, window: int, receipts: Sequence[Receipt]) -> Metadata
     """Numbers to plot: how much of the window broke the contract, and how many fields the schema does not name."""
     counts, said = sum((r.counts for r in receipts), Counts()), Metadata()
     if books.feed.contract is not None:
-        said |= unexpected(books.judged(window))
+        said |= breach_counts(books.judged(window))
     if quarantines(books.feed):
         rows = counts.landed + counts.quarantined
         said["quarantined_share"] = round(counts.quarantined / rows, 6) if rows else 0.0
@@ -122,7 +122,7 @@ def _quality(books: Books, window: int, receipts: Sequence[Receipt]) -> Metadata
     return said
 
 
-def unexpected(found: Sequence[Judged]) -> Metadata:
+def breach_counts(found: Sequence[Judged]) -> Metadata:
     """Values that broke an expectation, of all that were held against one; nothing where there were none to hold."""
     if not found:
         return {}
@@ -276,7 +276,7 @@ _RANGE_NUMBERS = ("start", "end", "landed", "quarantined", "invisible", "files")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PartitionAccount:
     """How far one partition's account is closed. `holes` lie between the frontier and the furthest landed offset;
     `untried`: the first of them is what nothing was done about yet.
     """
@@ -293,25 +293,25 @@ class Standing:
         return not self.holes[self.untried :] and not self.reserved
 
 
-def standings(books: Books) -> list[Standing]:
+def standings(books: Books) -> list[PartitionAccount]:
     """Every current partition's account, by the ledger alone."""
     return [_standing(books, key) for key in books.state.known()]
 
 
-def _standing(books: Books, key: Key) -> Standing:
+def _standing(books: Books, key: Key) -> PartitionAccount:
     state = books.state
     origin, holes, reserved = state.origins[key].offset, state.holes(key), state.reserved(key)
-    return Standing(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
+    return PartitionAccount(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
 
 
-def of_standings(found: Sequence[Standing]) -> Metadata:
+def of_standings(found: Sequence[PartitionAccount]) -> Metadata:
     rows: list[dict[str, str | int]] = [
         {
             "partition": str(s.key),
             "origin": s.origin,
             "frontier": s.frontier,
-            "holes": _listed(s.holes),
-            "reserved": _listed(s.reserved),
+            "holes": _range_list(s.holes),
+            "reserved": _range_list(s.reserved),
         }
         for s in sorted(found, key=lambda s: (s.whole, s.key))
     ]
@@ -344,7 +344,7 @@ def of_failures(landed: Landed) -> Metadata:
     return {"failed": table(rows, dict.fromkeys(("range", "error", "message"), "string"))} if rows else {}
 
 
-def _listed(ranges: Sequence[Range]) -> str:
+def _range_list(ranges: Sequence[Range]) -> str:
     more = f" … {len(ranges) - 3} more" if len(ranges) > 3 else ""
     return ", ".join(map(str, ranges[:3])) + more
 
@@ -368,7 +368,7 @@ def of_commit(group: str, result: CommitResult) -> Metadata:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class PartitionBehind:
     """A partition whose frontier has not reached a window's end; `window` (ms) is the one that it stands in, `live` the
     batch that reserves what is owed there."""
 
@@ -379,21 +379,21 @@ class Behind:
     live: Met | None
 
 
-def behind(books: Books, window: int) -> list[Behind]:
+def behind(books: Books, window: int) -> list[PartitionBehind]:
     """What keeps the frontier from passing a window, by partition; nothing when it has passed."""
     ends, at = books.ends(window), books.frontiers
     return [_behind(books, k, at[k], end) for k, end in ends.items() if end is None or at[k] < end]
 
 
-def _behind(books: Books, key: Key, frontier: int, end: int | None) -> Behind:
+def _behind(books: Books, key: Key, frontier: int, end: int | None) -> PartitionBehind:
     here = Range(frontier, frontier + 1)
     pieces = windows.pieces(books.state, key, here)
     holding = {b.id for b, s in books.state.live_slices() if s.key == key and s.range.meets(here)}
     live = next((m for m in books.live if m.batch in holding), None)
-    return Behind(key, frontier, end, pieces[0].window if pieces else None, live)
+    return PartitionBehind(key, frontier, end, pieces[0].window if pieces else None, live)
 
 
-def of_behind(found: Sequence[Behind]) -> Metadata:
+def of_behind(found: Sequence[PartitionBehind]) -> Metadata:
     rows: list[dict[str, str | int]] = [
         {
             "partition": str(b.key),
@@ -407,7 +407,7 @@ def of_behind(found: Sequence[Behind]) -> Metadata:
     return {"partitions_behind": len(found)} | ({"behind": table(rows, columns)} if rows else {})
 
 
-def _held_by(b: Behind) -> str:
+def _held_by(b: PartitionBehind) -> str:
     where = "what lies before the first window" if b.window is None else f"window {show_window(b.window)}"
     return f"{where}, {f'where {b.live},' if b.live else 'owed'} from offset {b.frontier} on"
 
@@ -450,7 +450,7 @@ def _rate(rate: float | None) -> float | None:
 
 
 @dataclass(frozen=True)
-class Reader:
+class TopicReader:
     """A feed that reads a topic: the next offset that it owes by partition, how old (ms) the oldest record is that it
     owes there, where that is known, and what of the topic Kafka will delete before it lands.
     """
@@ -461,7 +461,7 @@ class Reader:
     at_risk: Sequence[str] = ()
 
 
-def of_topic(partitions: Sequence[PartitionState], readers: Sequence[Reader]) -> Metadata:
+def of_topic(partitions: Sequence[PartitionState], readers: Sequence[TopicReader]) -> Metadata:
     """What Kafka says of a topic, and how far behind each feed is, in offsets and in time."""
     lags = {r.feed: [_lag(p, r) for p in partitions] for r in readers}
     rows: list[dict[str, str | int]] = [
@@ -485,10 +485,10 @@ def of_topic(partitions: Sequence[PartitionState], readers: Sequence[Reader]) ->
     }
 
 
-def _lag(p: PartitionState, reader: Reader) -> int:
+def _lag(p: PartitionState, reader: TopicReader) -> int:
     return max(0, p.stable_end - reader.frontiers.get(p.partition, p.log_start))
 
 
-def _age(reader: Reader, lag: int) -> int | None:
+def _age(reader: TopicReader, lag: int) -> int | None:
     """How old (ms) the oldest record is that the feed owes in the topic: 0 when it owes none."""
     return max(reader.ages.values(), default=None if lag else 0)

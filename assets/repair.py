@@ -21,12 +21,12 @@ from sluice.pipelines.vocabulary.units import many, parse_window, show_window
 
 def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[RepairFinding]:
     """Tell Dagster what it does not know of the feed, and name what it alone knows. Idempotent."""
-    yield from _untold(instance, books, dry_run)
-    yield from _unsettled(instance, books, dry_run)
-    yield from _overtold(instance, books)
+    yield from _untold_findings(instance, books, dry_run)
+    yield from _unsettled_findings(instance, books, dry_run)
+    yield from _overtold_findings(instance, books)
 
 
-def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
+def _untold_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
     key = landed_key(books.feed.name)
     batches = evidence.untold_batches(instance, books)
     again = books.complete_of(batches)  # told again where they were told of another batch
@@ -42,8 +42,8 @@ def _untold(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterat
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
-def _unsettled(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
-    left = settling.unsettled(instance, books.feed)
+def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
+    left = settling.unsettled_windows(instance, books.feed)
     if not dry_run:
         settling.settle(instance, books.feed, lambda: books)
     if names := tuple(show_window(w) for w in sorted(left[landed_key(books.feed.name)] & books.complete)):
@@ -54,12 +54,12 @@ def _unsettled(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Ite
 def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
     """Windows whose landed rows were told of, and a run ended before their quarantine was."""
     key = quarantined_key(books.feed.name)
-    for event in evidence.told(books, (), windows, "rolled forward by `sluice repair`"):
+    for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
             instance.report_runless_asset_event(event)
 
 
-def _overtold(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
+def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
     """Partitions that are green without ground: of a window that the ledger does not hold complete."""
     shown = instance.get_materialized_partitions(landed_key(books.feed.name))
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))

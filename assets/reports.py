@@ -23,7 +23,7 @@ from sluice.assets import metadata
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.markdown import plain
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.feed.report import Report, load_report
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Ledger
@@ -116,7 +116,7 @@ def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeR
 
     Raises dagster.Failure: for a window that is not complete, and for SQL that Spark refuses.
     """
-    session: Session = context.resources.session
+    session: RunSession = context.resources.session
     with session.step(context):
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, window = session.feed(report.feed), parse_window(context.partition_key)
@@ -152,13 +152,13 @@ def _parquet(result: pa.Table, report: Report, window: int, version: str) -> byt
 
 def _of_result(result: pa.Table) -> metadata.Metadata:
     return {
-        "preview": dg.MetadataValue.md(_markdown(result)),
+        "preview": dg.MetadataValue.md(_markdown_table(result)),
         "dagster/partition_row_count": result.num_rows,
         "dagster/column_schema": metadata.columns_of(result.schema),
     }
 
 
-def _markdown(result: pa.Table) -> str:
+def _markdown_table(result: pa.Table) -> str:
     """The first rows as a table. What stands in them came from records: nothing in it is taken for markup."""
     shown = result.slice(0, PREVIEW_ROWS)
     lines = [[_cell(n) for n in result.schema.names], ["---"] * result.num_columns]

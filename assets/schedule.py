@@ -16,7 +16,7 @@ import dagster as dg
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.internals import ENDED, PARTITION_TAG
-from sluice.assets.session import AGAIN_TAG, FEED_TAG, Session
+from sluice.assets.session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.settling import settle
 from sluice.assets.windows import closing_cron
 from sluice.pipelines.feed.feed import Feed
@@ -47,8 +47,8 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
         description=f"Lands the closed windows of {feed.name} that are owed, oldest first, {AT_ONCE} at a time.",
     )
     def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        session: Session = context.resources.session
-        keys = [w for w in _owed(context.instance, session, feed.name) if windows.has_partition_key(w)]
+        session: RunSession = context.resources.session
+        keys = [w for w in _owed_windows(context.instance, session, feed.name) if windows.has_partition_key(w)]
         asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
         now = context.scheduled_execution_time.isoformat()  # a tick that is repeated asks for nothing twice
         return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
@@ -56,7 +56,7 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
     return windows_owed
 
 
-def _owed(instance: dg.DagsterInstance, session: Session, name: str) -> list[str]:
+def _owed_windows(instance: dg.DagsterInstance, session: RunSession, name: str) -> list[str]:
     """The keys of the windows owed, by the ledger alone. What killed runs left untold of others is told."""
     feed = session.feed(name)
     with session.open_edges(feed) as edges:
@@ -70,7 +70,7 @@ def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]
     """Those of the windows that nobody is at, and that have not failed too often."""
     for at in range(0, len(keys), _CHUNK):
         chunk = keys[at : at + _CHUNK]
-        busy, failed = _busy(instance, feed, chunk), _failed(instance, job, chunk)
+        busy, failed = _busy(instance, feed, chunk), _failure_counts(instance, job, chunk)
         yield from (k for k in chunk if k not in busy and failed[k] < ATTEMPTS)
 
 
@@ -85,7 +85,7 @@ def is_of(run: dg.DagsterRun, feed: str) -> bool:
     return run.tags.get(FEED_TAG) == feed or landed_key(feed) in (run.asset_selection or ())
 
 
-def _failed(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:
+def _failure_counts(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:
     """How often each window failed since it last succeeded; what trying again may mend does not count."""
     failed: Counter[str] = Counter()
     succeeded: set[str] = set()

@@ -24,7 +24,7 @@ from sluice.assets.evidence import landed_key
 from sluice.assets.feeds import read_feeds
 from sluice.assets.internals import executes
 from sluice.assets.markdown import plain
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.ledger import Ledger
@@ -49,24 +49,24 @@ def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=landed_key(feed.name),
         name=WATCH,
-        description=f"Is there anything to look at? The sensor `{SENSOR}` tells; or execute this check.",
+        description=f"Whether anything needs attention. The sensor `{SENSOR}` evaluates it, or execute this check.",
         required_resource_keys={"session"},
     )
     def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        session: Session = context.resources.session
+        session: RunSession = context.resources.session
         landing = executes(context.op_execution_context, landed_key(feed.name))
         return dg.AssetCheckResult(**_looked_at(session, feed.name, landing=landing))
 
     return watched
 
 
-def _looked_at(session: Session, name: str, *, landing: bool) -> dict[str, Any]:
+def _looked_at(session: RunSession, name: str, *, landing: bool) -> dict[str, Any]:
     """What the check says now; `landing`: in a run that lands. Not to see anything is said too, and fails no run."""
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             watched = _watch(feed, edges, edges.cluster, view(edges.cluster, [feed]))
-            return checks.seen(checks.by_the_way(watched) if landing else watched)
+            return checks.watch_check(checks.by_the_way(watched) if landing else watched)
     except SluiceError as error:
         said = plain(f"could not look: {error.message}")
         return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
@@ -133,7 +133,7 @@ class Cursor:
 class Tick:
     """One look at all feeds: `events` to store, `news` for people, and the cursor brought up to date."""
 
-    session: Session
+    session: RunSession
     cursor: Cursor
     events: list[dg.AssetCheckEvaluation] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Tick:
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
-            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **checks.seen(seen)))
+            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **checks.watch_check(seen)))
             self.cursor.told[name] = after
 
     @property

@@ -74,7 +74,7 @@ class Witness:
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """How a run finds its feed, opens its edges, and says how far it is.
 
     `on_interrupt` gets the run's id: only whoever started the run knows whether an interrupt is somebody's wish.

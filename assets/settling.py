@@ -17,7 +17,7 @@ from sluice.assets import checks, contracts, evidence, internals
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, FRONTIER, WATCH
 from sluice.assets.evidence import committed_key, landed_key
-from sluice.assets.internals import Planned
+from sluice.assets.internals import PlannedEvaluation
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.units import parse_window, show_window
 
@@ -33,7 +33,7 @@ def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Ite
     key = landed_key(books.feed.name)
     if books.is_complete(window):
         yield evidence.window_event(books, key, window, WHY)
-        yield from checks.judged(instance, books, key, [window])
+        yield from checks.window_evaluations(instance, books, key, [window])
     yield checks.evaluation(key, ACCOUNT, None, checks.account(books))
     if (seen := internals.last_evaluation(instance, key, WATCH)) is not None:
         yield seen
@@ -45,28 +45,28 @@ def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> 
     if books.is_complete(window) and (stood := _stood(instance, books.feed.name, window)) is not None:
         yield stood
         target = internals.targets(instance, key, [partition]).get(partition)
-        yield checks.evaluation(key, FRONTIER, window, checks.passed(books, window), target)
+        yield checks.evaluation(key, FRONTIER, window, checks.frontier_check(books, window), target)
 
 
 def settle(instance: dg.DagsterInstance, feed: Feed, open_books: Callable[[], Books]) -> set[int]:
     """Tell again of the complete windows that ended runs left untold, and evaluate what these left of the feed's
     checks; which windows. Idempotent. The ledger is read only where something is left."""
-    left = unsettled(instance, feed)
-    planned = internals.unevaluated(instance, _unpartitioned(feed), ())
+    left = unsettled_windows(instance, feed)
+    planned = internals.planned_evaluations(instance, _unpartitioned_checks(feed), ())
     if not planned and not any(left.values()):
         return set()
     books = open_books()
     told = {key: _tell(instance, books, key, windows & books.complete) for key, windows in left.items()}
-    for p in (*planned, *_planned(instance, feed, told)):
+    for p in (*planned, *_planned_again(instance, feed, told)):
         if (said := _evaluation(instance, books, p)) is not None:
             internals.evaluate(instance, p.run, said)
     return set().union(*told.values())
 
 
-def unsettled(instance: dg.DagsterInstance, feed: Feed) -> dict[dg.AssetKey, set[int]]:
+def unsettled_windows(instance: dg.DagsterInstance, feed: Feed) -> dict[dg.AssetKey, set[int]]:
     """By asset, the windows that a run was to materialize and ended without."""
     keys = (*evidence.outputs(feed), committed_key(feed.name))
-    return {key: set(_windows(internals.untold(instance, key))) for key in keys}
+    return {key: set(_windows(internals.unmaterialized_partitions(instance, key))) for key in keys}
 
 
 def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: set[int]) -> set[int]:
@@ -93,32 +93,34 @@ def _stood(instance: dg.DagsterInstance, feed: str, window: int) -> dg.AssetMate
 # -- checks
 
 
-def _unpartitioned(feed: Feed) -> list[dg.AssetCheckKey]:
+def _unpartitioned_checks(feed: Feed) -> list[dg.AssetCheckKey]:
     return [dg.AssetCheckKey(landed_key(feed.name), name) for name in (ACCOUNT, WATCH)]
 
 
-def _planned(instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]) -> Iterator[Planned]:
+def _planned_again(
+    instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]
+) -> Iterator[PlannedEvaluation]:
     """The evaluations of the windows that were just told of again."""
     landed, committed = landed_key(feed.name), committed_key(feed.name)
     names = [*checks.OF_WINDOW, *contracts.described_checks(feed)]
     for key, of in ((landed, names), (committed, [FRONTIER])):
         windows = [show_window(w) for w in told.get(key, ())]
         if windows:
-            yield from internals.unevaluated(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
+            yield from internals.planned_evaluations(instance, [dg.AssetCheckKey(key, name) for name in of], windows)
 
 
-def _evaluation(instance: dg.DagsterInstance, books: Books, p: Planned) -> dg.AssetCheckEvaluation | None:
+def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
     """By the ledger; what the sensor sees is not in it, and stays as it was seen last."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:
         return checks.evaluation(key, name, None, checks.account(books), internals.newest(instance, key))
     if name == WATCH:
         seen = internals.last_evaluation(instance, key, name)
-        return internals.aimed(seen, internals.newest(instance, key)) if seen else None
+        return internals.with_target(seen, internals.newest(instance, key)) if seen else None
     if p.partition is None:
         return None
     window, target = parse_window(p.partition), internals.targets(instance, key, [p.partition]).get(p.partition)
-    found = {FRONTIER: checks.passed(books, window)} if name == FRONTIER else checks.of_window(books, window)
+    found = {FRONTIER: checks.frontier_check(books, window)} if name == FRONTIER else checks.of_window(books, window)
     return checks.evaluation(key, name, window, found[name], target) if name in found else None
 
 

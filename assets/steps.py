@@ -18,11 +18,11 @@ from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, eval
 from sluice.assets.contracts import Said
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
-from sluice.assets.instance import informed
+from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.internals import executes
 from sluice.assets.memory import remember
-from sluice.assets.metadata import Reader
-from sluice.assets.session import Session
+from sluice.assets.metadata import TopicReader
+from sluice.assets.session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
@@ -54,8 +54,8 @@ def topic_key(topic: str) -> dg.AssetKey:
     return dg.AssetKey(["kafka", topic])
 
 
-def _session(context: Context) -> Session:
-    session: Session = context.resources.session
+def _session(context: Context) -> RunSession:
+    session: RunSession = context.resources.session
     return session
 
 
@@ -86,13 +86,13 @@ def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, windo
         books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
     except Exception as error:
         if isinstance(error, BatchRefused):
-            yield from _refused(context, feed, edges, error, window)
+            yield from _refusal_events(context, feed, edges, error, window)
         yield from _told_again(context, feed, edges, window, settling.landed_again)
         raise
     yield from _own_window(books, landed, window, context.run.run_id)
 
 
-def _refused(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
+def _refusal_events(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
     """What keeps the window out, in its checks; nothing when it was another window's batch, taken over."""
     slices = open_ledger(feed, edges).read().live_slices()
     mine = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
@@ -130,7 +130,7 @@ def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
         raise _in_part(feed.name, window)
 
 
-class Asked(Protocol):
+class RunConfig(Protocol):
     """What a run was configured to do. Both raise UsageError."""
 
     def request(self) -> Request: ...
@@ -138,7 +138,7 @@ class Asked(Protocol):
     def skip(self) -> Skip | None: ...
 
 
-def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Events:
+def land_request(context: dg.OpExecutionContext, name: str, asked: RunConfig) -> Events:
     """Land what is asked for and owed, whatever windows that is in, and say which of them are complete now.
 
     Raises dagster.Failure, or an interrupt.
@@ -151,7 +151,7 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: Asked) -> Eve
     yield dg.Output(None)
 
 
-def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: Asked) -> Events:
+def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: RunConfig) -> Events:
     books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
     yield evaluation(landed_key(feed.name), ACCOUNT, None, checks.account(books, landed, context.run.run_id))
     landed.check()
@@ -163,11 +163,11 @@ def _land(
     """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
     session, run = _session(context), context.run.run_id
     report = session.reporter(context.log)
-    edges = informed(edges, context.instance)
+    edges = with_dagster_liveness(edges, context.instance)
     ledger = open_ledger(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
-    with _canceling(edges.engine), _told(context, ledger, edges):
+    with _canceling(edges.engine), _keeping_refused_report(context, ledger, edges):
         if is_local(feed.spark):  # workers share what is compiled here; elsewhere the engine sees to theirs
             ready.ready(report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
@@ -178,15 +178,15 @@ def _land(
     books = Books.open(feed, ledger, edges)
     _remember(session, feed, books, landed)
     yield from _read_topics(context, feed, edges, landed, books.state)
-    watched = _watched(context, feed, edges, ledger)
+    watched = _watch_after_landing(context, feed, edges, ledger)
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
-    yield from _published(context, books, landed, request.window if context.has_partition_key else None, rolled)
+    yield from _publish_events(context, books, landed, request.window if context.has_partition_key else None, rolled)
     if watched:
-        yield evaluation(landed_key(feed.name), WATCH, None, checks.seen(watched))
+        yield evaluation(landed_key(feed.name), WATCH, None, checks.watch_check(watched))
     return books, landed
 
 
-def _watched(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
+def _watch_after_landing(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
     """What the sensor would find now. Not to see it is only logged."""
     try:
         return checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
@@ -195,26 +195,26 @@ def _watched(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> Watc
         return None
 
 
-def _remember(session: Session, feed: Feed, books: Books, landed: Landed) -> None:
+def _remember(session: RunSession, feed: Feed, books: Books, landed: Landed) -> None:
     remember_topics(session.project, feed, {k.topic for k in landed.frontiers})
     remember(session.project, feed.name, first_window=earliest(books.state))
 
 
-def _published(context: Context, books: Books, landed: Landed, own: int | None, rolled: set[int]) -> Events:
+def _publish_events(context: Context, books: Books, landed: Landed, own: int | None, rolled: set[int]) -> Events:
     """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
     windows that were told of just before, without what they say to checks."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
     key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
     tell |= evidence.untold_windows(context.instance, books, key)
-    for event in evidence.told(books, batches, tell):
+    for event in evidence.landing_events(books, batches, tell):
         if own is None or event.partition != show_window(own):
             yield event
-    yield from checks.judged(context.instance, books, key, (tell | rolled) - {own})
+    yield from checks.window_evaluations(context.instance, books, key, (tell | rolled) - {own})
 
 
 @contextmanager
-def _told(context: Context, ledger: Ledger, edges: Edges) -> Iterator[None]:
+def _keeping_refused_report(context: Context, ledger: Ledger, edges: Edges) -> Iterator[None]:
     """A batch that is refused leaves its report."""
     try:
         yield
@@ -279,7 +279,7 @@ def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
         raise
     said = metadata.of_commit(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
-    yield dg.AssetCheckResult(check_name=FRONTIER, **checks.passed(books, window))
+    yield dg.AssetCheckResult(check_name=FRONTIER, **checks.frontier_check(books, window))
     yield from _also_committed(context, books, result, window)
 
 
@@ -314,18 +314,18 @@ def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            books, result = _committed(context, feed, edges)
+            books, result = _commit_landed(context, feed, edges)
     session.reporter(context.log)(Progress("finish"))
     return books, result
 
 
-def _committed(
+def _commit_landed(
     context: Context, feed: Feed, edges: Edges, changed: Collection[TopicPartition] = ()
 ) -> tuple[Books, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
     session = _session(context)
     session.reporter(context.log)(Progress("commit"))
-    edges = informed(edges, context.instance)
+    edges = with_dagster_liveness(edges, context.instance)
     ledger = open_ledger(feed, edges, context.run.run_id)
     books = Books.open(feed, ledger, edges)
     evidence.roll_forward(context.instance, books)
@@ -356,7 +356,7 @@ def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
     """A log that is another one by now is left out. Why it could not be done is told, and not raised."""
     try:
         changed = changed_partitions(feed, edges, open_ledger(feed, edges).read())
-        books, result = _committed(context, feed, edges, changed)
+        books, result = _commit_landed(context, feed, edges, changed)
     except SluiceError as error:
         _session(context).witness.uncommitted = error
         context.log.error("what landed could not be committed: %s", error)
@@ -378,7 +378,7 @@ def _also_committed(
     evaluated = sorted({*told, *untold, *_just_passed(books, result)} - {own})
     targets = internals.targets(context.instance, key, map(show_window, evaluated))
     for window in evaluated:
-        yield evaluation(key, FRONTIER, window, checks.passed(books, window), targets.get(show_window(window)))
+        yield evaluation(key, FRONTIER, window, checks.frontier_check(books, window), targets.get(show_window(window)))
 
 
 def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
@@ -418,10 +418,10 @@ def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping
 
 
 def _survey(
-    session: Session, owner: str, topics: Mapping[str, Sequence[str]]
-) -> tuple[Topics, dict[str, list[Reader]]]:
+    session: RunSession, owner: str, topics: Mapping[str, Sequence[str]]
+) -> tuple[Topics, dict[str, list[TopicReader]]]:
     seen: Topics = {}
-    lags: dict[str, list[Reader]] = {t: [] for t in topics}
+    lags: dict[str, list[TopicReader]] = {t: [] for t in topics}
     for name in (owner, *sorted({r for feeds in topics.values() for r in feeds} - {owner})):
         feed, mine = session.feed(name), [t for t, feeds in topics.items() if name in feeds]
         with session.open_edges(feed) as edges:
@@ -449,8 +449,8 @@ def _outlook(edges: Edges, feed: Feed, state: State, seen: Topics) -> Outlook:
     return look_ahead(feed, Ledger(edges.lake, feed.name, edges.clock), state, edges.cluster, partitions, now)
 
 
-def _reader(feed: str, state: State, topic: str, outlook: Outlook) -> Reader:
+def _reader(feed: str, state: State, topic: str, outlook: Outlook) -> TopicReader:
     frontiers = {k.partition: state.frontier(k) for k in state.known() if k.topic == topic}
     ages = {k.partition: age for k, age in outlook.ages().items() if k.topic == topic}
     at_risk = [r.describe(outlook.now) for r in outlook.at_risk if r.key.topic == topic]
-    return Reader(feed, frontiers, ages, at_risk)
+    return TopicReader(feed, frontiers, ages, at_risk)

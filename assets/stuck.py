@@ -60,7 +60,7 @@ def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed
     mine = [r for r in records if feed is None or is_of(r.dagster_run, feed)]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
     beating = beats([run for run, seen in locks.items() if seen is None])
-    return [_judged(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
+    return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]
 
 
 def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
     return tuple(ended)
 
 
-def queued(instance: dg.DagsterInstance) -> int:
+def queued_runs(instance: dg.DagsterInstance) -> int:
     """Runs that wait for Dagster's daemon to let them go."""
     return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
 
@@ -102,7 +102,7 @@ def queued(instance: dg.DagsterInstance) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftBatch:
     """A live batch that a run began: its feed, its id, how far it is, and the commands that finish it or give it up."""
 
     feed: str
@@ -131,21 +131,21 @@ class Lakes:
                     found[o.run] = verdicts[o.token]
         return found
 
-    def left_by(self, run: str) -> tuple[Left, ...]:
+    def left_by(self, run: str) -> tuple[LeftBatch, ...]:
         """The live batches that the run owns."""
         return tuple(left for feed in self.feeds for left in self._left(feed, run))
 
-    def _left(self, feed: Feed, run: str) -> list[Left]:
+    def _left(self, feed: Feed, run: str) -> list[LeftBatch]:
         with self.open_edges(feed) as edges:
             live = Ledger(edges.lake, feed.name, edges.clock).read().live()
             mine = [b for b in live if b.owner.run == run]
-            return [Left(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]
+            return [LeftBatch(feed.name, b.id, str(b.request), *outlook(edges.lake, feed.name, b)) for b in mine]
 
 
 # -- evidence
 
 
-def _said(dead: bool, why: str) -> Verdict:
+def _verdict(dead: bool, why: str) -> Verdict:
     return Verdict(Life.DEAD if dead else Life.ALIVE, why)
 
 
@@ -153,10 +153,10 @@ def _by_lock(project: Project, run: str) -> Verdict | None:
     held = is_held(project.dagster_home, run)
     if held is None:
         return None
-    return _said(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
+    return _verdict(not held, "its process holds its lock" if held else "its process is gone: it let go of its lock")
 
 
-def _judged(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | None) -> UnderWay:
+def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | None) -> UnderWay:
     since = record.start_time or record.create_timestamp.timestamp()
     return UnderWay(record.dagster_run, since, seen or _by_process(instance, record))
 
@@ -170,7 +170,7 @@ def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict |
         return None
     pid, at = noted
     gone = process_gone(pid, at)
-    return _said(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
+    return _verdict(gone, f"its process (pid {pid}) {'is gone from' if gone else 'is there on'} this machine")
 
 
 def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
@@ -190,4 +190,4 @@ def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | N
         return None
     launched = instance.get_run_stats(run.run_id).launch_time if run.status is Status.STARTING else None
     age = clock() - (launched or record.create_timestamp.timestamp())
-    return _said(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")
+    return _verdict(age > bound, f"it was launched {age:.0f} s ago, and no process of it has begun")

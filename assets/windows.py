@@ -11,7 +11,7 @@ from functools import cache
 
 import dagster as dg
 
-from sluice.assets.memory import Seen
+from sluice.assets.memory import Remembered
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
 from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, show_window
@@ -27,7 +27,7 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def partitions_of(feed: Feed, seen: Seen, now: int) -> dg.TimeWindowPartitionsDefinition:
+def partitions_of(feed: Feed, seen: Remembered, now: int) -> dg.TimeWindowPartitionsDefinition:
     """The feed's windows. `now` (ms) counts only as long as no run has seen the first window."""
     first = feed.window.start_of(_first(feed, now) if seen.first_window is None else seen.first_window)
     return _partitions(show_window(first), cron(feed.window.length))

@@ -26,7 +26,7 @@ _STORED = 1 << 31
 _XERIAL = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
-class Batch(NamedTuple):
+class EncodedBatch(NamedTuple):
     """One record batch: the offset that its first record must get, how many there are, and its bytes."""
 
     base: int
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     data: bytes
 
 
-def batches(rows: pa.Table, codec: str, batch_bytes: int) -> Iterator[Batch]:
+def batches(rows: pa.Table, codec: str, batch_bytes: int) -> Iterator[EncodedBatch]:
     """The rows (`offset, key, value, timestamp, trace`, in order) as batches of about so many bytes, uncompressed."""
     columns = (rows.column(name).cast(pa.binary()).to_pylist() for name in ("key", "value", "trace"))
     stamped = zip(rows.column("offset").to_pylist(), rows.column("timestamp").to_pylist(), *columns, strict=True)
@@ -69,13 +69,13 @@ class _Packing:
         self._count += 1
         self.bytes += len(body) + 2
 
-    def batch(self, codec: str) -> Batch:
+    def batch(self, codec: str) -> EncodedBatch:
         """What was added, packed. In its bytes the base offset is 0: the broker assigns the real one."""
         code, compress = CODECS[codec]
         records = compress(b"".join(self._pieces))
         rest = _AFTER_CRC.pack(code, self._count - 1, self._first, self._last, -1, -1, -1, self._count) + records
         length = _HEADER.size + len(rest) - _LENGTH_AFTER
-        return Batch(self._base, self._count, _HEADER.pack(0, length, -1, _MAGIC, crc32c.crc32c(rest)) + rest)
+        return EncodedBatch(self._base, self._count, _HEADER.pack(0, length, -1, _MAGIC, crc32c.crc32c(rest)) + rest)
 
 
 class _Varints(dict[int, bytes]):

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from sluice.bench.peer_sluice import feed_of
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.pipelines.batch.preview import preview
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.landing.task import Assignment as Work
@@ -45,7 +45,7 @@ Spent = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldSlice:
     """A slice of the topic in memory, and what a task would let it hold of rows."""
 
     slice: Slice
@@ -54,20 +54,20 @@ class Held:
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     with TemporaryDirectory() as lake:
         feed = feed_of(given, Path(lake))
-        held = _fetched(feed)
+        held = _fetch_slices(feed)
         yield Ready(lambda _out: _parts(feed, held), {})
 
 
-def _parts(feed: Feed, held: Sequence[Held]) -> dict[str, Any]:
-    passed(feed, held)  # others had the processor's caches meanwhile, and the first call of anything takes longer
-    records, spent = passed(feed, held)
+def _parts(feed: Feed, held: Sequence[HeldSlice]) -> dict[str, Any]:
+    measure_parts(feed, held)  # others had the processor's caches meanwhile, and a first call takes longer
+    records, spent = measure_parts(feed, held)
     return {"records": records, "parts": {part: ns / records for part, ns in spent.items()}}
 
 
-def _fetched(feed: Feed) -> list[Held]:
+def _fetch_slices(feed: Feed) -> list[HeldSlice]:
     with open_edges(feed) as edges:
         plan = preview(feed, edges, Request(RequestKind.CATCH_UP)).plan
     if plan is None:
@@ -82,7 +82,7 @@ def _fetched(feed: Feed) -> list[Held]:
                 raise got.error
             answers[got.index].append(got)
     chunks, _ = memory_shares(slices, work)
-    return [Held(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(slices)]
+    return [HeldSlice(s, tuple(answers[i]), chunks[s]) for i, s in enumerate(slices)]
 
 
 def first(slices: Sequence[Slice]) -> list[Slice]:
@@ -97,17 +97,17 @@ def first(slices: Sequence[Slice]) -> list[Slice]:
     return chosen
 
 
-def passed(feed: Feed, held: Sequence[Held]) -> tuple[int, Spent]:
+def measure_parts(feed: Feed, held: Sequence[HeldSlice]) -> tuple[int, Spent]:
     """Records, and what each part took for all of them together."""
-    chunks, spent = _decoded(feed, held)
+    chunks, spent = _decode(feed, held)
     records = sum(chunk.num_rows for _, chunk in chunks)
-    rows, typed = _typed(feed, chunks)
+    rows, typed = _type_rows(feed, chunks)
     del chunks
-    return records, {**spent, **typed, **_encoded(feed, rows)}
+    return records, {**spent, **typed, **_encode_rows(feed, rows)}
 
 
-def _decoded(feed: Feed, held: Sequence[Held]) -> tuple[list[tuple[Held, pa.RecordBatch]], dict[str, float]]:
-    chunks: list[tuple[Held, pa.RecordBatch]] = []
+def _decode(feed: Feed, held: Sequence[HeldSlice]) -> tuple[list[tuple[HeldSlice, pa.RecordBatch]], dict[str, float]]:
+    chunks: list[tuple[HeldSlice, pa.RecordBatch]] = []
     wall: Counter[str] = Counter()
     begun = time.process_time_ns()
     for h in held:
@@ -117,20 +117,22 @@ def _decoded(feed: Feed, held: Sequence[Held]) -> tuple[list[tuple[Held, pa.Reco
             chunks += ((h, chunk) for chunk in decoder.feed(got.records, got.aborted))
         chunks += ((h, chunk) for chunk in decoder.finish())
         wall.update(decoder.timings)
-    return chunks, shared(time.process_time_ns() - begun, wall)
+    return chunks, share_cpu(time.process_time_ns() - begun, wall)
 
 
-def _typed(feed: Feed, chunks: Sequence[tuple[Held, pa.RecordBatch]]) -> tuple[list[tuple[Held, Formatted]], Spent]:
+def _type_rows(
+    feed: Feed, chunks: Sequence[tuple[HeldSlice, pa.RecordBatch]]
+) -> tuple[list[tuple[HeldSlice, Formatted]], Spent]:
     form, begun, started = feed.shape.format(), time.process_time_ns(), time.perf_counter_ns()
     rows = [(h, piece) for h, chunk in chunks for piece in form.convert(h.slice, chunk)]
     took, cpu = time.perf_counter_ns() - started, time.process_time_ns() - begun
     validated = sum(piece.validate_ns for _, piece in rows)
-    spent = shared(cpu, {"type": took - validated, "validate": validated})
+    spent = share_cpu(cpu, {"type": took - validated, "validate": validated})
     wanted = {"type": feed.columns is not None, "validate": feed.contract is not None}
     return rows, {part: ns for part, ns in spent.items() if wanted[part]}
 
 
-def _encoded(feed: Feed, rows: Sequence[tuple[Held, Formatted]]) -> Spent:
+def _encode_rows(feed: Feed, rows: Sequence[tuple[HeldSlice, Formatted]]) -> Spent:
     """Without what hashing and writing the encoded bytes takes."""
     writers: dict[tuple[Slice, PartKind], PartWriter] = {}
     contract, begun = feed.shape.format().contract, time.process_time_ns()
@@ -141,11 +143,11 @@ def _encoded(feed: Feed, rows: Sequence[tuple[Held, Formatted]]) -> Spent:
     for writer in writers.values():
         writer.close()
     wall = {"encode": sum(w.encode_ns for w in writers.values()), "write": sum(w.write_ns for w in writers.values())}
-    return {"encode": shared(time.process_time_ns() - begun, wall)["encode"]}
+    return {"encode": share_cpu(time.process_time_ns() - begun, wall)["encode"]}
 
 
 def _write(
-    writers: dict[tuple[Slice, PartKind], PartWriter], feed: Feed, h: Held, kind: PartKind, rows: pa.RecordBatch
+    writers: dict[tuple[Slice, PartKind], PartWriter], feed: Feed, h: HeldSlice, kind: PartKind, rows: pa.RecordBatch
 ) -> None:
     key = h.slice, kind
     if key not in writers:
@@ -167,7 +169,7 @@ class _Sink(io.RawIOBase):
         return len(data)
 
 
-def shared(cpu: float, wall: Mapping[str, int]) -> dict[str, float]:
+def share_cpu(cpu: float, wall: Mapping[str, int]) -> dict[str, float]:
     """CPU time by part, of parts that took so much wall time."""
     whole = sum(wall.values()) or 1
     return {part: cpu * ns / whole for part, ns in wall.items()}

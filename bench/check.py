@@ -47,7 +47,7 @@ VERSION = f"{hashlib.sha256((_DIGEST + _SENT).encode()).hexdigest()[:6]}-duckdb{
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PeerLayout:
     """How a peer's rows lie: SQL for what is compared of them, and which files below its folder hold them.
 
     `value` is for rows that are not typed; typed fields are columns by their names. `headers` empty: none are landed.
@@ -64,10 +64,10 @@ class Layout:
     files: str = "**/*.parquet"
 
 
-def _of_spark(prefix: str) -> Layout:
+def _of_spark(prefix: str) -> PeerLayout:
     """The columns of Spark's Kafka source."""
     names = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType", "headers")
-    return Layout(*(f'"{prefix}{name}"' for name in names))
+    return PeerLayout(*(f'"{prefix}{name}"' for name in names))
 
 
 RAW, TYPED = _of_spark(""), _of_spark("kafka_")
@@ -99,7 +99,7 @@ def digest_of_sent(partition: int, rows: pa.Table, schema: Schema = ()) -> Diges
 
 
 def digests_of_landed(
-    files: Iterable[Path], topic: str, schema: Schema = (), layout: Layout | None = None
+    files: Iterable[Path], topic: str, schema: Schema = (), layout: PeerLayout | None = None
 ) -> dict[int, Digest]:
     """By partition, of Parquet files as Spark's Kafka source would lay them out, unless another layout is given."""
     known = fields(schema)
@@ -119,10 +119,10 @@ def _database() -> duckdb.DuckDBPyConnection:
 
 def _row(columns: Iterable[str], known: Sequence[Field]) -> str:
     """SQL for the typed columns as they are compared."""
-    return f"row({', '.join(_typed(c, f) for c, f in zip(columns, known, strict=True))})"
+    return f"row({', '.join(_typed_column(c, f) for c, f in zip(columns, known, strict=True))})"
 
 
-def _typed(column: str, field: Field) -> str:
+def _typed_column(column: str, field: Field) -> str:
     typed = f"({column})::{duckdb_type(field.type)}"
     # The hash of a list takes an empty one, one of a null and none at all for the same: their texts differ.
     return f"to_json({typed})::VARCHAR" if field.type.kind in (Kind.LIST, Kind.STRUCT) else typed
@@ -139,14 +139,14 @@ def check_landed(
     topic: str,
     expected: Mapping[int, Digest],
     schema: Schema = (),
-    layout: Layout | None = None,
+    layout: PeerLayout | None = None,
 ) -> tuple[int, int]:
     """Parquet files and their bytes below the folder. Raises ProofFailed unless they hold exactly what is expected."""
     files = sorted(folder.glob(layout.files if layout else RAW.files))
     found = digests_of_landed(files, topic, schema, layout) if files else {}
     headers = layout is None or bool(layout.headers)
     for partition in sorted(expected.keys() | found.keys()):
-        wanted, got = (_compared(of.get(partition, Digest()), headers) for of in (expected, found))
+        wanted, got = (_without_headers(of.get(partition, Digest()), headers) for of in (expected, found))
         if wanted != got:
             what = f"{got.rows:,} rows for {wanted.rows:,}" if got.rows != wanted.rows else "other rows than were sent"
             raise ProofFailed(
@@ -158,5 +158,5 @@ def check_landed(
     return len(files), sum(f.stat().st_size for f in files)
 
 
-def _compared(digest: Digest, headers: bool) -> Digest:
+def _without_headers(digest: Digest, headers: bool) -> Digest:
     return digest if headers else replace(digest, headers=0)

@@ -16,15 +16,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sluice.bench import lake, machine, peers, race, scale, start, suite
-from sluice.bench.results import Provenance, RaceResult, Report
+from sluice.bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
 Note = Callable[[str], None]
-Keep = Callable[[Report], None]
+Keep = Callable[[BenchReport], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BenchRequest:
     """What to measure: benchmarks by name (none: the main ones), how often, and what deviates from their own choice."""
 
     names: tuple[str, ...] = ()
@@ -36,13 +36,13 @@ class Asked:
     folder: Path | None = None
 
 
-def run(asked: Asked, arguments: Sequence[str], note: Note, keep: Keep) -> Report:
+def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -> BenchReport:
     """Measure and report. `arguments` are the command's, for the report; `note` hears how far it is, and `keep` gets
     each benchmark as soon as it is done: what fails later takes nothing of it away.
 
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
-    chosen = tuple(peers.named(name) for name in asked.peers)
+    chosen = tuple(peers.find_peer(name) for name in asked.peers)
     races = [r for r in suite.races(asked.names, asked.records) if not chosen or {*chosen} & {*r.peers}]
     if not races:
         raise UsageError(f"{', '.join(asked.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody")
@@ -53,23 +53,23 @@ def run(asked: Asked, arguments: Sequence[str], note: Note, keep: Keep) -> Repor
     with _alone(asked.folder or default_folder()) as folder:
         for r in races:
             done.append(replace(race.run(r, terms, folder, note), run=provenance))
-            keep(Report((done[-1],)))
-    return Report(tuple(done))
+            keep(BenchReport((done[-1],)))
+    return BenchReport(tuple(done))
 
 
-def run_lake(asked: Asked, note: Note) -> lake.Report:
+def run_lake(asked: BenchRequest, note: Note) -> lake.LakeReport:
     """The lake on S3 beside a local one. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return lake.run(asked.records or lake.RECORDS, folder, note)
 
 
-def run_start(asked: Asked, note: Note) -> start.Report:
+def run_start(asked: BenchRequest, note: Note) -> start.StartReport:
     """What starting costs. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return start.run(asked.repeat, folder, note)
 
 
-def run_scale(asked: Asked, note: Note) -> scale.Report:
+def run_scale(asked: BenchRequest, note: Note) -> scale.ScaleReport:
     """What a feed's size costs its driver. Raises UsageError for another benchmark under way."""
     with _alone(asked.folder or default_folder()):
         return scale.run(note)

@@ -8,12 +8,12 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
-from sluice.bench.stand import Assignment
+from sluice.bench.stand import PeerTask
 
 _PATIENCE_SECONDS = 60.0
 
 
-def consumed(given: Assignment, most: int) -> Iterator[list[Any]]:
+def message_lots(given: PeerTask, most: int) -> Iterator[list[Any]]:
     """Lots of up to `most` messages, until all that was assigned is read. Raises KafkaException when nothing comes."""
     settings = {
         "bootstrap.servers": given.bootstrap,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.bench.load import ensure
-from sluice.bench.measure import Cost, metered
+from sluice.bench.measure import Cost, metering
 from sluice.bench.workloads import ORDERS
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.feed.feed import Feed
@@ -57,7 +57,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RequestCounts:
     """Requests by kind, at one age of the ledger."""
 
     entries: int
@@ -73,26 +73,26 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LakeReport:
     speeds: tuple[Speed, ...]
-    counts: tuple[Counts, ...]
+    counts: tuple[RequestCounts, ...]
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(records: int, folder: Path, note: Note) -> Report:
+def run(records: int, folder: Path, note: Note) -> LakeReport:
     """Measure both lakes in `folder`, where the topic stays loaded. Raises SetupError, Failed."""
     workload = ORDERS.of(records)
     with LocalKafka(folder / "kafka-1") as kafka, LocalS3() as store:
         topic = ensure(workload, kafka.bootstrap, folder / "topics", note).topic
-        place = _Place(kafka.bootstrap, topic, store, folder)
-        speeds = tuple(_speed(place, kind, records, note) for kind in ("local", "s3"))
-        return Report(speeds, tuple(_counted(place, age, note) for age in AGES))
+        place = _BenchLake(kafka.bootstrap, topic, store, folder)
+        speeds = tuple(_measure_speed(place, kind, records, note) for kind in ("local", "s3"))
+        return LakeReport(speeds, tuple(_count_requests(place, age, note) for age in AGES))
 
 
 @dataclass(frozen=True)
-class _Place:
+class _BenchLake:
     bootstrap: str
     topic: str
     store: LocalS3
@@ -102,7 +102,7 @@ class _Place:
     def feed(self, kind: str) -> Iterator[Feed]:
         """A feed with a lake of its own."""
         name = secrets.token_hex(4)
-        with _removed(self.folder / f"lake-{name}") as folder:
+        with _removing_lake(self.folder / f"lake-{name}") as folder:
             s = self.store.settings
             said = {
                 "feed": "bench",
@@ -118,7 +118,7 @@ class _Place:
 
 
 @contextmanager
-def _removed(folder: Path) -> Iterator[Path]:
+def _removing_lake(folder: Path) -> Iterator[Path]:
     import shutil
 
     try:
@@ -130,7 +130,7 @@ def _removed(folder: Path) -> Iterator[Path]:
 # -- speed
 
 
-def _speed(place: _Place, kind: str, records: int, note: Note) -> Speed:
+def _measure_speed(place: _BenchLake, kind: str, records: int, note: Note) -> Speed:
     """The second landing counts; each has a lake of its own."""
     from sluice.resources.spark.engine import session
 
@@ -143,7 +143,7 @@ def _speed(place: _Place, kind: str, records: int, note: Note) -> Speed:
 
 
 def _landing(feed: Feed) -> Cost:
-    with metered(getpid()) as meter:
+    with metering(getpid()) as meter:
         _land(feed, Request(RequestKind.CATCH_UP))
     return meter.cost
 
@@ -156,7 +156,7 @@ def _land(feed: Feed, request: Request) -> None:
 # -- requests
 
 
-def _counted(place: _Place, entries: int, note: Note) -> Counts:
+def _count_requests(place: _BenchLake, entries: int, note: Note) -> RequestCounts:
     note(f"s3: counting requests at {entries:,} ledger entries")
     with place.feed("s3") as feed:
         _land(feed, _ranges(place.topic, 1, 0))
@@ -165,7 +165,7 @@ def _counted(place: _Place, entries: int, note: Note) -> Counts:
         ledger.read()  # leaves a checkpoint where one is due
         fresh = Ledger(open_lake(feed), feed.name, now)
         count = place.store.requests
-        return Counts(
+        return RequestCounts(
             entries,
             _spent(count, fresh.read),
             _spent(count, fresh.read),

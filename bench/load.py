@@ -16,9 +16,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
-from sluice.bench.batches import Batch, batches
+from sluice.bench.batches import EncodedBatch, batches
 from sluice.bench.check import VERSION, Digest, digest_of_sent
-from sluice.bench.produce import Producer
+from sluice.bench.produce import TopicProducer
 from sluice.bench.workloads import Workload
 
 Note = Callable[[str], None]
@@ -62,14 +62,14 @@ def _load(workload: Workload, bootstrap: str) -> Loaded:
         admin.create_topics({topic: shape}, wait_for_metadata=True)
     partitions = range(len(workload.weights))
     loaded = Loaded(topic, *(dict.fromkeys(partitions, Digest()) for _ in range(3)))
-    with Producer(bootstrap, topic, len(partitions)) as producer:
-        for turn in zip_longest(*(_packed(workload, p, loaded) for p in partitions)):
+    with TopicProducer(bootstrap, topic, len(partitions)) as producer:
+        for turn in zip_longest(*(_encode_partition(workload, p, loaded) for p in partitions)):
             producer.send({p: batch for p, batch in enumerate(turn) if batch})
         producer.flush()
     return loaded
 
 
-def _packed(workload: Workload, p: int, loaded: Loaded) -> Iterator[Batch]:
+def _encode_partition(workload: Workload, p: int, loaded: Loaded) -> Iterator[EncodedBatch]:
     """The partition's batches; what they hold is added to its digests on the way."""
     for chunk in workload.chunks(p):
         loaded.digests[p] += digest_of_sent(p, chunk, workload.schema)

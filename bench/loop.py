@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.bench.stand import Assignment
+from sluice.bench.stand import PeerTask
 from sluice.bench.types import fields
 from sluice.pipelines.records.format import HEADERS
 from sluice.pipelines.schema.schema import arrow_type
@@ -35,7 +35,7 @@ Lot = Mapping[str, list[Any]]
 """Records by column, as `_KEY_AND_VALUE` and `_COORDINATES` name them."""
 
 
-def write(lots: Iterable[Lot], given: Assignment, out: Path) -> None:
+def write(lots: Iterable[Lot], given: PeerTask, out: Path) -> None:
     """Write the lots, a row group each, below the new folder `out`."""
     out.mkdir(parents=True)
     table, schema = _maker(given.schema)

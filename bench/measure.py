@@ -91,7 +91,7 @@ class _Clocks(NamedTuple):
 
 
 @contextmanager
-def metered(root: int, beside: tuple[int, ...] = ()) -> Iterator[Meter]:
+def metering(root: int, beside: tuple[int, ...] = ()) -> Iterator[Meter]:
     """Measure the block as work of the process `root` and all below it."""
     meter, stop = Meter(root, beside), Event()
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME
 
-from sluice.bench.consume import consumed
+from sluice.bench.consume import message_lots
 from sluice.bench.loop import ROWS, Lot, write
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.stand import PeerTask, Ready, serve
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     yield Ready(partial(_land, given), {name: version(name) for name in ("confluent-kafka", "orjson", "pyarrow")})
 
 
-def _land(given: Assignment, out: Path) -> dict[str, Any]:
-    write((_columns(given.topic, messages) for messages in consumed(given, ROWS)), given, out)
+def _land(given: PeerTask, out: Path) -> dict[str, Any]:
+    write((_columns(given.topic, messages) for messages in message_lots(given, ROWS)), given, out)
     return {}
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sluice.bench.consume import consumed
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.consume import message_lots
+from sluice.bench.stand import PeerTask, Ready, serve
 
 _LOT = 3_000
 _OFFLINE = {"RUNTIME__DLTHUB_TELEMETRY": "false", "RUNTIME__LOG_LEVEL": "ERROR"}
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     with TemporaryDirectory(prefix="sluice-bench-dlt-") as home:
         os.environ.update(_OFFLINE | {"DLT_DATA_DIR": home, "DLT_PROJECT_DIR": home})
         # Imported once the environment is set, and before the clock runs: it takes seconds.
@@ -33,7 +33,7 @@ def stand(given: Assignment) -> Iterator[Ready]:
         yield Ready(partial(_land, given), {name: version(name) for name in ("dlt", "confluent-kafka", "pyarrow")})
 
 
-def _land(given: Assignment, out: Path) -> dict[str, Any]:
+def _land(given: PeerTask, out: Path) -> dict[str, Any]:
     import dlt
 
     pipeline = dlt.pipeline(
@@ -49,7 +49,7 @@ def _land(given: Assignment, out: Path) -> dict[str, Any]:
     return {}
 
 
-def _messages(given: Assignment) -> Iterator[list[dict[str, Any]]]:
+def _messages(given: PeerTask) -> Iterator[list[dict[str, Any]]]:
     from dlt.common.time import ensure_pendulum_datetime
     from dlt.common.utils import digest128
 
@@ -68,7 +68,7 @@ def _messages(given: Assignment) -> Iterator[list[dict[str, Any]]]:
             "_kafka_msg_id": digest128(f"{topic}{partition}{key}"),
         }
 
-    for lot in consumed(given, _LOT):
+    for lot in message_lots(given, _LOT):
         yield [item(message) for message in lot]
 
 

@@ -12,24 +12,24 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 
 from sluice.bench.loop import ROWS, Lot, write
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.stand import PeerTask, Ready, serve
 
 _POLL_RECORDS = 5_000
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     yield Ready(partial(_land, given), {name: version(name) for name in ("kafka-python", "lz4", "orjson", "pyarrow")})
 
 
-def _land(given: Assignment, out: Path) -> dict[str, Any]:
+def _land(given: PeerTask, out: Path) -> dict[str, Any]:
     write(_lots(given), given, out)
     return {}
 
 
-def _lots(given: Assignment) -> Iterator[Lot]:
+def _lots(given: PeerTask) -> Iterator[Lot]:
     gathered: list[Any] = []
-    for records in _polled(given):
+    for records in _poll(given):
         gathered += records
         if len(gathered) >= ROWS:
             yield _columns(gathered)
@@ -38,7 +38,7 @@ def _lots(given: Assignment) -> Iterator[Lot]:
         yield _columns(gathered)
 
 
-def _polled(given: Assignment) -> Iterator[list[Any]]:
+def _poll(given: PeerTask) -> Iterator[list[Any]]:
     with KafkaConsumer(bootstrap_servers=given.bootstrap, group_id=None, max_poll_records=_POLL_RECORDS) as consumer:
         partitions = [TopicPartition(given.topic, p) for p in given.ends]
         consumer.assign(partitions)

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import BatchResult
 from sluice.pipelines.contract.suite import parse_contract
@@ -30,11 +30,11 @@ from sluice.resources.edges import now, open_edges
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     yield Ready(partial(_land, given), {name: version(name) for name in ("sluice", "pyspark", "pyarrow", "numba")})
 
 
-def _land(given: Assignment, out: Path) -> dict[str, Any]:
+def _land(given: PeerTask, out: Path) -> dict[str, Any]:
     feed = feed_of(given, out)
     stages = _Stages()
     with open_edges(feed) as edges:
@@ -44,7 +44,7 @@ def _land(given: Assignment, out: Path) -> dict[str, Any]:
     return {"stages": stages.seconds(), "tasks": _activities(result.batches)}
 
 
-def feed_of(given: Assignment, out: Path) -> Feed:
+def feed_of(given: PeerTask, out: Path) -> Feed:
     settings = {
         "feed": "bench",
         "kafka": {"bootstrap": given.bootstrap},

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
 
-from sluice.bench.stand import Assignment, Ready, serve
+from sluice.bench.stand import PeerTask, Ready, serve
 from sluice.bench.types import fields, spark_type
 
 _CONF: dict[str, Any] = {
@@ -28,7 +28,7 @@ _CONF: dict[str, Any] = {
 
 
 @contextmanager
-def stand(given: Assignment) -> Iterator[Ready]:
+def stand(given: PeerTask) -> Iterator[Ready]:
     jars = sorted(Path(given.jars).glob("*.jar"))
     builder = SparkSession.builder.appName("bench").master(f"local[{given.cores}]")
     with builder.config(map=_CONF | {"spark.jars": ",".join(map(str, jars))}).getOrCreate() as spark:
@@ -40,7 +40,7 @@ def _version(jar: Path) -> tuple[str, str]:
     return name, version
 
 
-def _land(spark: SparkSession, given: Assignment, out: Path) -> dict[str, Any]:
+def _land(spark: SparkSession, given: PeerTask, out: Path) -> dict[str, Any]:
     options = {
         "kafka.bootstrap.servers": given.bootstrap,
         "subscribe": given.topic,
@@ -50,12 +50,12 @@ def _land(spark: SparkSession, given: Assignment, out: Path) -> dict[str, Any]:
     }
     read = spark.read.format("kafka").options(**options).load()
     if given.schema:
-        read = _typed(read, given.schema)
+        read = _typed_columns(read, given.schema)
     read.write.parquet(str(out), compression="zstd")
     return {}
 
 
-def _typed(read: DataFrame, schema: dict[str, str]) -> DataFrame:
+def _typed_columns(read: DataFrame, schema: dict[str, str]) -> DataFrame:
     """The fields of the value, and all other columns under `kafka_`."""
     said = ", ".join(f"`{f.name}` {spark_type(f.type)}" for f in fields(schema))
     value = from_json(col("value").cast("string"), said).alias("value")

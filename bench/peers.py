@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from sluice.bench.check import Layout
+from sluice.bench.check import PeerLayout
 from sluice.bench.packages import packages
-from sluice.bench.stand import Assignment
+from sluice.bench.stand import PeerTask
 from sluice.pipelines.vocabulary.errors import Failed, UsageError
 from sluice.resources.local import java
 from sluice.resources.spark.engine import WORKERS_ENVIRONMENT
@@ -55,7 +55,7 @@ class Peer:
     module: str
     warms_up: bool = True
     validates: bool = False
-    layout: Layout | None = None
+    layout: PeerLayout | None = None
     artifacts: tuple[java.Artifact, ...] = ()
     packages: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -91,7 +91,7 @@ DLT = Peer(
     "dlt",
     "dlt's Kafka source",
     "sluice.bench.peer_dlt",
-    layout=Layout(
+    layout=PeerLayout(
         topic="_kafka__topic",
         partition="_kafka__partition",
         offset="_kafka__offset",
@@ -125,7 +125,7 @@ BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", e
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DLT)}
 
 
-def named(name: str) -> Peer:
+def find_peer(name: str) -> Peer:
     """The peer of that name. Raises UsageError."""
     if name not in PEERS:
         raise UsageError(f"no peer {name!r}", remedy=f"peers: {', '.join(PEERS)}")
@@ -159,7 +159,7 @@ class Running:
 
 
 @contextmanager
-def running(peer: Peer, assignment: Assignment, folder: Path) -> Iterator[Running]:
+def running(peer: Peer, assignment: PeerTask, folder: Path) -> Iterator[Running]:
     """The peer, started and ready; it ends with the block. What it says goes to a log in `folder`."""
     log = folder / f"{peer.name}.log"
     with log.open("w") as words:

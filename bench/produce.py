@@ -16,7 +16,7 @@ from typing import Self
 
 from kafka import KafkaAdminClient
 
-from sluice.bench.batches import Batch
+from sluice.bench.batches import EncodedBatch
 from sluice.pipelines.vocabulary.errors import Failed
 
 _PRODUCE, _VERSION, _CLIENT = 0, 7, b"sluice-bench"
@@ -25,7 +25,7 @@ _UNACKNOWLEDGED = 16
 _PARTITION_ANSWER = struct.Struct(">ihqqq")
 
 
-class Producer:
+class TopicProducer:
     """Sends to one topic; use it as a `with`."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
@@ -34,7 +34,7 @@ class Producer:
         self._by_partition = {partition: connections[node] for partition, node in leaders.items()}
         self._connections = list(connections.values())
 
-    def send(self, batches: Mapping[int, Batch]) -> None:
+    def send(self, batches: Mapping[int, EncodedBatch]) -> None:
         """One batch for each of these partitions; waits only when too much is unacknowledged. Raises Failed."""
         for connection in self._connections:
             if mine := {p: b for p, b in batches.items() if self._by_partition[p] is connection}:
@@ -76,7 +76,7 @@ class _Connection:
         self._topic = topic.encode()
         self._waiting: deque[dict[int, int]] = deque()
 
-    def send(self, batches: Mapping[int, Batch]) -> None:
+    def send(self, batches: Mapping[int, EncodedBatch]) -> None:
         self._socket.sendall(_request(self._topic, batches))
         self._waiting.append({partition: batch.base for partition, batch in batches.items()})
         self.settle(_UNACKNOWLEDGED)
@@ -103,7 +103,7 @@ class _Connection:
         return bytes(data)
 
 
-def _request(topic: bytes, batches: Mapping[int, Batch]) -> bytes:
+def _request(topic: bytes, batches: Mapping[int, EncodedBatch]) -> bytes:
     head = struct.pack(">hhih", _PRODUCE, _VERSION, 0, len(_CLIENT)) + _CLIENT
     body = struct.pack(">hhiih", -1, _ALL_REPLICAS, _PATIENCE_MS, 1, len(topic)) + topic
     parts = [struct.pack(">i", len(batches))]

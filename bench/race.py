@@ -17,10 +17,10 @@ from statistics import fmean
 
 from sluice.bench.check import check_landed
 from sluice.bench.load import Loaded, ensure
-from sluice.bench.measure import metered
+from sluice.bench.measure import metering
 from sluice.bench.peers import BUDGET, SLUICE, Peer, Running, connector_jars, running
-from sluice.bench.results import Budget, Landing, Pass, PeerResult, RaceResult
-from sluice.bench.stand import Assignment
+from sluice.bench.results import CheckedLanding, PartTimes, Pass, PeerResult, RaceResult
+from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import Workload
 from sluice.resources.local.kafka import LocalKafka
 
@@ -76,7 +76,7 @@ class _Track:
     terms: Terms
     note: Note
 
-    def run(self, peers: Sequence[Peer], *, parts: bool) -> tuple[list[PeerResult], Budget | None]:
+    def run(self, peers: Sequence[Peer], *, parts: bool) -> tuple[list[PeerResult], PartTimes | None]:
         """What each peer took and, if asked for, what the parts of Sluice's work took directly after each of its
         landings."""
         passes: list[Pass] = []
@@ -86,9 +86,9 @@ class _Track:
             alone = [stack.enter_context(self._standing_by(peer)) for peer in each_core]
             for peer in ready:
                 self._warm(peer, self.terms.warm_ups)
-            landings: dict[str, list[Landing]] = {peer.peer.name: [] for peer in ready}
+            landings: dict[str, list[CheckedLanding]] = {peer.peer.name: [] for peer in ready}
             for turn in range(self.terms.repeat):
-                for peer in _rotated(ready, turn):
+                for peer in _rotate(ready, turn):
                     # Spark ends Python workers that were idle for a minute, as they are while others take their turn.
                     self._warm(peer, min(self.terms.warm_ups, 1))
                     landings[peer.peer.name].append(self._land(peer, f"{turn + 1} of {self.terms.repeat}"))
@@ -98,7 +98,7 @@ class _Track:
             results = [
                 PeerResult(p.peer.name, p.peer.title, p.versions, records, tuple(landings[p.peer.name])) for p in ready
             ]
-        return results, Budget(tuple(passes)) if passes else None
+        return results, PartTimes(tuple(passes)) if passes else None
 
     def _one_for_each_core(self) -> list[Peer]:
         """A landing has all cores at work, and each of them is slower for it than one alone."""
@@ -116,7 +116,7 @@ class _Track:
         jars = connector_jars(peer)
         loaded, schema = self.loaded, dict(self.workload.schema)
         where = (self.kafka.bootstrap, loaded.topic, loaded.ends, self.terms.cores)
-        assignment = Assignment(*where, jars, schema, self.workload.contract)
+        assignment = PeerTask(*where, jars, schema, self.workload.contract)
         with running(peer, assignment, self.folder) as ready:
             yield ready
 
@@ -124,18 +124,18 @@ class _Track:
         for _ in range(times if peer.peer.warms_up else 0):
             self._land(peer, "warm-up")
 
-    def _land(self, peer: Running, which: str) -> Landing:
+    def _land(self, peer: Running, which: str) -> CheckedLanding:
         out = self.folder / "out" / peer.peer.name
         shutil.rmtree(out, ignore_errors=True)
         try:
-            with metered(peer.pid, self._brokers()) as meter:
+            with metering(peer.pid, self._brokers()) as meter:
                 detail = peer.land(out)
             files, size = self._check(peer.peer, out)
         finally:
             shutil.rmtree(out, ignore_errors=True)
         rate = sum(self.loaded.ends.values()) / meter.cost.seconds
         self.note(f"{peer.peer.title}, {which}: {meter.cost.seconds:.2f} s, {rate:,.0f} records/s, rows checked")
-        return Landing(meter.cost, files, size, detail)
+        return CheckedLanding(meter.cost, files, size, detail)
 
     def _check(self, peer: Peer, out: Path) -> tuple[int, int]:
         """Parquet files and their bytes, all of whose rows are right, and where they belong. Raises ProofFailed."""
@@ -150,6 +150,6 @@ class _Track:
         return tuple(broker.pid for broker in self.kafka.status().brokers if broker.pid)
 
 
-def _rotated(peers: Sequence[Running], turn: int) -> list[Running]:
+def _rotate(peers: Sequence[Running], turn: int) -> list[Running]:
     cut = turn % len(peers)
     return [*peers[cut:], *peers[:cut]]

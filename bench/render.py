@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from sluice.bench import lake
 from sluice.bench.peers import SPARK
 from sluice.bench.plot import plot
-from sluice.bench.results import PeerResult, Provenance, RaceResult, Report
+from sluice.bench.results import BenchReport, PeerResult, Provenance, RaceResult
 from sluice.bench.suite import FLAT, SUITE
 from sluice.cli.numbers import size
 from sluice.cli.terminal import facts, heading, table
@@ -98,37 +98,37 @@ def _parts(race: RaceResult) -> list[tuple[str, str]]:
     return [("parts alone", f"{parts} = {race.budget.sum:,.0f} ns a record"), ("took in all", f"{took}, {cores}")]
 
 
-def _split(report: Report) -> tuple[list[RaceResult], list[RaceResult]]:
+def _split(report: BenchReport) -> tuple[list[RaceResult], list[RaceResult]]:
     """Races of peers, and those that show how flat the cost is."""
     flat = [race for race in report.races if race.name.startswith(FLAT)]
     return [race for race in report.races if race not in flat], flat
 
 
-def shown(report: Report) -> Iterator[RenderableType]:
+def race_view(report: BenchReport) -> Iterator[RenderableType]:
     """For the terminal."""
     races, flat = _split(report)
     for race in races:
         yield heading(race.name, _subtitle(race))
-        yield _aligned(_SPEED, [race])
+        yield _peer_table(_SPEED, [race])
         yield ""
-        yield _aligned({"peer": _SPEED["peer"], **_PROCESSES, **_ELSEWHERE}, [race])
+        yield _peer_table({"peer": _SPEED["peer"], **_PROCESSES, **_ELSEWHERE}, [race])
         if parts := _parts(race):
             yield ""
             yield facts(*parts)
     if flat:
         yield heading(FLAT, _about_flat(flat))
-        yield _aligned(_FLAT, flat)
+        yield _peer_table(_FLAT, flat)
     calls = _provenances(report)
     for names, said in calls:
         yield heading("measured on", ", ".join(names) if len(calls) > 1 else "")
         yield facts(*said)
 
 
-def _aligned(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> RenderableType:
+def _peer_table(columns: Mapping[str, _Cell], races: Sequence[RaceResult]) -> RenderableType:
     return table(list(columns), _cells(columns, races), right=" ".join(n.split()[0] for n in columns if n != "peer"))
 
 
-def shown_lake(report: lake.Report) -> Iterator[RenderableType]:
+def lake_view(report: lake.LakeReport) -> Iterator[RenderableType]:
     """The lake on S3 beside a local one, for the terminal."""
     yield heading("lake", f"{report.speeds[0].records:,} records raw into Parquet; S3 is moto's server on this machine")
     speeds = [(s.lake, f"{s.rate:,.0f}", f"{s.seconds:.1f}", size(s.worker_bytes)) for s in report.speeds]
@@ -161,7 +161,7 @@ def _about_flat(flat: Sequence[RaceResult]) -> str:
     return f"{flat[0].about}; {flat[0].codec}, {flat[0].cores} cores, medians of {len(flat[0].results[0].landings)}"
 
 
-def _provenances(report: Report) -> list[tuple[list[str], list[tuple[str, str]]]]:
+def _provenances(report: BenchReport) -> list[tuple[list[str], list[tuple[str, str]]]]:
     """Calls of the benchmark, each with the names of what it measured."""
     calls: list[tuple[Provenance, list[RaceResult]]] = []
     for race in report.races:
@@ -193,7 +193,7 @@ def _provenance(run: Provenance, races: Sequence[RaceResult]) -> list[tuple[str,
 # -- the page
 
 
-def markdown(report: Report) -> str:
+def to_markdown(report: BenchReport) -> str:
     """All of it as Markdown, an overview and the plot first."""
     races, flat = _split(report)
     parts = [] if not races else [_overview(races), f"![Speed beside Spark's Kafka connector]({PLOT})"]
@@ -237,7 +237,7 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def write(report: Report, docs: Path) -> None:
+def write(report: BenchReport, docs: Path) -> None:
     """Put the results beside those of other benchmarks: as JSON, and from there into the page, between its two marks,
     and the plot. Raises UsageError without the marks."""
     page, data, picture = docs / PAGE, docs / DATA, docs / PLOT
@@ -245,10 +245,10 @@ def write(report: Report, docs: Path) -> None:
     begin, end = "<!-- results -->", "<!-- /results -->"
     if begin not in text or end not in text:
         raise UsageError(f"{page} has no place for results", remedy=f"put the lines {begin} and {end} into it")
-    older = Report.from_document(json.loads(data.read_text())) if data.exists() else Report(())
+    older = BenchReport.from_document(json.loads(data.read_text())) if data.exists() else BenchReport(())
     every = report.over(older, list(SUITE))
     data.write_text(json.dumps(every.document(), indent=1) + "\n")
-    made = f"{begin}\n{markdown(every)}\n{end}"
+    made = f"{begin}\n{to_markdown(every)}\n{end}"
     page.write_text(re.sub(f"{begin}.*{end}", lambda _: made, text, flags=re.DOTALL))
     picture.parent.mkdir(exist_ok=True)
     picture.write_text(plot(every.races))

@@ -16,7 +16,7 @@ FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class CheckedLanding:
     """One landing whose rows were checked: what it cost, the Parquet that it left, and what the peer tells of it."""
 
     cost: Cost
@@ -41,7 +41,7 @@ class PeerResult:
     title: str
     versions: Mapping[str, str]
     records: int
-    landings: tuple[Landing, ...]
+    landings: tuple[CheckedLanding, ...]
 
     @property
     def seconds(self) -> float:
@@ -101,10 +101,10 @@ class PeerResult:
             "seconds": round(self.seconds, 3),
             "records_per_second": round(self.rate),
             "slowest_and_fastest": [round(slow), round(fast)],
-            "cpu_ns_per_record": _rounded(self.cpu_ns),
-            "cpu_ns_per_record_by_process": {kind: _rounded(self.cpu_ns_of(kind)) for kind in self.kinds},
-            "broker_cpu_ns_per_record": _rounded(self.broker_cpu_ns),
-            "share_of_cpu_spent_elsewhere": _rounded(self.beside, 3),
+            "cpu_ns_per_record": _round(self.cpu_ns),
+            "cpu_ns_per_record_by_process": {kind: _round(self.cpu_ns_of(kind)) for kind in self.kinds},
+            "broker_cpu_ns_per_record": _round(self.broker_cpu_ns),
+            "share_of_cpu_spent_elsewhere": _round(self.beside, 3),
             "output_bytes": self.output_bytes,
             "landings": [asdict(x) for x in self.landings],
         }
@@ -112,7 +112,7 @@ class PeerResult:
     @classmethod
     def from_document(cls, kept: Mapping[str, Any]) -> PeerResult:
         """What `document` said, from its raw figures."""
-        landings = tuple(Landing(**x | {"cost": Cost(**x["cost"])}) for x in kept["landings"])
+        landings = tuple(CheckedLanding(**x | {"cost": Cost(**x["cost"])}) for x in kept["landings"])
         return cls(kept["peer"], kept["title"], kept["versions"], kept["records"], landings)
 
 
@@ -121,7 +121,7 @@ Pass = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class PartTimes:
     """What the parts took by themselves: one pass directly after each landing of Sluice, in order."""
 
     passes: tuple[Pass, ...]
@@ -157,7 +157,7 @@ class RaceResult:
     codec: str
     cores: int
     results: tuple[PeerResult, ...]
-    budget: Budget | None = None
+    budget: PartTimes | None = None
     run: Provenance | None = None
 
     @property
@@ -197,13 +197,13 @@ class RaceResult:
             "cores": self.cores,
             "peers": [r.document() for r in self.results],
             "ratios": {r.peer: round(self.ratio(r), 2) for r in self.results[1:]},
-            "cpu_ratios": {r.peer: _rounded(self.cpu_ratio(r), 2) for r in self.results[1:]},
+            "cpu_ratios": {r.peer: _round(self.cpu_ratio(r), 2) for r in self.results[1:]},
         }
         if self.budget and (over := self.over_budget):
             said["budget"] = {
                 "cpu_ns_per_record": {part: round(ns, 1) for part, ns in self.budget.parts.items()},
                 "sum": round(self.budget.sum, 1),
-                "cpu_over_sum": _rounded(over[0], 2),
+                "cpu_over_sum": _round(over[0], 2),
                 "wall_times_cores_over_sum": round(over[1], 2),
                 "passes": [{part: round(ns, 1) for part, ns in p.items()} for p in self.budget.passes],
             }
@@ -221,13 +221,13 @@ class RaceResult:
             codec=kept["codec"],
             cores=kept["cores"],
             results=tuple(map(PeerResult.from_document, kept["peers"])),
-            budget=Budget(tuple(budget["passes"])) if budget else None,
+            budget=PartTimes(tuple(budget["passes"])) if budget else None,
             run=Provenance(**run) if run else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """Benchmarks, each with the call that it comes from."""
 
     races: tuple[RaceResult, ...]
@@ -236,18 +236,18 @@ class Report:
         return {"format": FORMAT, "benchmarks": [r.document() for r in self.races]}
 
     @classmethod
-    def from_document(cls, kept: Mapping[str, Any]) -> Report:
+    def from_document(cls, kept: Mapping[str, Any]) -> BenchReport:
         """What `document` said; nothing of a document of another format."""
         races = kept["benchmarks"] if kept.get("format") == FORMAT else []
         return cls(tuple(map(RaceResult.from_document, races)))
 
-    def over(self, older: Report, order: Sequence[str]) -> Report:
+    def over(self, older: BenchReport, order: Sequence[str]) -> BenchReport:
         """These benchmarks, and those of an older report that are none of these by name. In the order of names given;
         behind them the others, by partitions and records."""
         mine = {r.name for r in self.races}
         both = [*self.races, *(r for r in older.races if r.name not in mine)]
         place = {name: i for i, name in enumerate(order)}
-        return Report(tuple(sorted(both, key=lambda r: (place.get(r.name, len(place)), r.partitions, r.records))))
+        return BenchReport(tuple(sorted(both, key=lambda r: (place.get(r.name, len(place)), r.partitions, r.records))))
 
 
 def _median(values: list[float | None], scale: float = 1.0) -> float | None:
@@ -255,5 +255,5 @@ def _median(values: list[float | None], scale: float = 1.0) -> float | None:
     return median(known) * scale if known else None
 
 
-def _rounded(value: float | None, digits: int = 0) -> float | None:
+def _round(value: float | None, digits: int = 0) -> float | None:
     return None if value is None else round(value, digits or None)

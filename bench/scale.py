@@ -106,19 +106,19 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScaleReport:
     scaled: tuple[Scaled, ...]
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(note: Note, sizes: Sequence[Topology] = SIZES) -> Report:
+def run(note: Note, sizes: Sequence[Topology] = SIZES) -> ScaleReport:
     """Each topology, the smallest first: the peak of memory is that of this process since it began."""
-    return Report(tuple(_scaled(s, note) for s in sizes))
+    return ScaleReport(tuple(_measure_topology(s, note) for s in sizes))
 
 
-def _scaled(topology: Topology, note: Note) -> Scaled:
+def _measure_topology(topology: Topology, note: Note) -> Scaled:
     world = _World(topology)
     note(f"{topology.partitions:,} partitions on {topology.brokers:,} brokers: the first {FIRST_HOURS} hours")
     first = world.costing("plan at first", world.preview)
@@ -140,7 +140,7 @@ def _scaled(topology: Topology, note: Note) -> Scaled:
 # -- for people
 
 
-def shown(report: Report) -> Iterator[RenderableType]:
+def scale_view(report: ScaleReport) -> Iterator[RenderableType]:
     """A column for each topology, for the terminal."""
     sizes = [f"{s.topology.partitions:,}" for s in report.scaled]
     yield heading(
@@ -260,7 +260,7 @@ class _World:
         job, lake = self.engine.ran[-1], MemoryLake()
         slices = [s for s in job.plan.slices if s.span][:PROVEN]
         plan = Plan(job.plan.feed, job.plan.cluster, _CATCH_UP, job.plan.isolation, job.plan.tasks[:0])
-        outcomes = [_written(lake, plan, job.batch, s) for s in slices]
+        outcomes = [_write_slice(lake, plan, job.batch, s) for s in slices]
         judge = _Chosen(plan, tuple(slices))
         receipts, failures = self.costing("proof", lambda: prove(judge, job.batch, outcomes, lake))  # type: ignore[arg-type]
         if failures or not receipts:
@@ -297,7 +297,7 @@ class _Chosen:
         return self.plan.hash
 
 
-def _written(lake: MemoryLake, plan: Plan, batch: int, s: Slice) -> Outcome:
+def _write_slice(lake: MemoryLake, plan: Plan, batch: int, s: Slice) -> Outcome:
     """One row of the slice in a file; the others were compacted away."""
     target = PartTarget(plan.feed, batch, plan.hash, "attempt", s)
     row = pa.record_batch(

@@ -18,7 +18,7 @@ from sluice.cli.terminal import claimed_stdout
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class PeerTask:
     """What to land: a whole topic, to the end of each partition, on so many cores, typed by `schema` if there is one.
 
     `jars` is a folder, or empty; `contract` the text of a contract for peers that hold rows against one, or empty.
@@ -40,7 +40,7 @@ class Assignment:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Assignment:
+    def from_json(cls, text: str) -> PeerTask:
         given = json.loads(text)
         return cls(**given | {"ends": {int(p): end for p, end in given["ends"].items()}})
 
@@ -53,9 +53,9 @@ class Ready:
     versions: dict[str, str]
 
 
-def serve(stand: Callable[[Assignment], AbstractContextManager[Ready]]) -> None:
+def serve(stand: Callable[[PeerTask], AbstractContextManager[Ready]]) -> None:
     """Be a peer. A landing that raises ends the process; its traceback is on stderr."""
-    with claimed_stdout() as answers, stand(Assignment.from_json(sys.stdin.readline())) as ready:
+    with claimed_stdout() as answers, stand(PeerTask.from_json(sys.stdin.readline())) as ready:
         print(json.dumps({"versions": ready.versions}), file=answers, flush=True)
         for line in sys.stdin:
             detail = ready.land(Path(json.loads(line)["out"]))

@@ -26,7 +26,7 @@ from kafka.admin import NewTopic
 from rich.console import RenderableType
 
 from sluice.bench.load import ensure
-from sluice.bench.measure import metered
+from sluice.bench.measure import metering
 from sluice.bench.workloads import TYPED_ORDERS
 from sluice.cli.terminal import facts, heading, table
 from sluice.pipelines.batch.land import land
@@ -71,7 +71,7 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanTiming:
     """A plan over `PARTITIONS`: seconds in calls to Kafka, and the others; CPU of this process."""
 
     kafka: float
@@ -80,35 +80,35 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StartReport:
     cold: tuple[Cold, ...]
     warm: tuple[Warm, ...]
-    planned: tuple[Planned, ...]
+    planned: tuple[PlanTiming, ...]
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def run(repeat: int, folder: Path, note: Note) -> Report:
+def run(repeat: int, folder: Path, note: Note) -> StartReport:
     """Each of the three so many times, in `folder`. Raises SetupError, Failed."""
-    with LocalKafka(folder / "kafka-1") as kafka, _removed(folder / f"start-{secrets.token_hex(4)}") as place:
+    with LocalKafka(folder / "kafka-1") as kafka, _removing(folder / f"start-{secrets.token_hex(4)}") as place:
         topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
         window = _project(place, kafka.bootstrap, repeat + 1)
         _adopting_orphans()
         cold = tuple(_cold(place, number, window, note) for number in range(repeat + 1))
         warm = tuple(_warm(place, kafka.bootstrap, topic, repeat, note))
-        return Report(cold, warm, tuple(_planned(place, kafka.bootstrap, repeat, note)))
+        return StartReport(cold, warm, tuple(_time_plans(place, kafka.bootstrap, repeat, note)))
 
 
 @contextmanager
-def _removed(place: Path) -> Iterator[Path]:
+def _removing(place: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _said(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
+def _feed_text(bootstrap: str, topic: str, lake: Path | str) -> dict[str, Any]:
     return {
         "kafka": {"bootstrap": bootstrap},
         "topics": topic,
@@ -128,9 +128,9 @@ def _project(place: Path, bootstrap: str, feeds: int) -> str:
     (place / "feeds").mkdir(parents=True)
     topic, now = f"start-{secrets.token_hex(4)}", time.time_ns() // 1_000_000
     for number in range(feeds):
-        said = _said(bootstrap, topic, f"lake-{number}") | {"group": f"{topic}-{number}"}
+        said = _feed_text(bootstrap, topic, f"lake-{number}") | {"group": f"{topic}-{number}"}
         (place / "feeds" / f"cold{number}.yaml").write_text(json.dumps(said))
-    kafka = _feed(place, said).kafka
+    kafka = _make_feed(place, said).kafka
     events.create(kafka, (topic,), 4)
     mix = events.Mix(1)
     events.send(
@@ -143,7 +143,7 @@ def _cold(place: Path, number: int, window: str, note: Note) -> Cold:
     note(f"a run in a new process ({'the first of a project' if number == 0 else number})")
     sluice = Path(sys.executable).with_name("sluice")
     command = [str(sluice), "run", f"cold{number}", "--window", window, "--json"]
-    with metered(os.getpid()) as meter:
+    with metering(os.getpid()) as meter:
         began = time.perf_counter()
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=_environment(), check=False)
         seconds = time.perf_counter() - began
@@ -179,7 +179,7 @@ def _reap() -> None:
 def _warm(place: Path, bootstrap: str, topic: str, repeat: int, note: Note) -> Iterator[Warm]:
     note(f"catch-ups of {RECORDS:,} records on a warm session")
     for number in range(-2, repeat):
-        feed = _feed(place, _said(bootstrap, topic, place / f"warm{number}") | {"commit": "none"})
+        feed = _make_feed(place, _feed_text(bootstrap, topic, place / f"warm{number}") | {"commit": "none"})
         with open_edges(feed) as edges:
             began = time.perf_counter()
             landed = land(feed, edges, _CATCH_UP, new_owner("bench"), lambda progress: None)
@@ -200,20 +200,20 @@ def _bare(feed: Feed, tasks: int) -> float:
     return time.perf_counter() - began
 
 
-def _feed(place: Path, said: Mapping[str, Any]) -> Feed:
+def _make_feed(place: Path, said: Mapping[str, Any]) -> Feed:
     return Feed.model_validate({"feed": "bench", **said}, context={"root": place})
 
 
 # -- planning
 
 
-def _planned(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[Planned]:
+def _time_plans(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[PlanTiming]:
     note(f"planning {PARTITIONS:,} partitions")
     topic = f"start-{secrets.token_hex(4)}"
     with KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=120_000) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
         try:
-            feed = _feed(place, _said(bootstrap, topic, place / "planned"))
+            feed = _make_feed(place, _feed_text(bootstrap, topic, place / "planned"))
             for _ in range(repeat):
                 with open_edges(feed) as edges:
                     yield _plan(feed, edges)
@@ -221,12 +221,12 @@ def _planned(place: Path, bootstrap: str, repeat: int, note: Note) -> Iterator[P
             admin.delete_topics([topic])
 
 
-def _plan(feed: Feed, edges: Edges) -> Planned:
+def _plan(feed: Feed, edges: Edges) -> PlanTiming:
     cluster, group = Timed(edges.cluster), Timed(edges.group)
     began, cpu = time.perf_counter(), time.process_time()
     preview(feed, replace(edges, cluster=cluster, group=group), _CATCH_UP)
     whole, kafka = time.perf_counter() - began, cluster.seconds + group.seconds
-    return Planned(kafka, whole - kafka, time.process_time() - cpu)
+    return PlanTiming(kafka, whole - kafka, time.process_time() - cpu)
 
 
 @dataclass
@@ -252,7 +252,7 @@ class Timed:
 # -- for people
 
 
-def shown(report: Report) -> Iterator[RenderableType]:
+def start_view(report: StartReport) -> Iterator[RenderableType]:
     """Medians, for the terminal."""
     first, *others = report.cold
     yield heading(

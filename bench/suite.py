@@ -31,22 +31,22 @@ _MAIN = (
 )
 
 
-def _typed(name: str, workload: Workload) -> Race:
+def _typed_race(name: str, workload: Workload) -> Race:
     return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK))
 
 
 _OTHERS = (
-    _typed("uncompressed", workloads.UNCOMPRESSED),
-    _typed("gzip", workloads.GZIP),
-    _typed("snappy", workloads.SNAPPY),
-    _typed("zstd", workloads.ZSTD),
-    _typed("small", workloads.SMALL),
-    _typed("large", workloads.LARGE),
-    _typed("nested", workloads.NESTED),
-    _typed("escapes", workloads.ESCAPES),
-    _typed("partitions", workloads.PARTITIONS),
-    _typed("skewed", workloads.SKEWED),
-    _typed("brokers", workloads.BROKERS),
+    _typed_race("uncompressed", workloads.UNCOMPRESSED),
+    _typed_race("gzip", workloads.GZIP),
+    _typed_race("snappy", workloads.SNAPPY),
+    _typed_race("zstd", workloads.ZSTD),
+    _typed_race("small", workloads.SMALL),
+    _typed_race("large", workloads.LARGE),
+    _typed_race("nested", workloads.NESTED),
+    _typed_race("escapes", workloads.ESCAPES),
+    _typed_race("partitions", workloads.PARTITIONS),
+    _typed_race("skewed", workloads.SKEWED),
+    _typed_race("brokers", workloads.BROKERS),
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),
 )
 SUITE: Mapping[str, Race] = {race.name: race for race in (*_MAIN, *_OTHERS)}

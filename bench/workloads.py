@@ -37,7 +37,7 @@ _ROLLED = """
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RecordShape:
     """SQL expressions over `i`, `r` and `s` for a record's key, value and header (NULL: none), and for whether it
     breaks the workload's contract.
     """
@@ -58,7 +58,7 @@ class Workload:
 
     name: str
     about: str
-    shape: Shape
+    shape: RecordShape
     records: int = 3_000_000
     weights: tuple[int, ...] = (1, 1, 1, 1)
     codec: str = "lz4"
@@ -93,7 +93,7 @@ class Workload:
             yield _rows(self.shape, partition, first, min(first + CHUNK_RECORDS, count))
 
 
-def _rows(shape: Shape, partition: int, first: int, last: int) -> pa.Table:
+def _rows(shape: RecordShape, partition: int, first: int, last: int) -> pa.Table:
     given = {"p": str(partition), "first": first, "last": last, "epoch": EPOCH_MS}
     made = _ROLLED.format(**asdict(shape))
     with duckdb.connect() as db:
@@ -105,23 +105,23 @@ def _one_of(bits: str, *texts: str) -> str:
     return f"{list(texts)}[(({bits}) & {len(texts) - 1})::INT + 1]"
 
 
-def _padded(number: str, digits: int) -> str:
+def _pad_number(number: str, digits: int) -> str:
     return f"lpad(({number})::VARCHAR, {digits}, '0')"
 
 
-def _filled(template: str, **holes: str) -> str:
+def _fill_template(template: str, **holes: str) -> str:
     """SQL for the template with each `<name>` replaced by the text of that expression."""
     pieces = re.split(r"<(\w+)>", template)
     return " || ".join(f"({holes[piece]})::VARCHAR" if i % 2 else f"'{piece}'" for i, piece in enumerate(pieces))
 
 
-_CUSTOMER = _filled("c-<number>", number=_padded("r % 5000", 6))
+_CUSTOMER = _fill_template("c-<number>", number=_pad_number("r % 5000", 6))
 _FIELDS = {
-    "order": _filled("o-<number>-<tag>", number=_padded("i", 10), tag="lower(substr(hex(s), 1, 6))"),
+    "order": _fill_template("o-<number>-<tag>", number=_pad_number("i", 10), tag="lower(substr(hex(s), 1, 6))"),
     "customer": _CUSTOMER,
     "time": f"strftime(make_timestamp_ms({EPOCH_MS} + i), '%Y-%m-%dT%H:%M:%S.%gZ')",
     "whole": "(r >> 13) % 1000",
-    "cents": _padded("(r >> 23) % 100", 2),
+    "cents": _pad_number("(r >> 23) % 100", 2),
     "currency": _one_of("r >> 30", "EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK"),
     "items": "1 + ((r >> 33) & 7)",
     "country": _one_of("r >> 36", "DE", "FR", "US", "GB", "CH", "SE", "NL", "IT"),
@@ -132,7 +132,7 @@ _FIELDS = {
 
 def _order(**fields: str) -> str:
     """SQL for an order; fields by SQL of their own replace the usual ones."""
-    return _filled(
+    return _fill_template(
         '{"order_id":"<order>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,"currency":"<currency>",'
         '"items":<items>,"country":"<country>","channel":"<channel>","status":"<status>"}',
         **_FIELDS | fields,
@@ -142,7 +142,7 @@ def _order(**fields: str) -> str:
 ORDERS = Workload(
     name="orders",
     about="JSON orders of about 190 bytes, keyed by customer, every tenth with a header",
-    shape=Shape(_CUSTOMER, _order(), trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
+    shape=RecordShape(_CUSTOMER, _order(), trace="CASE WHEN s % 10 = 0 THEN lower(hex(s)) END"),
 )
 FEW_ORDERS = replace(ORDERS, name="few-orders", records=200_000)
 TYPED_ORDERS = replace(
@@ -162,17 +162,17 @@ TYPED_ORDERS = replace(
 )
 
 
-def _spoiled(field: str, kind: int, otherwise: str) -> str:
+def _spoiled_field(field: str, kind: int, otherwise: str) -> str:
     """SQL for the field, which in one of 1,000 records is otherwise."""
     return f"CASE WHEN {_LUCK} = {kind} THEN {otherwise} ELSE {_FIELDS[field]} END"
 
 
 _LUCK = "(s >> 24) % 1000"
 _SPOILED = {
-    "currency": _spoiled("currency", 0, "'XXX'"),
-    "whole": _spoiled("whole", 1, "-1 - (r >> 13) % 1000"),
-    "items": _spoiled("items", 2, "0"),
-    "order": _spoiled("order", 3, "upper('o-' || hex(s))"),
+    "currency": _spoiled_field("currency", 0, "'XXX'"),
+    "whole": _spoiled_field("whole", 1, "-1 - (r >> 13) % 1000"),
+    "items": _spoiled_field("items", 2, "0"),
+    "order": _spoiled_field("order", 3, "upper('o-' || hex(s))"),
 }
 _CONTRACT: tuple[tuple[str, dict[str, object]], ...] = (
     ("expect_column_values_to_not_be_null", {"column": "order_id"}),
@@ -225,13 +225,13 @@ BROKERS = replace(
 SMALL = Workload(
     name="small-records",
     about="JSON readings of 50 bytes",
-    shape=Shape(
-        _filled("s-<n>", n=_padded("r % 5000", 4)),
-        _filled(
+    shape=RecordShape(
+        _fill_template("s-<n>", n=_pad_number("r % 5000", 4)),
+        _fill_template(
             '{"sensor":"s-<n>","seq":<i>,"celsius":<whole>.<cents>}',
-            n=_padded("r % 5000", 4),
+            n=_pad_number("r % 5000", 4),
             i="1000000 + i",
-            whole=_padded("10 + (r >> 13) % 90", 2),
+            whole=_pad_number("10 + (r >> 13) % 90", 2),
             cents=_FIELDS["cents"],
         ),
     ),
@@ -256,9 +256,9 @@ _TEXT_WORDS = 1_350
 LARGE = Workload(
     name="large-records",
     about="JSON orders of about 10 KB, most of it one text",
-    shape=Shape(
+    shape=RecordShape(
         _CUSTOMER,
-        _filled(
+        _fill_template(
             '{"order_id":"<order>","customer":"<customer>","ts":"<time>","amount":<whole>.<cents>,"note":"<note>"}',
             **_FIELDS | {"note": f"array_to_string([{list(_WORDS)}[{_WORD}] FOR x IN range({_TEXT_WORDS})], ' ')"},
         ),
@@ -273,20 +273,20 @@ LARGE = Workload(
         ("note", "string"),
     ),
 )
-_LINE = _filled(
+_LINE = _fill_template(
     '{"sku":"p-<sku>","quantity":<quantity>,"price":<price>.<cents>}',
-    sku=_padded("(r >> (x * 7)) % 9000", 4),
+    sku=_pad_number("(r >> (x * 7)) % 9000", 4),
     quantity="1 + ((s >> (x * 3)) & 7)",
     price="(s >> (x * 5)) % 300",
-    cents=_padded("(r >> (x * 9)) % 100", 2),
+    cents=_pad_number("(r >> (x * 9)) % 100", 2),
 )
-_TAG = _filled('"t-<tag>"', tag="(r >> (x * 11)) & 31")
+_TAG = _fill_template('"t-<tag>"', tag="(r >> (x * 11)) & 31")
 NESTED = Workload(
     name="nested",
     about="JSON orders of about 300 bytes with a struct, a list of structs and a list of strings",
-    shape=Shape(
+    shape=RecordShape(
         _CUSTOMER,
-        _filled(
+        _fill_template(
             '{"order_id":"<order>","ts":"<time>","customer":{"id":"<customer>","country":"<country>"},'
             '"lines":[<lines>],"tags":[<tags>],"status":"<status>"}',
             **_FIELDS
@@ -313,11 +313,11 @@ ESCAPES = replace(
     records=OTHER_RECORDS,
     shape=replace(
         ORDERS.shape,
-        value=_filled(
+        value=_fill_template(
             '{"status":"<status>","channel":"<channel>","items":<items>,"currency":"<currency>",'
             '"amount":<whole>.<cents>,"country":"<country>","ts":"<time>",'
             r'"order_id":"o\/<tag>\u002d<number>","customer":"\"<customer>\" M\u00fcller"}',
-            **_FIELDS | {"number": _padded("i", 10), "tag": "lower(substr(hex(s), 1, 6))"},
+            **_FIELDS | {"number": _pad_number("i", 10), "tag": "lower(substr(hex(s), 1, 6))"},
         ),
     ),
 )

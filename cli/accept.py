@@ -1,4 +1,4 @@
-"""`sluice accept`: the way out of what a run refuses, taken by somebody who says why."""
+"""`sluice accept`: let runs go on after an event that they refuse, with a reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def accept(
         str, typer.Argument(metavar="EVENT", help=f"What happened: {', '.join(_EVENTS)}.", show_default=False)
     ],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why it is accepted; it stands in the ledger.")
+        str, typer.Option("--reason", metavar="TEXT", help="Why you accept it; the ledger keeps the reason.")
     ] = "",
     only: Only = None,
     offsets: Annotated[
@@ -50,13 +50,13 @@ def accept(
 ) -> int:
     """Accept what happened to Kafka, or to the ledger, so that runs go on.
 
-    lost: owed offsets were deleted by retention; they become a named loss. recreated, truncated, cluster: the log is
-    another one now; the feed begins afresh in it, and what landed stays. moved: somebody moved the group's committed
-    offsets; the next commit goes on from them, or with --adopt what they pass over is skipped. corrupt: a batch that
-    cannot be read becomes a loss. ledger: the ledger lost its newest entries; what they told of is set aside, never
-    deleted, and owed again.
+    lost: retention deleted owed offsets; they become a named loss. recreated, truncated, cluster: the log is a
+    different one now; the feed starts again in it, and what landed stays. moved: somebody moved the group's committed
+    offsets; the next commit goes on from there, or with --adopt the offsets in between are skipped. corrupt: a batch
+    that cannot be read becomes a loss. ledger: the ledger lost its newest entries; their files are set aside, never
+    deleted, and their offsets are owed again.
 
-    What has not happened is refused, and nothing is changed. A run that is refused prints the command.
+    It refuses an event that has not happened, and changes nothing then. A refused run prints the command to type.
 
     $ sluice accept orders lost --reason "retention was an hour, by mistake"
     $ sluice accept orders recreated --only orders:0 --reason "INC-311"
@@ -66,7 +66,7 @@ def accept(
     _check(event, reason, only, offsets, adopting=adopt)
     found = session.feed(feed)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
-        done = _accepted(found, edges, event, reason, only, offsets, adopting=adopt)
+        done = _accept(found, edges, event, reason, only, offsets, adopting=adopt)
     session.terminal.show(*view(found, done, reason))
     session.terminal.document(document(found, done, reason))
     return 0
@@ -89,7 +89,7 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
         raise UsageError("--only together with --offsets", remedy="--offsets names the place: leave --only out")
 
 
-def _accepted(
+def _accept(
     feed: Feed, edges: Edges, event: str, reason: str, only: list[str] | None, offsets: str | None, *, adopting: bool
 ) -> Accepted:
     from sluice.pipelines.operating import accept as accepting

@@ -1,4 +1,4 @@
-"""What a run or a plan is asked for: the options that several commands share, and the requests they make."""
+"""Options of several commands that say what to land, and the requests that they make."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Offsets = Annotated[
     typer.Option(
         "--offsets",
         metavar="T:P:START-END",
-        help="Exactly these offsets, END not included; repeatable.",
+        help="Exactly these offsets, without END; repeatable.",
         show_default=False,
     ),
 ]
@@ -34,17 +34,19 @@ Only = Annotated[
 
 Replace = Annotated[
     bool,
-    typer.Option("--replace", metavar=" ", help="Land anew what has landed; old and new change places at once."),
+    typer.Option(
+        "--replace", metavar=" ", help="Land again what has landed; the new files replace the old ones at once."
+    ),
 ]
 
 PerRun = Annotated[
     int,
-    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: so many windows in one run."),
+    typer.Option("--windows-per-run", metavar="N", min=1, help="With --from: how many windows one run lands."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkOptions:
     """What is asked for, as typed."""
 
     offsets: Sequence[str] | None = None
@@ -72,7 +74,7 @@ class Asked:
         only = tuple(parse.partition(text) for text in self.only or ())
         if not self.windows:
             return (self._catch_up(only),)
-        asked, length = windows.chosen(session, feed, self.window, self.start, self.end), feed.window.length
+        asked, length = windows.chosen_windows(session, feed, self.window, self.start, self.end), feed.window.length
         if self.per_run == 1:
             return tuple(Request(RequestKind.WINDOW, (), w, only, replace=self.replace) for w in asked)
         groups = (asked[at : at + self.per_run] for at in range(0, len(asked), self.per_run))
@@ -80,5 +82,5 @@ class Asked:
 
     def _catch_up(self, only: tuple[TopicPartition, ...]) -> Request:
         if self.replace:
-            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets beside --replace")
+            raise UsageError("what is to be landed anew?", remedy="name windows, times or offsets with --replace")
         return Request(RequestKind.CATCH_UP, only=only)

@@ -1,5 +1,6 @@
-"""`sluice audit`: does the account close? From ledger and files; with `--rescan` against Kafka itself; with `--strict`
-everything that Sluice can decide by itself.
+"""`sluice audit`: does the account close?
+
+It compares ledger and files; with `--rescan` also Kafka itself; with `--strict` everything that Sluice can check.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rich.text import Text
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, good, heading, shortened, table, warn
+from sluice.cli.terminal import bad, good, heading, shorten, table, warn
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.units import many
 
@@ -36,15 +37,14 @@ def audit(
     rescan: Annotated[bool, typer.Option("--rescan", help="Read everything from Kafka again and compare.")] = False,
     hashes: Annotated[bool, typer.Option("--hashes", help="Read every file again and check its SHA-256.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="All of that, and committed offsets, ids and manifests.")
+        bool, typer.Option("--strict", help="All of these, and check committed offsets, topic ids and manifests.")
     ] = False,
 ) -> int:
     """Prove that every offset is accounted for.
 
-    Each exactly once, and every file is what the ledger says. Exit 1 when the account does
-    not close. Without --rescan Kafka is not asked. With --strict committed offsets must agree
-    with the ledger, topics with their ids, manifests with the windows; what Kafka no longer
-    holds is named.
+    Each offset must be accounted for exactly once, and each file must be what the ledger says. Exit 1 when the account
+    does not close. Without --rescan, Kafka is not asked. With --strict, committed offsets must agree with the ledger,
+    topics with their ids, and manifests with the windows; what Kafka no longer holds is listed.
 
     $ sluice audit orders
     $ sluice audit orders --rescan --json
@@ -80,10 +80,10 @@ def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -
         with session.terminal.working("checking files"):
             lost.check_all(ledger, edges.lake)
             report = of_ledger(ledger, edges.lake, feed.name, hashes=hashes)
-        return _rescanned(session, feed, edges, ledger, report) if rescan else report
+        return _rescan(session, feed, edges, ledger, report) if rescan else report
 
 
-def _rescanned(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
+def _rescan(session: Session, feed: Feed, edges: Edges, ledger: Ledger, report: AuditReport) -> AuditReport:
     session.compile()
     from sluice.pipelines.account.rescan import rescan
     from sluice.pipelines.batch.survey import survey
@@ -121,7 +121,7 @@ def view(report: AuditReport, *, rescanned: bool, more: Strict | None = None) ->
     kept = [[r[names.index(n)] for n in held] for r in rows]
     out: list[RenderableType] = [
         heading(f"Audit of {report.feed}", f"{count(report.parts)} files, {count(report.rows)} rows"),
-        table(held, shortened(kept), right=" ".join(held[1:])),
+        table(held, shorten(kept), right=" ".join(held[1:])),
     ]
     out += [line for p in report.problems for line in _problem(p)]
     if again := sum(a.relanded for a in report.accounts):
@@ -182,11 +182,11 @@ def document(report: AuditReport) -> dict[str, Any]:
         "compared": report.compared,
         "not_comparable": report.not_comparable,
         "partitions": [_account(a) for a in report.accounts],
-        "problems": [_said(p) for p in report.problems],
+        "problems": [_problem_document(p) for p in report.problems],
     }
 
 
-def _said(p: AuditProblem) -> dict[str, Any]:
+def _problem_document(p: AuditProblem) -> dict[str, Any]:
     more = {"file": p.file, "remedy": p.remedy}
     return {"invariant": p.invariant, "text": p.text} | {k: v for k, v in more.items() if v}
 

@@ -84,16 +84,16 @@ def bench(
             remedy="clone the repository, and run `make bench` there",
         )
     from sluice.bench import scale, start
-    from sluice.bench.command import Asked, run, run_lake, run_scale, run_start
-    from sluice.bench.render import PAGE, shown, shown_lake
+    from sluice.bench.command import BenchRequest, run, run_lake, run_scale, run_start
+    from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
-    from sluice.bench.results import Report
+    from sluice.bench.results import BenchReport
 
-    asked = Asked(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
+    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
-        ("lake",): (run_lake, shown_lake),
-        ("start",): (run_start, start.shown),
-        ("scale",): (run_scale, scale.shown),
+        ("lake",): (run_lake, lake_view),
+        ("start",): (run_start, start.start_view),
+        ("scale",): (run_scale, scale.scale_view),
     }
     if asked.names in alone:
         if write:
@@ -107,12 +107,12 @@ def bench(
         return session.terminal.document(measured.document())
     docs = session.project.root / "docs"
 
-    def keep(done: Report) -> None:
+    def keep(done: BenchReport) -> None:
         if write:
             written(done, docs)
 
     report = run(asked, sys.argv[1:], session.terminal.note, keep)
-    session.terminal.show(*shown(report))
+    session.terminal.show(*race_view(report))
     if write:
         session.terminal.show(good(f"written to {docs / PAGE}, its plot and its .json"))
     session.terminal.document(report.document())

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from sluice.cli import met, windows
 from sluice.cli.numbers import count, rate, seconds, size
-from sluice.cli.rewritten import Tally, by_window, name
+from sluice.cli.rewritten import FileSums, by_window, name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import good, heading, shortened, table, warn
+from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -35,30 +35,30 @@ def compact(
     window: Window = None,
     start: From = None,
     end: To = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would merge, and touch nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would merge, and change nothing.")] = False,
 ) -> None:
     """Merge the small files of complete windows.
 
-    Rows, their order and their coordinates stay as they are, and so does the account; nothing is read from Kafka. Each
-    merged file is compared with what it was made of before it takes its place. Without windows: all of them. What it
-    makes is about compaction.target_file_bytes large, as the feed says.
+    Rows, their order and their coordinates stay the same, and so does the account. Nothing is read from Kafka. Each
+    merged file is compared with its sources before it replaces them. Without options, all windows are merged. A merged
+    file is about as large as the feed's compaction.target_file_bytes.
 
     $ sluice compact orders --dry-run
     $ sluice compact orders
     $ sluice compact orders --from 2026-11-20 --to 2026-11-21
     """
     found = session.feed(feed)
-    asked = windows.chosen(session, found, window, start, end) or None
+    asked = windows.chosen_windows(session, found, window, start, end) or None
     began = time.monotonic()
-    done, given_up = (_looked if dry_run else _merged)(session, found, asked)
+    done, given_up = (_foresee if dry_run else _merge)(session, found, asked)
     spent = 0.0 if dry_run else time.monotonic() - began
-    ran = Ran(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
+    ran = CompactionRun(feed, found.compaction.target_file_bytes, done, spent, dry_run, given_up)
     session.terminal.show(*view(ran))
     session.terminal.document(document(ran))
 
 
 @dataclass(frozen=True)
-class Ran:
+class CompactionRun:
     """What was merged, or would be, into files of `target` bytes; and what dead runs had left, and was given up."""
 
     feed: str
@@ -69,39 +69,39 @@ class Ran:
     given_up: tuple[Met, ...] = ()
 
 
-def _looked(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+def _foresee(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.rewriting.compaction import foresee_compaction
 
     with session.open_edges(feed) as edges, session.terminal.working("looking for small files"):
         return foresee_compaction(feed, edges, asked), ()
 
 
-def _merged(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
+def _merge(session: Session, feed: Feed, asked: Sequence[int] | None) -> tuple[Compacted, tuple[Met, ...]]:
     from sluice.pipelines.rewriting.compaction import compact
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges, session.terminal.progress() as meter:
-        heard = met.Heard(meter)
+        heard = met.MetRecorder(meter)
         done = compact(feed, edges, asked, new_owner("compact"), heard)
     return done, heard.met
 
 
-def view(ran: Ran) -> list[RenderableType]:
+def view(ran: CompactionRun) -> list[RenderableType]:
     done = ran.done
     out: list[RenderableType] = [heading(f"Compaction of {ran.feed}", f"files of at most {size(ran.target)}")]
     if done.merged:
         names = ("window", "files", "after", "bytes", "after ")[: 4 if ran.dry_run else 5]
         rows = [[name(w), *_row(t)][: len(names)] for w, t in by_window(done).items()]
-        out.append(table(names, shortened(rows), right="files after bytes"))
+        out.append(table(names, shorten(rows), right="files after bytes"))
     return [*out, *_verdict(ran), *met.view(ran.given_up), *_left_out(done)]
 
 
-def _row(t: Tally) -> list[str]:
+def _row(t: FileSums) -> list[str]:
     return [count(t.files), count(t.files_after), size(t.bytes), "" if t.bytes_after is None else size(t.bytes_after)]
 
 
-def _verdict(ran: Ran) -> Iterator[Text]:
-    t = Tally.of(ran.done.merged)
+def _verdict(ran: CompactionRun) -> Iterator[Text]:
+    t = FileSums.of(ran.done.merged)
     if not ran.done.merged:
         yield good("nothing to merge: no small files lie beside each other")
     elif ran.dry_run:
@@ -122,12 +122,12 @@ def _left_out(done: Compacted) -> Iterator[Text]:
         yield warn(f"left alone, since they are not complete: {shown}{more}")
 
 
-def document(ran: Ran) -> dict[str, Any]:
+def document(ran: CompactionRun) -> dict[str, Any]:
     done = ran.done
     return {
         "feed": ran.feed,
         "dry_run": ran.dry_run,
-        **_numbers(Tally.of(done.merged)),
+        **_numbers(FileSums.of(done.merged)),
         "seconds": round(ran.seconds, 3),
         "batches": list(done.batches),
         "windows": [{"window": _key(w), **_numbers(t)} for w, t in by_window(done).items()],
@@ -141,7 +141,7 @@ def _key(window: int | None) -> str | None:
     return None if window is None else show_window(window)
 
 
-def _numbers(t: Tally) -> dict[str, int | None]:
+def _numbers(t: FileSums) -> dict[str, int | None]:
     return {
         "files": t.files,
         "files_after": t.files_after,

@@ -1,7 +1,7 @@
-"""`sluice contract`: a contract proposed from what a topic holds, and one tried on it, with nothing landed.
+"""`sluice contract`: propose a contract from the records of a topic, or try one on them. Nothing is landed.
 
-Both make rows of records by the code of a run's tasks, into a scratch folder that is gone afterwards. No ledger is
-written, no group is asked, no offset moves.
+Both turn records into rows with the code of a run's tasks, in a scratch folder that is removed afterwards. They write
+no ledger, ask no group and move no offset.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
 
-group = typer.Typer(help="What a feed's rows must be like: propose it, try it.", no_args_is_help=True)
+group = typer.Typer(help="Propose or try a contract: what a feed's rows must be like.", no_args_is_help=True)
 
 Records = Annotated[
     int | None,
@@ -71,10 +71,10 @@ Output = Annotated[
         "--output", metavar="FILE", help="Where to write it.", show_default=f"feeds/FEED{PROPOSED}", dir_okay=False
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Write over what stands there.")]
+Force = Annotated[bool, typer.Option("--force", metavar=" ", help="Overwrite the file.")]
 File = Annotated[
     Path | None,
-    typer.Option("--file", metavar="FILE", help="Another contract than the feed's own.", show_default=False),
+    typer.Option("--file", metavar="FILE", help="Use this contract instead of the feed's own.", show_default=False),
 ]
 
 
@@ -86,7 +86,7 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _SampleRequest:
     """Which records, as typed."""
 
     records: int | None
@@ -105,7 +105,7 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SampleRead:
     """Records that were made to rows, in a scratch lake. `whole`: all that was asked for, not the newest of it."""
 
     receipts: tuple[Receipt, ...]
@@ -126,7 +126,7 @@ class _Seen:
 
 
 @contextmanager
-def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Iterator[_Seen]:
+def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) -> Iterator[_SampleRead]:
     """The records, made to rows by the shape; what was written for them is gone when the block ends.
 
     Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed where there is nothing to look at.
@@ -141,13 +141,13 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _Asked) -> Itera
         lake = LocalLake(Path(folder))
         with Wiring.of(feed).open(feed.isolation, shape) as tools:
             receipts = look(feed, shape, slices, tools.fetcher, lake, meter)
-        seen = _Seen(receipts, lake, whole, earlier)
+        seen = _SampleRead(receipts, lake, whole, earlier)
         if not seen.records:
             raise _nothing(feed, "no record in what was looked at: offsets of transactions, or compacted away")
         yield seen
 
 
-def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
+def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
     """What to read, whether that is all that was asked for, and the rows of the batches before."""
     from sluice.pipelines.feed.topics import match
     from sluice.pipelines.landing.sample import newest, stretches, window_ranges
@@ -157,8 +157,8 @@ def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, .
 
     if asked.offsets and (asked.window or asked.start or asked.end):
         raise UsageError("--offsets and windows together", remedy="give one of them")
-    spans = windows.chosen(session, feed, asked.window, asked.start, asked.end)
-    ranges = _named(asked.offsets)
+    spans = windows.chosen_windows(session, feed, asked.window, asked.start, asked.end)
+    ranges = ranges_by_partition(asked.offsets)
     with session.terminal.working("asking Kafka"), session.open_edges(feed) as edges:
         state = Ledger(edges.lake, feed.name, edges.clock).read() if spans else State()
         topics = match(feed.topics, edges.cluster.topics())
@@ -177,7 +177,7 @@ def _slices(session: Session, feed: Feed, asked: _Asked) -> tuple[tuple[Slice, .
     return chosen, asked.ranged and list(chosen) == all_, earlier
 
 
-def _named(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
+def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
     """The offsets asked for by number."""
     from sluice.pipelines.vocabulary.kafka import TopicPartition
 
@@ -212,9 +212,9 @@ def init(
 ) -> None:
     """Propose a contract from what the feed's topics hold.
 
-    Looks at records as a run would land them and proposes what held for all of them: no nulls, ranges, small sets,
-    patterns, keys. All of it are warnings, in a file that no feed reads: review it, decide what is critical, and
-    rename it to FEED.contract.json. Nothing is landed, no offset moves.
+    It looks at records as a run would land them, and proposes what was true of all of them: no nulls, ranges, small
+    sets, patterns, keys. All expectations are warnings, in a file that no feed reads. Review it, decide what is
+    critical, and rename it to FEED.contract.json. Nothing is landed, and no offset moves.
 
     $ sluice contract init orders
     $ sluice contract init orders --records 200000 --output proposed.json
@@ -227,10 +227,10 @@ def init(
     found = session.feed(feed)
     path = _output(session, found, output, force)
     shape = replace(found.shape, contract=None, dropping=False)
-    with _looking(session, found, shape, _Asked(records, offsets, window, start, end)) as seen:
+    with _looking(session, found, shape, _SampleRequest(records, offsets, window, start, end)) as seen:
         rows = read_landed(seen.receipts, seen.lake, [c.name for c in candidates(shape.columns)])
         proposals = propose(rows, shape.columns)
-        faults = faults_of(_quarantined(seen.receipts), seen.lake)
+        faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
     if not proposals:
         few = f"fewer than the {ENOUGH} from which on something is learnt"
         unfit = f"; {many(seen.counts.quarantined, 'record')} did not fit the schema" if faults else ""
@@ -240,7 +240,7 @@ def init(
         text = _suite(found, proposals, seen, rows.num_rows)
     _write(path, text, force)
     adopted = session.project.feeds_folder / f"{found.name}.contract.json"
-    session.terminal.show(*_proposed(found, proposals, seen, faults, path, adopted))
+    session.terminal.show(*_proposal_view(found, proposals, seen, faults, path, adopted))
     session.terminal.document(_init_document(found, proposals, seen, faults, path, text))
 
 
@@ -259,7 +259,7 @@ def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Pa
     return path
 
 
-def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _Seen, rows: int) -> str:
+def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: int) -> str:
     """The file, which was held against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.gx import suite_text
@@ -288,16 +288,16 @@ def _write(path: Path, text: str, force: bool) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _quarantined(receipts: Sequence[Receipt]) -> list[str]:
+def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
     from sluice.pipelines.vocabulary.receipts import PartKind
 
     return [p.staged for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
 
 
-def _proposed(
-    feed: Feed, proposals: Sequence[Proposal], seen: _Seen, faults: Sequence[Fault], path: Path, adopted: Path
+def _proposal_view(
+    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, adopted: Path
 ) -> Iterator[RenderableType]:
-    yield heading(f"Proposed for {feed.name}", _sampled(seen))
+    yield heading(f"Proposed for {feed.name}", _sample_line(seen))
     rows = [(p.column, p.type.removeprefix("expect_column_"), _kwargs(p.kwargs), p.why) for p in proposals]
     yield table(("column", "expectation", "says", "because"), rows)
     yield from _unfit(faults, seen.counts)
@@ -307,7 +307,7 @@ def _proposed(
     yield copyable(f"sluice contract check {feed.name}")
 
 
-def _sampled(seen: _Seen) -> str:
+def _sample_line(seen: _SampleRead) -> str:
     partitions = len({r.slice.tp for r in seen.receipts})
     return f"{many(seen.records, 'record')} of {many(partitions, 'partition')}; nothing was landed"
 
@@ -335,7 +335,7 @@ def _short(text: str) -> str:
 
 
 def _init_document(
-    feed: Feed, proposals: Sequence[Proposal], seen: _Seen, faults: Sequence[Fault], path: Path, text: str
+    feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, faults: Sequence[Fault], path: Path, text: str
 ) -> dict[str, Any]:
     return {
         "feed": feed.name,
@@ -347,7 +347,7 @@ def _init_document(
     }
 
 
-def _sample_document(seen: _Seen) -> dict[str, Any]:
+def _sample_document(seen: _SampleRead) -> dict[str, Any]:
     counts = seen.counts
     return {
         "records": seen.records,
@@ -378,9 +378,9 @@ def check(
 ) -> int:
     """Try a contract on what the feed's topics hold, with nothing landed.
 
-    Reads the contract as a run does, lets Great Expectations load it too, and holds records against it: the newest, or
-    those of windows or offsets. Tells for each expectation what broke it, with some values, and whether a run would
-    publish such a batch. Exit 1 when it would not.
+    It reads the contract as a run does, checks that Great Expectations can load it too, and tries it on records: the
+    newest, or those of windows or offsets. For each expectation it shows what broke it, with some values, and whether
+    a run would publish such a batch. Exit 1 when it would not.
 
     $ sluice contract check orders
     $ sluice contract check orders --window 2026-11-20T14
@@ -391,24 +391,24 @@ def check(
     found = session.feed(feed)
     contract = _contract(session, found, file)
     shape = replace(found.shape, contract=contract, dropping=False)
-    asked = _Asked(records, offsets, window, start, end)
+    asked = _SampleRequest(records, offsets, window, start, end)
     with _looking(session, found, shape, asked) as seen:
         with session.terminal.working("holding the whole against it"):
             results = hold_whole(shape, seen.receipts, seen.lake, seen.earlier)
-        tried = _tried(found, shape, contract, asked, seen, results)
-    session.terminal.show(*_checked(tried))
+        tried = _try_contract(found, shape, contract, asked, seen, results)
+    session.terminal.show(*_trial_view(tried))
     session.terminal.document(_check_document(tried))
     return 1 if tried.refused else 0
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _ContractTrial:
     """What came of it. `examples`: values of some records that broke an expectation, by its place in the contract;
     `left_out`: what is about how many rows a batch has, which nobody knows of a sample."""
 
     feed: Feed
     contract: Contract
-    seen: _Seen
+    seen: _SampleRead
     outcomes: Sequence[ExpectationOutcome]
     left_out: Sequence[ExpectationOutcome]
     examples: Mapping[int, Sequence[tuple[str, str]]]
@@ -449,9 +449,9 @@ def _of_gx(path: Path) -> list[tuple[str, str, str]]:
 _VOLUME = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
 
 
-def _tried(
-    feed: Feed, shape: Shape, contract: Contract, asked: _Asked, seen: _Seen, results: Sequence[Result]
-) -> _Tried:
+def _try_contract(
+    feed: Feed, shape: Shape, contract: Contract, asked: _SampleRequest, seen: _SampleRead, results: Sequence[Result]
+) -> _ContractTrial:
     from sluice.pipelines.contract.results import contract_results
     from sluice.pipelines.landing.sample import rows_at
     from sluice.pipelines.quarantine.limit import check_quarantine, faults_of
@@ -471,8 +471,8 @@ def _tried(
         refused.insert(0, drifted.message)
     except QuarantineExceeded:
         refused.insert(0, f"{_share(seen)}, more than the feed allows")
-    faults = faults_of(_quarantined(seen.receipts), seen.lake)
-    return _Tried(feed, contract, seen, outcomes, left_out, examples, faults, refused)
+    faults = faults_of(_quarantine_files(seen.receipts), seen.lake)
+    return _ContractTrial(feed, contract, seen, outcomes, left_out, examples, faults, refused)
 
 
 def _examples(o: ExpectationOutcome, rows: Mapping[str, Mapping[str, pa.Scalar]]) -> Iterator[tuple[str, str]]:
@@ -491,15 +491,15 @@ def _value(cell: pa.Scalar) -> str:
     if not cell.is_valid:
         return "null"
     if pa.types.is_binary(cell.type):
-        return _quoted(cell.as_py()[: 4 * _MOST_SHOWN].decode("utf-8", "backslashreplace"))
+        return _quote(cell.as_py()[: 4 * _MOST_SHOWN].decode("utf-8", "backslashreplace"))
     if pa.types.is_string(cell.type):
-        return _quoted(cell.as_py()[: 4 * _MOST_SHOWN])
+        return _quote(cell.as_py()[: 4 * _MOST_SHOWN])
     if pa.types.is_timestamp(cell.type) or pa.types.is_decimal(cell.type):
         return str(cell.cast(pa.string()).as_py())
     return _short(safe(str(cell.as_py())))
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(_short(text), ensure_ascii=True)
 
 
@@ -510,7 +510,7 @@ def _sentence(o: ExpectationOutcome) -> str:
     return f"{text(o.expectation)}{seen}"
 
 
-def _share(seen: _Seen) -> str:
+def _share(seen: _SampleRead) -> str:
     bad_ = seen.counts.quarantined
     share = percent(bad_ / max(seen.records, 1))
     return f"{count(bad_)} of {many(seen.records, 'record')} would go to quarantine ({share})"
@@ -519,8 +519,8 @@ def _share(seen: _Seen) -> str:
 # -- for people
 
 
-def _checked(t: _Tried) -> Iterator[RenderableType]:
-    yield heading(f"Contract of {t.feed.name}", f"{_sampled(t.seen)}; contract {t.contract.hash}")
+def _trial_view(t: _ContractTrial) -> Iterator[RenderableType]:
+    yield heading(f"Contract of {t.feed.name}", f"{_sample_line(t.seen)}; contract {t.contract.hash}")
     names = ("expectation", "severity", "checked", "broken", "share", "first")
     yield table(names, [_row(t, o) for o in t.outcomes], right="checked broken share")
     if t.left_out:
@@ -532,7 +532,7 @@ def _checked(t: _Tried) -> Iterator[RenderableType]:
     yield from _verdict(t)
 
 
-def _row(t: _Tried, o: ExpectationOutcome) -> Sequence[Any]:
+def _row(t: _ContractTrial, o: ExpectationOutcome) -> Sequence[Any]:
     from sluice.pipelines.contract.catalogue import text
 
     said = _short(text(o.expectation)) if len(text(o.expectation)) > 2 * _MOST_SHOWN else text(o.expectation)
@@ -543,7 +543,7 @@ def _row(t: _Tried, o: ExpectationOutcome) -> Sequence[Any]:
     return (sign(said), str(o.severity), *broken, first)
 
 
-def _verdict(t: _Tried) -> Iterator[RenderableType]:
+def _verdict(t: _ContractTrial) -> Iterator[RenderableType]:
     """What a run would do with such a batch."""
     if t.refused:
         yield bad("the batch would be refused, and nothing of it published:")
@@ -562,7 +562,7 @@ def _verdict(t: _Tried) -> Iterator[RenderableType]:
 # -- for programs
 
 
-def _check_document(t: _Tried) -> dict[str, Any]:
+def _check_document(t: _ContractTrial) -> dict[str, Any]:
     return {
         "feed": t.feed.name,
         "contract": t.contract.hash,
@@ -575,7 +575,7 @@ def _check_document(t: _Tried) -> dict[str, Any]:
     }
 
 
-def _outcome_document(t: _Tried, o: ExpectationOutcome) -> dict[str, Any]:
+def _outcome_document(t: _ContractTrial, o: ExpectationOutcome) -> dict[str, Any]:
     from sluice.pipelines.contract.catalogue import text
 
     return {

@@ -110,13 +110,15 @@ def demo(
     ] = 300_000,
     keep: Annotated[bool, typer.Option("--keep", help="Leave Kafka running at the end.")] = False,
     lake: Annotated[
-        LakeKind, typer.Option(help="Where it lands: a folder, or S3 on a server of this machine that ends with it.")
+        LakeKind,
+        typer.Option(help="Where it lands: a folder, or an S3 server on this machine that stops with the demo."),
     ] = LakeKind.LOCAL,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
-    Real events in, typed Parquet out, what is malformed in quarantine, a report on the hour, offsets committed; then
-    some more events, of which only what is owed lands. Everything is in .sluice/demo and starts afresh each time.
+    Real events come in, and typed Parquet comes out. Malformed records go to the quarantine, a report reads the hour,
+    and offsets are committed. Then come some more events, and only what is owed lands. Everything is in .sluice/demo,
+    and each demo starts from scratch.
 
     $ sluice demo
     $ sluice demo --lake s3

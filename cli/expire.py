@@ -1,4 +1,4 @@
-"""`sluice expire`: what landed before a time is not kept any longer, by a decision in the ledger."""
+"""`sluice expire`: retire what landed before a time, by a decision in the ledger."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.cli import met, parse
 from sluice.cli.numbers import count, size
 from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import good, heading, shortened, table, warn
+from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -44,15 +44,18 @@ def expire(
         ),
     ],
     reason: Annotated[
-        str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the ledger.", show_default=False)
+        str | None,
+        typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False),
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; else only show what would be done.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")
+    ] = False,
 ) -> None:
     """Retire the rows of old windows, and remove their files.
 
-    A dry run without --apply. All partitions together, whole windows only, nothing of which anything is owed. The
-    account still closes: what was landed is retired, and says by whom and why. Rows that are gone cannot be read again
-    unless Kafka still has them. Results of reports stay.
+    Without --apply it is a dry run. It retires whole windows of all partitions together, and none that still owes
+    anything. The account still closes: the ledger says what was retired, by whom and why. Retired rows cannot be read
+    again unless Kafka still has them. Results of reports stay.
 
     $ sluice expire orders --before 2026-08-01
     $ sluice expire orders --before 90d --reason "kept for 90 days" --apply
@@ -67,9 +70,9 @@ def expire(
         at = _time(found, before, edges.clock())
         if apply:
             with session.terminal.working("retiring"):
-                _applied(session, found, ledger, edges, at, reason or "")
+                _apply(session, found, ledger, edges, at, reason or "")
         else:
-            _looked(session, found, ledger, edges, at)
+            _show_expiry(session, found, ledger, edges, at)
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
@@ -82,7 +85,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
         return parse.window(text)
 
 
-def _looked(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
+def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
     from sluice.pipelines.rewriting.expiry import look
 
     found = look(ledger, feed.name, before, feed.window, edges.liveness)
@@ -91,10 +94,10 @@ def _looked(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: 
     session.terminal.document({"applied": False, **document(feed, found)})
 
 
-def _applied(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
+def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int, reason: str) -> None:
     from sluice.pipelines.rewriting.expiry import expire
 
-    heard = met.Heard(lambda progress: None)
+    heard = met.MetRecorder(lambda progress: None)
     done = expire(ledger, edges.lake, feed.name, before, feed.window, reason, edges.liveness, heard)
     session.terminal.show(*view(feed, done.expiry), *_done(done), *met.view(heard.met))
     removed = {"entry": done.number, "removed_files": len(done.removed.parts)}
@@ -112,7 +115,7 @@ def view(feed: Feed, found: Retirement) -> Iterator[RenderableType]:
     else:
         rows = [[name(w), *_row(receipts)] for w, receipts in _windows(feed, found)]
         names = ("window", "files", "rows", "bytes")
-        yield table(names, [*shortened(rows), ["in all", *_row(found.receipts)]], right="files rows bytes")
+        yield table(names, [*shorten(rows), ["in all", *_row(found.receipts)]], right="files rows bytes")
     if found.across:
         yield warn(f"{many(len(found.across), 'slice')} outside windows lies across that time, and stays")
 

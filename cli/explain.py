@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from sluice.cli import parse
 from sluice.cli.records import document as record_document
-from sluice.cli.records import rows, typed, typed_view
+from sluice.cli.records import rows, typed_fields, typed_view
 from sluice.cli.records import view as record_view
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import heading
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def explain(session: Session, feed: FeedName, place: Place) -> None:
     """Say where a record is, or why it is nowhere.
 
-    From the ledger and the files alone; Kafka is not asked (see peek).
+    It uses the ledger and the files alone; Kafka is not asked (see `peek`).
 
     $ sluice explain orders orders:0:150
     """
@@ -62,7 +62,7 @@ def _view(said: Explanation, row: pa.Table | None) -> list[RenderableType]:
     out: list[RenderableType] = [heading(f"{said.tp}:{said.offset}", str(said.found)), f"  {said.text}"]
     if row is None:
         return out
-    fields = typed(row)
+    fields = typed_fields(row)
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
 
 
@@ -73,4 +73,4 @@ def _document(said: Explanation, row: pa.Table | None) -> dict[str, Any]:
 
 
 def _record(row: pa.Table) -> dict[str, Any]:
-    return typed(row) or record_document(rows(row)[0])
+    return typed_fields(row) or record_document(rows(row)[0])

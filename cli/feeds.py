@@ -1,4 +1,4 @@
-"""`sluice feeds`: what the project's feed files say, whether they are right, and which topics they match."""
+"""`sluice feeds`: the project's feed files, the problems in them, and the topics that they match."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_(session: Session) -> int:
 
 @command(group)
 def check(session: Session) -> None:
-    """Read every feed file and name all that is wrong in them. Exit 2 when anything is.
+    """Read every feed file and list all problems. Exit 2 when there are any.
 
     $ sluice feeds check
     """
@@ -72,7 +72,7 @@ def refresh(session: Session) -> int:
     rows = [(n, bad(t.message) if isinstance(t, SluiceError) else ", ".join(t)) for n, t in found.items()]
     session.terminal.show(table(("feed", "topics"), rows))
     session.terminal.show(*(bad(e.message) for e in session.files.broken.values()))
-    session.terminal.document({"feeds": [_refreshed(n, t) for n, t in found.items()]})
+    session.terminal.document({"feeds": [_refresh_document(n, t) for n, t in found.items()]})
     return _exit_code([*session.files.broken.values(), *(t for t in found.values() if isinstance(t, SluiceError))])
 
 
@@ -93,7 +93,7 @@ def _exit_code(errors: Iterable[SluiceError]) -> int:
     return max((e.exit_code for e in errors), default=0)
 
 
-def _refreshed(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:
+def _refresh_document(name: str, topics: tuple[str, ...] | SluiceError) -> Mapping[str, Any]:
     return {"feed": name} | (topics.fields() if isinstance(topics, SluiceError) else {"topics": topics})
 
 

@@ -1,4 +1,4 @@
-"""`sluice files`: the Parquet files of windows, for whoever reads them with other tools."""
+"""`sluice files`: the Parquet files of windows, for other tools to read."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def files(
     start: From = None,
     end: To = None,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="The quarantined records instead of the landed ones.")
+        bool, typer.Option("--quarantine", help="Files of quarantined records instead of landed ones.")
     ] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Also of windows that are not complete.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Include windows that are not complete.")] = False,
 ) -> None:
     """List the files of a window.
 
-    One address a line, so that it pipes; nothing but the ledger says which. Exit 3 when the window is not complete.
-    With --json rows, bytes, SHA-256 and offsets of each file.
+    One address per line, ready for a pipe. The list comes from the ledger alone. Exit 3 when the window is not
+    complete. --json adds the rows, bytes, SHA-256 and offsets of each file.
 
     $ sluice files orders --window 2026-11-20T14
     $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
     """
     found = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
-    asked, listed = _listed(session, found, (window, start, end), kind, partial)
+    asked, listed = _list_files(session, found, (window, start, end), kind, partial)
     session.terminal.lines(f.address for f in listed)
     session.terminal.document(document(feed, asked, kind, listed))
 
 
-def _listed(
+def _list_files(
     session: Session,
     feed: Feed,
     spelled: tuple[Sequence[str] | None, str | None, str | None],
@@ -62,7 +62,7 @@ def _listed(
     if not any(spelled):
         raise UsageError("no window", remedy=f"name one: sluice files {feed.name} --window 2026-11-20T14")
     with session.open_edges(feed) as edges:
-        asked = windows.named(feed.window, edges.clock(), *spelled)
+        asked = windows.named_windows(feed.window, edges.clock(), *spelled)
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         return asked, reading.files(ledger, edges.lake, feed.name, asked, feed.window, kind, partial=partial)
 

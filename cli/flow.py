@@ -22,7 +22,7 @@ _PROSE = 28
 """Columns that prose is left at least."""
 
 
-def wrapped(text: Text, width: int, hang: int | None = None) -> list[Text]:
+def wrap(text: Text, width: int, hang: int | None = None) -> list[Text]:
     """The text in lines of at most `width` columns, as far as words and commands allow.
 
     What goes on in the next line is indented by `hang`; without it a little deeper than its own first line.
@@ -47,13 +47,13 @@ def _pieces(line: Text, width: int, hang: int | None) -> Iterator[Text]:
         if not after:
             break
         end = (fits or after[:1])[-1]
-        yield _indented(line[at:end], indent if at else None)
+        yield _indent(line[at:end], indent if at else None)
         at = end + len(plain[end:]) - len(plain[end:].lstrip())
         room = width - len(indent.plain)
-    yield _indented(line[at:], indent if at else None)
+    yield _indent(line[at:], indent if at else None)
 
 
-def _indented(line: Text, indent: Text | None) -> Text:
+def _indent(line: Text, indent: Text | None) -> Text:
     return indent + line if indent else line
 
 
@@ -64,7 +64,7 @@ class Flowing:
     text: Text
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from wrapped(self.text, options.max_width)
+        yield from wrap(self.text, options.max_width)
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class Facts:
         column = _INDENT + max((Text(name).cell_len for name, _ in self.pairs), default=0) + _GAP
         for name, value in self.pairs:
             label = Text(" " * _INDENT).append(name, style="dim")
-            for line in wrapped(value, max(_PROSE, options.max_width - column), 0):
+            for line in wrap(value, max(_PROSE, options.max_width - column), 0):
                 yield label + Text(" " * (column - label.cell_len)) + line
                 label = Text()
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Columns with a dim head. `right`: those set flush right, numbers; `least`: those that go first where there is no
     room, the least important one first. All by their first words."""
 
@@ -112,12 +112,12 @@ class Table:
         if gone:
             yield Text(f"  not shown on {options.max_width} columns: {', '.join(gone)}", style="dim")
 
-    def _column(self, i: int) -> _Column:
+    def _column(self, i: int) -> _TextColumn:
         name = self.names[i]
         cells = (Text(name, style="dim"), *(row[i] for row in self.rows))
-        return _Column(name, cells, number=name.partition(" ")[0] in self.right)
+        return _TextColumn(name, cells, number=name.partition(" ")[0] in self.right)
 
-    def _shown(self, columns: Sequence[_Column], width: int) -> tuple[list[_Column], list[str]]:
+    def _shown(self, columns: Sequence[_TextColumn], width: int) -> tuple[list[_TextColumn], list[str]]:
         """The columns for rows of one line, and the names of those given up; all where that does not do."""
         left, gone = list(columns), list[str]()
         for word in ("", *self.least):
@@ -128,7 +128,7 @@ class Table:
         return list(columns), []
 
 
-class _Column:
+class _TextColumn:
     """One column: its name and its cells, the head first, and how wide it wants and has to be."""
 
     def __init__(self, name: str, cells: tuple[Text, ...], *, number: bool) -> None:
@@ -138,17 +138,17 @@ class _Column:
         self.needs = self.wants if number else min(self.wants, max(words, _PROSE))
 
 
-def _least(columns: Sequence[_Column]) -> int:
+def _least(columns: Sequence[_TextColumn]) -> int:
     return _INDENT + sum(c.needs for c in columns) + _GAP * (len(columns) - 1)
 
 
-Line = Sequence[tuple["_Column", int]]
+Line = Sequence[tuple["_TextColumn", int]]
 """Columns of one line, with their widths."""
 
 
-def _lines(columns: Sequence[_Column], width: int) -> list[tuple[int, Line]]:
+def _lines(columns: Sequence[_TextColumn], width: int) -> list[tuple[int, Line]]:
     """The lines of a row, each with its indent: one, or as many as the columns need one after the other."""
-    groups: list[list[_Column]] = [[]]
+    groups: list[list[_TextColumn]] = [[]]
     indent = _INDENT
     for column in columns:
         if groups[-1] and indent - _INDENT + _least([*groups[-1], column]) > width:
@@ -159,7 +159,7 @@ def _lines(columns: Sequence[_Column], width: int) -> list[tuple[int, Line]]:
     return [(n, _widths(group, width - n)) for n, group in zip(indents, groups, strict=True)]
 
 
-def _widths(columns: Sequence[_Column], room: int) -> Line:
+def _widths(columns: Sequence[_TextColumn], room: int) -> Line:
     """What each column gets: what it wants, less where there is no room, the widest first."""
     widths = [c.wants for c in columns]
     excess = sum(widths) + _GAP * (len(widths) - 1) - room
@@ -174,7 +174,7 @@ def _widths(columns: Sequence[_Column], room: int) -> Line:
 
 def _row(line: Line, number: int, indent: int) -> Iterator[Text]:
     """The lines of one row (0: the head), without blanks at their ends."""
-    cells = [wrapped(column.cells[number], width, 0) for column, width in line]
+    cells = [wrap(column.cells[number], width, 0) for column, width in line]
     for pieces in zip_longest(*cells, fillvalue=Text()):
         out = Text(" " * indent)
         for piece, (column, width) in zip(pieces, line, strict=True):

@@ -14,7 +14,7 @@ from rich.text import Text
 from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import SHOWN_ROWS, facts, heading, indented, shortened, table, warn
+from sluice.cli.terminal import SHOWN_ROWS, facts, heading, indent, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.groups import (
     KINDS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.ports import Cluster, Groups
 
-group = typer.Typer(help="The consumer groups of a feed's Kafka, whoever they belong to.", no_args_is_help=True)
+group = typer.Typer(help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
 
 OfFeed = Annotated[str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)]
 
@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 def list_(session: Session, feed: OfFeed = None) -> None:
     """Show every group of a Kafka: its state, its protocol, and the feed that commits for it.
 
-    Groups that this client may not describe are not among them.
+    Groups that this client may not describe are not listed.
 
     $ sluice groups list
     $ sluice groups list --feed orders --json | jq -r '.groups[] | select(.state != "Empty") | .group'
@@ -148,7 +148,7 @@ def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GroupOffset:
     """One partition that the group has an offset in, or a member. `end` is the high watermark, None if not told."""
 
     tp: TopicPartition
@@ -165,12 +165,12 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class GroupReport:
     """A group, its offsets, and the feed that owns it; `strangers` are the members that are not of that feed."""
 
     view: GroupView
     feed: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[GroupOffset, ...]
     expiry: OffsetExpiry
     strangers: tuple[GroupMember, ...]
 
@@ -179,7 +179,10 @@ class Described:
 def describe(
     session: Session,
     name: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="Its name; else the group of --feed.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False
+        ),
     ] = None,
     feed: OfFeed = None,
 ) -> None:
@@ -191,14 +194,14 @@ def describe(
     $ sluice groups describe sluice-orders
     $ sluice groups describe sluice-orders --json | jq '.members'
     """
-    asked, wanted = _asked(session, name, feed)
+    asked, wanted = _find_group(session, name, feed)
     with session.terminal.working("asking Kafka"):
         found = look(session, asked, wanted)
     session.terminal.show(*_view(found))
     session.terminal.document(_document(found))
 
 
-def _asked(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
+def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:
     """The feed whose Kafka to ask, and the group. Raises UsageError."""
     if feed:
         of = session.feed(feed)
@@ -211,28 +214,28 @@ def _asked(session: Session, name: str | None, feed: str | None) -> tuple[Feed, 
     return feeds[0], feeds[0].group
 
 
-def look(session: Session, feed: Feed, name: str) -> Described:
+def look(session: Session, feed: Feed, name: str) -> GroupReport:
     """The group as its coordinator and its feed's ledger tell of it. Raises UsageError when there is none."""
     owners = group_owners(session, feed)
     with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
         if not view.exists and name not in owners:
-            raise _unknown(name, (g.name for g in groups.listed()), owners)
+            raise _unknown_group(name, (g.name for g in groups.listed()), owners)
         committed = {} if view.kind == "share" else groups.committed(name)
         held = [tp for m in view.members or () for tp in m.assignment or ()]
         ends = log_ends(edges.cluster, [*committed, *held])
         retention = edges.cluster.configs(()).broker.offsets_retention
-    books = Books.of(session, owners.get(name))
+    books = OwnerLedger.of(session, owners.get(name))
     wanted = books.wanted(tp for tp in (*committed, *held))
     rows = (
-        Row(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
+        GroupOffset(tp, at := committed.get(tp), ends.get(tp), view.holder(tp), tp in wanted, books.beside(at))
         for tp in sorted({*committed, *held})
     )
     lasts, others = expiry(view, retention, books.left), strangers(feed, view)
-    return Described(view, owners.get(name), tuple(rows), lasts, others)
+    return GroupReport(view, owners.get(name), tuple(rows), lasts, others)
 
 
-def _unknown(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
+def _unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -> UsageError:
     own = next((g for g, f in owners.items() if f == name), None)
     if own:
         return UsageError(f"no group {name}; the group of feed {name} is {own}", remedy=f"sluice groups describe {own}")
@@ -260,7 +263,7 @@ def read_by(feed: Feed, topics: set[str]) -> set[str]:
         return set()
 
 
-class Books:
+class OwnerLedger:
     """What the owner's ledger says of the group, if any feed owns it. Kafka is not asked."""
 
     def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
@@ -268,7 +271,7 @@ class Books:
         self._times: dict[int, int] = {}
 
     @classmethod
-    def of(cls, session: Session, feed: str | None) -> Books:
+    def of(cls, session: Session, feed: str | None) -> OwnerLedger:
         from sluice.pipelines.ledger import Ledger, State
 
         if feed is None:
@@ -314,7 +317,7 @@ class Books:
 # -- describe, for people
 
 
-def _view(found: Described) -> list[RenderableType]:
+def _view(found: GroupReport) -> list[RenderableType]:
     view = found.view
     out: list[RenderableType] = [
         heading(f"Group {view.name}", f"of feed {found.feed}" if found.feed else "of no feed here"),
@@ -322,14 +325,14 @@ def _view(found: Described) -> list[RenderableType]:
             ("state", Text.assemble(_state(view.state), f", {STATES.get(view.state, 'which is new to Sluice')}")),
             *([("protocol", _protocol_told(view))] if view.exists else []),
             ("coordinator", str(view.coordinator)),
-            *([("offsets", kept(found.expiry))] if found.rows else []),
+            *([("offsets", _retention_text(found.expiry))] if found.rows else []),
         ),
     ]
     if view.members:
         out += [heading("Members", str(len(view.members))), _members(view.members)]
     if found.rows:
         out += [heading("Offsets", f"lag {_total(found.rows)}"), _offsets(found.rows)]
-    return [*out, *_taken(found)]
+    return [*out, *_blocked_view(found)]
 
 
 def _protocol_told(view: GroupView) -> str:
@@ -338,7 +341,7 @@ def _protocol_told(view: GroupView) -> str:
     return f"{kind_with_proposal(view.kind)}{f' ({by})' if by else ''}, {told}"
 
 
-def kept(found: OffsetExpiry) -> str:
+def _retention_text(found: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as anybody can know."""
     time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
     match found.counting:
@@ -354,7 +357,7 @@ def kept(found: OffsetExpiry) -> str:
 
 def _members(members: Sequence[GroupMember]) -> RenderableType:
     rows = [(m.client_id, m.host, m.instance_id or "–", holds(m)) for m in members[:SHOWN_ROWS]]
-    return table(("client", "host", "static id", "holds"), shortened(rows, len(members)))
+    return table(("client", "host", "static id", "holds"), shorten(rows, len(members)))
 
 
 def holds(member: GroupMember) -> str:
@@ -373,7 +376,7 @@ def _runs(numbers: Sequence[int]) -> str:
     return ",".join(str(r.start) if r.span == 1 else f"{r.start}-{r.end - 1}" for r in runs)
 
 
-def _offsets(rows: Sequence[Row]) -> RenderableType:
+def _offsets(rows: Sequence[GroupOffset]) -> RenderableType:
     held, beside = any(r.holder for r in rows), any(r.beside for r in rows)
     shown = []
     for r in rows[:SHOWN_ROWS]:
@@ -384,14 +387,14 @@ def _offsets(rows: Sequence[Row]) -> RenderableType:
         shown.append((*cells, *([r.beside] if beside else [])))
     names = ("partition", "committed", "log end", "lag", "epoch", *(["held by"] if held else []))
     names += ("put there by",) if beside else ()
-    return table(names, shortened(shown, len(rows)), right="committed log lag epoch")
+    return table(names, shorten(shown, len(rows)), right="committed log lag epoch")
 
 
-def _total(rows: Iterable[Row]) -> str:
+def _total(rows: Iterable[GroupOffset]) -> str:
     return count(sum(r.lag or 0 for r in rows))
 
 
-def _taken(found: Described) -> list[RenderableType]:
+def _blocked_view(found: GroupReport) -> list[RenderableType]:
     """Who is in the way of the feed's commits."""
     if found.feed is None or found.view.free:
         return []
@@ -401,7 +404,7 @@ def _taken(found: Described) -> list[RenderableType]:
     return [
         Text(),
         warn(f"{found.feed} cannot commit while others are in its group{f': {held}' if held else ''}"),
-        indented(
+        indent(
             "Landing goes on, and the first run after they have left commits. To let both work, give one of them "
             f"another group: `group:` in feeds/{found.feed}.yaml.",
         ),
@@ -411,7 +414,7 @@ def _taken(found: Described) -> list[RenderableType]:
 # -- describe, for programs
 
 
-def _document(found: Described) -> dict[str, Any]:
+def _document(found: GroupReport) -> dict[str, Any]:
     view, kept = found.view, found.expiry
     return {
         "group": view.name,
@@ -423,7 +426,11 @@ def _document(found: Described) -> dict[str, Any]:
         "feed": found.feed,
         "members": None if view.members is None else [member_document(m) for m in view.members],
         "offsets": [_row_document(r) for r in found.rows],
-        "expiry": {"counted_from": kept.counting, "retention_ms": kept.retention, "not_before": kept.not_before},
+        "expiry": {
+            "counted_from": kept.counting,
+            "retention_ms": kept.retention,
+            "not_before": kept.not_before,
+        },
     }
 
 
@@ -437,7 +444,7 @@ def member_document(m: GroupMember) -> dict[str, Any]:
     }
 
 
-def _row_document(r: Row) -> dict[str, Any]:
+def _row_document(r: GroupOffset) -> dict[str, Any]:
     at = r.committed or CommittedOffset(-1)
     return {
         "topic": r.tp.topic,

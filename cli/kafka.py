@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
 Brokers = Annotated[
     int | None,
     typer.Option(
-        metavar="1|3", help="How many brokers; it stays as it was first.", show_default="1, or as many as there are"
+        metavar="1|3",
+        help="How many brokers. The first start decides; later ones keep it.",
+        show_default="1, or as many as there are",
     ),
 ]
 
@@ -32,8 +34,8 @@ Brokers = Annotated[
 def start(session: Session, brokers: Brokers = None) -> None:
     """Start the local Kafka and wait until it answers.
 
-    Its data is kept in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds
-    that name no Kafka read from it, and while it runs those that name ${KAFKA_BOOTSTRAP}.
+    Its data stays in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds that
+    name no Kafka read from it, and so do those that name ${KAFKA_BOOTSTRAP} while it runs.
 
     $ sluice kafka start --brokers 3
     """
@@ -67,7 +69,7 @@ def stop(session: Session) -> None:
 def status(session: Session) -> int:
     """Show whether the local Kafka runs and answers.
 
-    Exit 0 when every broker does, else 1.
+    Exit 0 when every broker answers, else 1.
 
     $ sluice kafka status --json
     """

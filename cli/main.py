@@ -1,8 +1,8 @@
-"""The `sluice` command: which commands there are, and what becomes of their errors.
+"""The `sluice` command: its subcommands, and how their errors are reported.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 refused to protect data, 130 interrupted. An error is a
-message and what to do next, on stderr, and with `--json` a document with `error`, `message` and `remedy`; a
-traceback only with `--debug`. Dagster, Spark and numba are imported by the commands that need them, when they do.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 refused to protect data, 130 interrupted. An error
+is a message and what to do next, on stderr. With `--json` it is also a document with `error`, `message` and `remedy`.
+A traceback appears only with `--debug`. Commands import Dagster, Spark and numba only when they need them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with claimed_stdout() if "--json" in given else nullcontext() as documents:
             code = _run(given, Terminal(documents))
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has enough
+    except BrokenPipeError:  # our reader has closed our output
         return signals.hush()
     return code
 
@@ -78,7 +78,7 @@ def _run(given: list[str], terminal: Terminal) -> int:
     except SystemExit:
         raise
     except Exception as error:  # noqa: BLE001 - the last stop: whatever it is becomes a message and an exit code
-        code = _failed(error, given, terminal)
+        code = _tell_error(error, given, terminal)
     except BaseException:  # noqa: BLE001 - an interrupt, Python's or Dagster's, before typer could make a code of it
         code = signals.INTERRUPTED
     if code == signals.INTERRUPTED or (code and signals.Interrupts.seen):
@@ -86,13 +86,13 @@ def _run(given: list[str], terminal: Terminal) -> int:
     return code
 
 
-def _failed(error: Exception, given: list[str], terminal: Terminal) -> int:
-    """Tell the error. Of one that an interrupt caused, and of one that nobody would read, nothing is told."""
+def _tell_error(error: Exception, given: list[str], terminal: Terminal) -> int:
+    """Report the error, unless an interrupt caused it or nobody would read it. Returns the exit code."""
     if isinstance(error, BrokenPipeError) and terminal.unheard:
         raise error
     if signals.Interrupts.seen:
         return signals.INTERRUPTED
-    named = _named(error)
+    named = _as_sluice_error(error)
     if named.message.startswith("Usage:"):  # a group without a command: its help
         print(named.message)
         return named.exit_code
@@ -103,8 +103,8 @@ def _failed(error: Exception, given: list[str], terminal: Terminal) -> int:
     return named.exit_code
 
 
-def _named(error: Exception) -> SluiceError:
-    """Any exception as one of ours: the command line's own, the system's, and what nobody foresaw."""
+def _as_sluice_error(error: Exception) -> SluiceError:
+    """Any exception as one of ours: of the command line, of the system, or unforeseen."""
     if isinstance(error, SluiceError):
         return error
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
@@ -114,8 +114,7 @@ def _named(error: Exception) -> SluiceError:
         return Failed(f"{error.strerror or error}{where}", remedy="mend that and repeat")
     return Failed(
         f"unforeseen {type(error).__name__}: {error}",
-        remedy="repeat with --debug for the traceback, and report it; what stands in the lake is told by: sluice audit"
-        " FEED --strict",
+        remedy="repeat with --debug for the traceback, and report it; to check the lake: sluice audit FEED --strict",
     )
 
 

@@ -12,7 +12,7 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import Fate, Life, Met
 
 
-class Heard:
+class MetRecorder:
     """Passes progress on, and keeps what it says of other runs' batches: of each, what is said last."""
 
     def __init__(self, report: Reporter) -> None:

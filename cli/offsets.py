@@ -16,7 +16,7 @@ from sluice.cli import parse
 from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import SHOWN_ROWS, facts, good, heading, indented, shortened, table, warn
+from sluice.cli.terminal import SHOWN_ROWS, facts, good, heading, indent, shorten, table, warn
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
@@ -40,11 +40,11 @@ OtherGroup = Annotated[
     typer.Option(
         "--group",
         metavar="GROUP",
-        help="Of this group on the feed's Kafka, which no feed owns; nothing is noted then.",
+        help="Offsets of this group on the feed's Kafka. No feed may own it, and no ledger notes the change.",
         show_default="the feed's",
     ),
 ]
-Apply = Annotated[bool, typer.Option("--apply", help="Do it; else only show what would be done.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")]
 Reason = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Why, for the ledger.", show_default="the command itself"),
@@ -68,9 +68,9 @@ def register(app: typer.Typer) -> None:
 
 @command(group)
 def show(session: Session, feed: FeedName) -> int:
-    """Show the committed offsets beside the ledger: what the next commit will make of them.
+    """Show the committed offsets beside the ledger, and what the next commit will do with them.
 
-    Exits as that commit would: 3 where it would be refused.
+    The exit code is the commit's: 3 where it would be refused.
 
     $ sluice offsets show orders
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
@@ -85,7 +85,7 @@ def show(session: Session, feed: FeedName) -> int:
             "offsets": [_spot_document(s.spot) | {"stands": s.stands, "expected": s.expected} for s in stands],
         }
     )
-    return 3 if _refused(desk, stands) else 0
+    return 3 if _would_refuse(desk, stands) else 0
 
 
 @command(group)
@@ -109,10 +109,12 @@ def reset(
 ) -> int:
     """Move the committed offsets of a feed's group by hand.
 
-    A dry run without --apply. Only for a group without members; noted in the feed's ledger before Kafka is changed.
-    What the feed reads is decided by its ledger: moving the offsets back makes nothing be read again (sluice run FEED
-    --replace does), and the next commit moves them to the frontier again. Beyond the frontier is refused: sluice run
-    FEED --skip-to passes over records, and records that it did.
+    Without --apply it is a dry run. The group must have no members. The feed's ledger notes the change before Kafka is
+    changed.
+
+    The ledger decides what the feed reads. Moving offsets back does not make it read anything again (use sluice run
+    FEED --replace), and the next commit moves them to the frontier. Offsets beyond the frontier are refused: use
+    sluice run FEED --skip-to, which skips records and notes that in the ledger.
 
     $ sluice offsets reset orders --to-frontier
     $ sluice offsets reset orders --to-time 2026-11-20T14:00:00Z --only orders:0 --apply --reason "replay for billing"
@@ -144,9 +146,9 @@ def export(
     file: Annotated[Path | None, _option("--file", "FILE", "Where to; it must not be there yet.")] = None,
     other: OtherGroup = None,
 ) -> None:
-    """Write the committed offsets, a line TOPIC,PARTITION,OFFSET each.
+    """Write the committed offsets, one line TOPIC,PARTITION,OFFSET each.
 
-    As kafka-consumer-groups --reset-offsets --from-file reads them, and sluice offsets import.
+    kafka-consumer-groups --reset-offsets --from-file reads this format, and so does sluice offsets import.
 
     $ sluice offsets export orders > orders.csv
     $ sluice offsets export orders --group legacy-loader --file legacy.csv
@@ -177,9 +179,9 @@ def import_(
     reason: Reason = None,
     apply: Apply = False,
 ) -> int:
-    """Move committed offsets to what a file says: sluice offsets reset --to-file, with all its rules.
+    """Move committed offsets to those in a file: sluice offsets reset --to-file, with all its rules.
 
-    A feed that has not run yet begins where its group's offsets are: this is how it takes over from another consumer.
+    A feed that has not run yet begins at its group's offsets. In this way it takes over from another consumer.
 
     $ sluice offsets import orders orders.csv
     $ sluice offsets import orders legacy.csv --apply --reason "takes over from legacy-loader"
@@ -215,7 +217,7 @@ def _ago(text: str) -> int:
     return max(0, now() - parse.duration(text))
 
 
-def _from_file(path: Path, desk: _Desk) -> OffsetTarget:
+def _from_file(path: Path, desk: _OffsetsDesk) -> OffsetTarget:
     """Raises UsageError, which names file and line."""
     from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
     from sluice.pipelines.operating.offset_file import FILE_BYTES
@@ -243,7 +245,7 @@ def _write(path: Path, lines: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Desk:
+class _OffsetsDesk:
     """Everything a command works on. `ledger` is None for a group that no feed owns."""
 
     feed: Feed
@@ -279,7 +281,7 @@ class _Desk:
 
 
 @contextmanager
-def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
+def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_OffsetsDesk]:
     from sluice.pipelines.batch.survey import open_ledger
     from sluice.pipelines.ledger import State
 
@@ -289,7 +291,7 @@ def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_Desk]:
     with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
         ledger = open_ledger(feed, edges) if name == feed.group else None
         state = ledger.read() if ledger else State()
-        yield _Desk(
+        yield _OffsetsDesk(
             feed, name, edges, groups, ledger, state, groups.view(name), _spots(feed, edges, groups, name, state)
         )
 
@@ -323,13 +325,13 @@ class _Stand:
     expected: int | None
 
 
-def _stand(desk: _Desk, spot: Spot) -> _Stand:
+def _stand(desk: _OffsetsDesk, spot: Spot) -> _Stand:
     from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
     return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
 
 
-def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
+def _would_refuse(desk: _OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
     """What the next commit would refuse: while others hold the group, all that it has to move."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
@@ -342,15 +344,15 @@ def _refused(desk: _Desk, stands: Sequence[_Stand]) -> list[_Stand]:
     return [s for s in stands if s.stands in fatal]
 
 
-def _show_view(desk: _Desk, stands: Sequence[_Stand]) -> list[RenderableType]:
+def _show_view(desk: _OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
-    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _told(desk, s)) for s in stands[:SHOWN_ROWS]]
+    rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
     names = ("partition", "committed", "frontier", "log end", "lag", "")
-    moved = [s for s in _refused(desk, stands) if s.stands is Stands.MOVED]
+    moved = [s for s in _would_refuse(desk, stands) if s.stands is Stands.MOVED]
     return [
         heading(f"Offsets of {desk.feed.name}", f"group {desk.name}, {desk.view.state}"),
-        table(names, shortened(rows, len(stands)), right="committed frontier log lag"),
+        table(names, shorten(rows, len(stands)), right="committed frontier log lag"),
         *_warnings(desk),
         *(_ways_out(desk, moved) if moved else []),
     ]
@@ -362,7 +364,7 @@ def _numbers(spot: Spot) -> tuple[int | None, ...]:
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _told(desk: _Desk, s: _Stand) -> str | Text:
+def _stand_note(desk: _OffsetsDesk, s: _Stand) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
@@ -387,7 +389,7 @@ def _told(desk: _Desk, s: _Stand) -> str | Text:
     return str(s.stands)
 
 
-def _ways_out(desk: _Desk, moved: Sequence[_Stand]) -> list[RenderableType]:
+def _ways_out(desk: _OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
     ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
@@ -397,7 +399,7 @@ def _ways_out(desk: _Desk, moved: Sequence[_Stand]) -> list[RenderableType]:
     return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
-def _warnings(desk: _Desk) -> list[RenderableType]:
+def _warnings(desk: _OffsetsDesk) -> list[RenderableType]:
     from sluice.pipelines.feed.sections import CommitMode
 
     name = desk.feed.name
@@ -434,7 +436,7 @@ def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Ord
     return refused.exit_code if refused else 0
 
 
-def _moves(desk: _Desk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+def _moves(desk: _OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import incarnation_change
 
@@ -446,32 +448,34 @@ def _moves(desk: _Desk, target: OffsetTarget, only: Sequence[TopicPartition]) ->
     return resolve(target, spots, desk.edges.cluster.offsets_at(times) if times else {}, desk.edges.clock())
 
 
-def _reset_view(desk: _Desk, target: OffsetTarget, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+def _reset_view(
+    desk: _OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None
+) -> list[RenderableType]:
     rows = [
-        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _noted(desk, m))
+        (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
         for m in moves[:SHOWN_ROWS]
     ]
     names = ("partition", "before", "", "after", "frontier", "")
     out: list[RenderableType] = [
         heading(f"Offsets of group {desk.name}, {'moved' if done else 'to be moved'} {target}"),
-        table(names, shortened(rows, len(moves)), right="before after frontier"),
+        table(names, shorten(rows, len(moves)), right="before after frontier"),
     ]
     if left := len(desk.spots) - len(moves):
-        out.append(indented(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
+        out.append(indent(f"{many(left, 'other partition')} left as {'it is' if left == 1 else 'they are'}"))
     if done:
         where = f", noted as entry {done.entry} of the ledger of {desk.feed.name}" if done.entry is not None else ""
         out += [Text(), good(f"{many(len(moves), 'offset')} of group {desk.name} moved and read back{where}")]
     return out
 
 
-def _noted(desk: _Desk, m: Move) -> str | Text:
+def _move_note(desk: _OffsetsDesk, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
     begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
     return "; ".join(each for each in (m.note, begins) if each)
 
 
-def _meaning(desk: _Desk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+def _meaning(desk: _OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
     """What follows from it, or would."""
     from sluice.pipelines.feed.sections import CommitMode
 
@@ -485,13 +489,13 @@ def _meaning(desk: _Desk, moves: Sequence[Move], done: Done | None) -> list[Rend
         )
     return [
         *(_warnings(desk) if desk.feed.commit is CommitMode.NONE else []),
-        *([Text(), indented(*out)] if out else []),
+        *([Text(), indent(*out)] if out else []),
         *([] if done else [Text(), Text("  A dry run: nothing was changed. Add --apply to do it.", style="bold")]),
     ]
 
 
 def _reset_document(
-    desk: _Desk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+    desk: _OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
 ) -> dict[str, Any]:
     return {
         **desk.document(),

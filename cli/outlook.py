@@ -59,7 +59,7 @@ def alarms(
         yield held_back(each)
 
 
-def unwarned(outlook: Outlook) -> Iterator[Text]:
+def settings_denied(outlook: Outlook) -> Iterator[Text]:
     """That nothing is known of retention, and what grants it."""
     if found := outlook.unwarned:
         yield from Alarm(warn, "yellow", [found.text], "", found.remedy).lines()

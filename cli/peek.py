@@ -1,4 +1,4 @@
-"""`sluice peek`: records as they are in Kafka, also those that no consumer would be shown."""
+"""`sluice peek`: records as they are in Kafka, also those that no consumer would get."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def peek(
 ) -> None:
     """Show records as they are in Kafka.
 
-    Those in aborted transactions too, and those above the stable end; each is marked. Values are shortened and
-    control characters escaped; --json has them whole, in base64. Touches no group.
+    Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
+    control characters escaped; --json has whole values, in base64. No group is involved.
 
     $ sluice peek orders:0:150 -n 3
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
@@ -72,7 +72,7 @@ def peek(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PeekedRecord:
     """One record with Spark's Kafka columns, and what read_committed makes of it."""
 
     row: dict[str, Any]
@@ -123,20 +123,20 @@ def _check(offset: int, partition: PartitionState) -> None:
         )
 
 
-def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[Seen]:
+def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
     """The first `number` records from `offset` on: the stable ones, then those that are not."""
     found = 0
     for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
         if found == number or offset >= end:
             continue
         piece = Slice(p.topic, p.partition, p.topic_id, offset, end, p.leader_epoch)
-        for seen in _fetched(feed, piece, isolation, number - found):
+        for seen in _peek(feed, piece, isolation, number - found):
             found += 1
             yield seen
         offset = end
 
 
-def _fetched(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[Seen]:
+def _peek(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Iterator[PeekedRecord]:
     """The slice's first records. Stable ones are decoded twice, as they are and as read_committed shows them."""
     committed = isolation is Isolation.READ_COMMITTED
     every, shown = _decoder(piece, committed=False), _decoder(piece, committed=True)
@@ -152,7 +152,7 @@ def _fetched(feed: Feed, piece: Slice, isolation: Isolation, number: int) -> Ite
     visible.update(_offsets(shown.finish()))
     hidden = ABORTED if committed else OPEN
     for row in _rows(chunks, piece, number):
-        yield Seen(row, STABLE if row["offset"] in visible else hidden)
+        yield PeekedRecord(row, STABLE if row["offset"] in visible else hidden)
 
 
 def _answers(feed: Feed, piece: Slice, isolation: Isolation) -> Iterator[Fetched]:
@@ -188,7 +188,7 @@ def _rows(chunks: Sequence[pa.RecordBatch], piece: Slice, number: int) -> list[d
     return [{**row, "topic": piece.topic, "partition": piece.partition} for row in found]
 
 
-def _view(tp: TopicPartition, p: PartitionState, found: Sequence[Seen]) -> list[RenderableType]:
+def _view(tp: TopicPartition, p: PartitionState, found: Sequence[PeekedRecord]) -> list[RenderableType]:
     note = f"log [{count(p.log_start)}, {count(p.high_watermark)}), stable end {count(p.stable_end)}"
     states = [r.state for r in found]
     shown = record_view([r.row for r in found], states if any(states) else None)

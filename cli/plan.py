@@ -1,4 +1,4 @@
-"""`sluice plan`: what a run would do, with nothing touched; and what one is asked to do, typed in."""
+"""`sluice plan`: what a run would do. It changes nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.text import Text
 
 from sluice.cli import met
 from sluice.cli import outlook as outlooks
-from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
+from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, size
 from sluice.cli.partitions import ranges
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, good, heading, safe, shortened, table, warn
+from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState
@@ -44,10 +44,10 @@ def plan(
     replace: Replace = False,
     per_run: PerRun = 1,
 ) -> int:
-    """Show what a run would read, and from whom.
+    """Show what a run would read, and from which brokers.
 
-    A dry run: nothing is written anywhere. Exits as the run would: 3 when partitions are refused or
-    another batch is in the way.
+    This is a dry run: it writes nothing anywhere. Its exit code is the run's: 3 when a partition is refused or another
+    batch is in the way.
 
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14
@@ -56,7 +56,7 @@ def plan(
     from sluice.pipelines.batch.preview import preview
 
     found = session.feed(feed)
-    asked = Asked(offsets, only, window, start, end, replace, per_run).requests(session, found)
+    asked = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
         seen = [preview(found, edges, each) for each in asked]
     if start or len(asked) > 1:
@@ -94,7 +94,7 @@ def _brief(feed: str, asked: Sequence[Request], seen: Sequence[Preview]) -> list
         rows.append((show_window(request.window or 0) + until, *amount, told))
     names = ("window", "owed", "about", "tasks", "")
     out: list[RenderableType] = [heading(f"Plan of {feed}", f"{many(len(asked), 'run')}, one after another")]
-    out.append(table(names, shortened(rows), right="owed about tasks"))
+    out.append(table(names, shorten(rows), right="owed about tasks"))
     return [*out, *met.view(_of_all(seen), dry_run=True)]
 
 
@@ -117,7 +117,7 @@ def _partitions(seen: Preview) -> RenderableType:
         for key, p in sorted(seen.survey.partitions.items())
     ]
     names = ("partition", "leader", "log start", "position", "stable end", "owed", "")
-    return table(names, shortened(rows), right="leader log position stable owed", least="leader log")
+    return table(names, shorten(rows), right="leader log position stable owed", least="leader log")
 
 
 def _position(seen: Preview, key: Key) -> int | None:
@@ -160,7 +160,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     note += f", in place of {many(len(plan.replaces), 'file')}" if plan.request.replace else ""
     return [
         heading("Tasks", note),
-        table(names, shortened(rows), right="task leader slices offsets about"),
+        table(names, shorten(rows), right="task leader slices offsets about"),
     ]
 
 

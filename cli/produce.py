@@ -52,14 +52,14 @@ def _share_option(text: str) -> Any:
 def produce(
     session: Session,
     feed: FeedName,
-    records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="How many.")] = 10_000,
+    records: Annotated[int, typer.Option("--records", "-n", metavar="N", min=1, help="How many events.")] = 10_000,
     per_second: Annotated[
         float | None,
         typer.Option(
             "--rate",
             metavar="N",
             min=0.001,
-            help="Records a second; else as fast as it goes.",
+            help="Records a second; without it, as fast as possible.",
             show_default=False,
         ),
     ] = None,
@@ -71,14 +71,18 @@ def produce(
     compression: Annotated[str | None, typer.Option(metavar="gzip", help="Codec.", show_default=False)] = None,
     seed: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The same seed, the same events; else random.", show_default=False),
+        typer.Option(
+            metavar="N", help="The same seed gives the same events; without it they are random.", show_default=False
+        ),
     ] = None,
     first: Annotated[int, typer.Option(metavar="N", min=0, help="Number of the first order.")] = 0,
     spread: Annotated[
         int,
         typer.Option(parser=_duration, metavar="DURATION", help="Stamp them evenly over this time until now."),
     ] = "1m",  # type: ignore[assignment]  # read by the parser
-    partitions: Annotated[int, typer.Option(metavar="N", min=1, help="Of a topic that has to be created.")] = 6,
+    partitions: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Partitions of a topic that has to be created.")
+    ] = 6,
     to: Annotated[
         str | None,
         typer.Option(
@@ -92,9 +96,9 @@ def produce(
 ) -> None:
     """Send sample order events into a feed's topics.
 
-    JSON of about 180 bytes, keyed by customer. It writes to the project's local Kafka alone, the one of
-    `sluice kafka start`, and creates topics there; to any other only with --to, which repeats the feed's address, and
-    creates topics there only with --create. Exit 3: the feed reads from another Kafka than the local one.
+    Each is JSON of about 180 bytes, keyed by customer. By default it writes only to the project's local Kafka, the one
+    of `sluice kafka start`, and creates topics there. For another Kafka, repeat the feed's address with --to; there it
+    creates topics only with --create. Exit 3 when the feed reads from another Kafka and --to is missing.
 
     $ sluice produce orders --records 200000
     $ sluice produce orders --rate 500 --tombstones 1% --headers 5%

@@ -18,7 +18,7 @@ from sluice.cli.records import rows as record_rows
 from sluice.cli.records import view as record_view
 from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, good, heading, safe, shortened, table, warn
+from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.units import many, show_window
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from sluice.pipelines.rewriting.trial import Trial
     from sluice.pipelines.vocabulary.receipts import Met
 
-group = typer.Typer(help="What did not fit: count it, look at it, land it after all.", no_args_is_help=True)
+group = typer.Typer(
+    help="Records that did not fit: count them, look at them, land them after all.", no_args_is_help=True
+)
 
 REFUSED = 3
 
@@ -53,7 +55,7 @@ Place = Annotated[
 ]
 
 
-def _asked(
+def _filter_of(
     session: Session,
     feed: Feed,
     within: tuple[list[str] | None, str | None, str | None],
@@ -69,7 +71,7 @@ def _asked(
     chosen: frozenset[int] | None = None
     if any(within):
         with session.open_edges(feed) as edges:
-            chosen = frozenset(windows.named(feed.window, edges.clock(), *within))
+            chosen = frozenset(windows.named_windows(feed.window, edges.clock(), *within))
         for window in chosen:
             check_aligned(window, feed.window)
     places = tuple(map(parse.record, place or ()))
@@ -83,8 +85,8 @@ def _asked(
 def list_(session: Session, feed: FeedName, window: Window = None, start: From = None, end: To = None) -> None:
     """Count what is in quarantine now, by reason and by window.
 
-    From the ledger and the files; Kafka is not asked. What was re-landed by a replay is told beside it. What a batch
-    has staged and not published, one that was refused for instance, is listed by itself.
+    It uses the ledger and the files; Kafka is not asked. Records that a replay landed are shown beside it. Records that
+    a batch has staged and not published, such as a refused one, are listed separately.
 
     $ sluice quarantine list orders
     $ sluice quarantine list orders --from 2026-11-20 --json
@@ -93,7 +95,7 @@ def list_(session: Session, feed: FeedName, window: Window = None, start: From =
     from sluice.pipelines.quarantine.held import listing, listings_staged
 
     found = session.feed(feed)
-    asked = _asked(session, found, (window, start, end), None, None, None, None)
+    asked = _filter_of(session, found, (window, start, end), None, None, None, None)
     with session.open_edges(found) as edges, session.terminal.working("counting"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         listed = listing(ledger, edges.lake, asked, found.window)
@@ -118,7 +120,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
         names = ("stage", "why", "what", "records", "share", "windows", "first")
         yield table(
             names,
-            shortened(list(_reasons(listed))),
+            shorten(list(_reasons(listed))),
             right="records share windows",
             least="windows share stage",
         )
@@ -126,7 +128,7 @@ def list_view(feed: str, listed: Listing) -> Iterator[RenderableType]:
     names = ("window", "landed", "quarantined", "share", "re-landed", "mended", "mostly")
     yield table(
         names,
-        shortened(_windows(listed)),
+        shorten(_windows(listed)),
         right="landed quarantined share re-landed mended",
         least="mended re-landed share",
     )
@@ -225,7 +227,7 @@ def show(
     from sluice.pipelines.quarantine.held import samples
 
     found = session.feed(feed)
-    asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
+    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
     with session.open_edges(found) as edges, session.terminal.working("looking"):
         ledger = Ledger(edges.lake, feed, edges.clock)
         receipts = asked.receipts(ledger, ledger.read(), found.window)
@@ -283,20 +285,24 @@ def replay(
         typer.Option(
             "--mend",
             metavar="FILE.py:FUNCTION",
-            help="Ask this function of the project's for each record's value; or MODULE:FUNCTION.",
+            help="Mend each record's value with this function of the project; or MODULE:FUNCTION.",
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would land and why the rest would not.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would land, and why the rest would not.")
+    ] = False,
 ) -> int:
     """Land the records that fit by now.
 
-    After the schema or the contract was mended, or with a function that mends values, each record is tried by the feed
-    as its files say it today. What fits lands in its own window, in its place among the offsets; what does not stays
-    in quarantine. Kafka is not asked, and committed offsets stay. The function is given a record (key, value, headers,
-    topic, partition, offset, timestamp, stage, reason, field, detail, expectation) and returns bytes, text, or a dict
-    or list for JSON; None leaves the record where it is. It is asked twice of each. Exit 3 when slices were left alone
-    because another live batch reserves them, or because what had landed there does not fit today's types.
+    Use it after you have mended the schema or the contract, or with a function that mends values. Each record is tried
+    with the feed's files as they are today. What fits lands in its own window, at its own offset; the rest stays in
+    quarantine. Kafka is not asked, and committed offsets stay.
+
+    The function gets a record (key, value, headers, topic, partition, offset, timestamp, stage, reason, field, detail,
+    expectation) and returns bytes, text, or a dict or list for JSON; None leaves the record where it is. It is called
+    twice for each record. Exit 3 when slices were left alone because another live batch reserves them, or because
+    rows that had landed there do not fit today's types.
 
     $ sluice quarantine replay orders --dry-run
     $ sluice quarantine replay orders --window 2026-11-20T14 --field amount
@@ -305,18 +311,18 @@ def replay(
     from sluice.pipelines.rewriting.mending import load
 
     found = session.feed(feed)
-    asked = _asked(session, found, (window, start, end), reason, field, expectation, offset)
+    asked = _filter_of(session, found, (window, start, end), reason, field, expectation, offset)
     mender = load(mend, session.project.root) if mend else None
     began = time.monotonic()
-    done, given_up = (_looked if dry_run else _landed)(session, found, asked, mender)
-    ran = Ran(feed, done, time.monotonic() - began, dry_run, given_up)
+    done, given_up = (_foresee if dry_run else _replay)(session, found, asked, mender)
+    ran = ReplayRun(feed, done, time.monotonic() - began, dry_run, given_up)
     session.terminal.show(*replay_view(ran))
     session.terminal.document(replay_document(ran))
     return REFUSED if done.busy or done.found.unfit else 0
 
 
 @dataclass(frozen=True)
-class Ran:
+class ReplayRun:
     """What was re-landed, or would be; and what dead runs had left, and was given up."""
 
     feed: str
@@ -329,7 +335,7 @@ class Ran:
 Done = tuple["Replayed", tuple["Met", ...]]
 
 
-def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+def _foresee(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
     from sluice.pipelines.rewriting.replay import foresee_replay
 
@@ -337,14 +343,14 @@ def _looked(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
         return foresee_replay(feed, edges, asked, mender, meter), ()
 
 
-def _landed(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
+def _replay(session: Session, feed: Feed, asked: Filter, mender: Any) -> Done:
     session.compile()
     from sluice.pipelines.rewriting.replay import replay as carry_out
     from sluice.resources.liveness import new_owner
 
     with session.open_edges(feed) as edges:
         with session.terminal.progress() as meter:
-            heard = met.Heard(meter)
+            heard = met.MetRecorder(meter)
             done = carry_out(feed, edges, asked, mender, new_owner("replay"), heard)
         if done.batches:
             _tell(session, feed, edges)
@@ -363,7 +369,7 @@ def _tell(session: Session, feed: Feed, edges: Edges) -> None:
         evidence.roll_forward(instance, Books.open(feed, ledger, edges))
 
 
-def replay_view(ran: Ran) -> Iterator[RenderableType]:
+def replay_view(ran: ReplayRun) -> Iterator[RenderableType]:
     """For people: what came of each kind, why the rest does not fit, what went wrong."""
     trial = ran.done.trial
     yield heading(f"Replay of {ran.feed}'s quarantine", f"{many(trial.tried.total(), 'record')} tried")
@@ -376,7 +382,7 @@ def replay_view(ran: Ran) -> Iterator[RenderableType]:
         [k.stage, str(k), k.detail, count(n), count(landed[k]), count(n - landed[k])]
         for k, n in trial.tried.most_common()
     ]
-    yield table(names, shortened(kinds), right="tried would landed stay")
+    yield table(names, shorten(kinds), right="tried would landed stay")
     yield from _stays(trial)
     yield from _verdict(ran)
 
@@ -386,7 +392,7 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         yield heading("What does not fit today")
         ranked = sorted(trial.why.items(), key=lambda x: -x[1][0])
         kinds = [[k.stage, str(k), k.detail, count(n), first] for k, (n, first) in ranked]
-        yield table(("stage", "why", "what", "records", "first"), shortened(kinds), right="records")
+        yield table(("stage", "why", "what", "records", "first"), shorten(kinds), right="records")
     if trial.botched:
         yield heading("What the mending function did not do")
         ranked_ = sorted(trial.botched.items(), key=lambda x: -x[1][0])
@@ -396,7 +402,7 @@ def _stays(trial: Trial) -> Iterator[RenderableType]:
         yield Text(f"  The mending function left {many(trial.left, 'record')} alone{fit}.", style="dim")
 
 
-def _verdict(ran: Ran) -> Iterator[Text]:
+def _verdict(ran: ReplayRun) -> Iterator[Text]:
     done, landed = ran.done, ran.done.landed
     n = landed.fit.total()
     mended = f", {count(landed.mended)} of them mended" if landed.mended else ""
@@ -417,7 +423,7 @@ def _verdict(ran: Ran) -> Iterator[Text]:
         yield bad(f"so were {more} more slices")
 
 
-def replay_document(ran: Ran) -> dict[str, Any]:
+def replay_document(ran: ReplayRun) -> dict[str, Any]:
     """For programs."""
     done, trial, landed = ran.done, ran.done.trial, ran.done.landed
     return {

@@ -30,7 +30,7 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def typed(table: pa.Table) -> dict[str, Any] | None:
+def typed_fields(table: pa.Table) -> dict[str, Any] | None:
     """The one row of a typed feed's table for programs: its fields and coordinates as JSON has them; None for others.
 
     Times and decimals as text, bytes in base64, the Kafka timestamp in ms.
@@ -45,7 +45,7 @@ def typed(table: pa.Table) -> dict[str, Any] | None:
 
 
 def typed_view(row: Mapping[str, Any]) -> RenderableType:
-    """A row of `typed`, a field a line, the key as text where it is one; what is null is left out."""
+    """A row of `typed_fields`, a field a line, the key as text where it is one; what is null is left out."""
     row = {**row, "kafka_key": _readable(row["kafka_key"])}
     shown = ((name, json.dumps(value, ensure_ascii=False)) for name, value in row.items() if value is not None)
     return facts(*((name, text if len(text) < SHOWN_BYTES else text[:SHOWN_BYTES] + " …") for name, text in shown))

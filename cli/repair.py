@@ -1,4 +1,4 @@
-"""`sluice repair`: what dead runs left in ledger, lake and Dagster's event log, mended and told one by one."""
+"""`sluice repair`: mend what dead runs left in ledger, lake and Dagster's event log, and list each thing."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def repair(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and touch nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
 ) -> int:
     """Put right what dead runs left behind.
 
-    What is published becomes visible; what is replaced and what nobody owns goes; Dagster learns what it was not told.
-    A dead run's batch waits for the next run, which finishes it, unless it is given up here. Nothing of a live run is
-    touched, and no file under data/ that the ledger does not know. Kafka is not asked. Exit 1 when published files are
-    missing: that is beyond repair.
+    Published files become visible. Replaced files, and staged ones that nobody owns, are removed. Dagster gets events
+    that it has missed. The batch of a dead run waits for the next run to finish it, unless you give it up here.
+
+    Nothing of a live run is changed, and no file under data/ that the ledger does not know. Kafka is not asked. Exit 1
+    when published files are missing, which cannot be repaired.
 
     $ sluice repair
     $ sluice repair orders --dry-run
@@ -79,14 +80,14 @@ def look(
 ) -> list[RepairFinding]:
     """Repair one feed, or look at what that would be. Raises PlanBusy, UsageError."""
     from sluice.assets.books import Books
-    from sluice.assets.instance import informed
+    from sluice.assets.instance import with_dagster_liveness
     from sluice.assets.repair import reconcile
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.operating.repair import Pretended, RepairTarget
     from sluice.pipelines.operating.repair import repair as mend
 
     with session.open_edges(feed) as opened:
-        edges = informed(opened, instance)
+        edges = with_dagster_liveness(opened, instance)
         edges = replace(edges, lake=Pretended(edges.lake)) if dry_run else edges
         cluster = Ledger(edges.lake, feed.name, edges.clock).read().cluster
         ledger = Ledger(edges.lake, feed.name, edges.clock, "repair", cluster)

@@ -23,23 +23,24 @@ def report(
     session: Session,
     feed: FeedName,
     batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=0, help="Of this batch.", show_default="the newest")
+        int | None,
+        typer.Option("--batch", metavar="N", min=0, help="The report of this batch.", show_default="the newest"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Put it there, too.", show_default=False)
+        Path | None, typer.Option("--output", metavar="FILE", help="Write a copy there, too.", show_default=False)
     ] = None,
 ) -> None:
-    """Say where a batch's report is: one HTML file that opens offline.
+    """Show where a batch's report is: one HTML file that opens offline.
 
-    The run wrote it when the batch was published or refused; where it is missing it is made anew, from the ledger and
-    the batch's own files. It holds values of records.
+    The run writes it when the batch is published or refused. If it is missing, it is made again from the ledger and the
+    batch's own files. It contains values of records.
 
     $ sluice report orders --output orders.html
     $ sluice report orders --batch 42 --json
     """
     found = session.feed(feed)
     with session.open_edges(found) as edges:
-        told, path, data, fresh = _kept(found, edges.lake, edges.clock, batch)
+        told, path, data, fresh = _stored_report(found, edges.lake, edges.clock, batch)
         address = edges.lake.locate(path)
     if output is not None:
         output.write_bytes(data)
@@ -49,7 +50,7 @@ def report(
     )
 
 
-def _kept(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
+def _stored_report(feed: Feed, lake: Lake, clock: Clock, batch: int | None) -> tuple[BatchAccount, str, bytes, bool]:
     """The batch, where its report stands, the report, and whether it had to be made. Raises UsageError."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.page import store

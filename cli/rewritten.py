@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tally:
+class FileSums:
     """Files and bytes before and after; `bytes_after` is None while nobody knows."""
 
     merges: int
@@ -25,7 +25,7 @@ class Tally:
     bytes_after: int | None
 
     @classmethod
-    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> Tally:
+    def of(cls, merged: Sequence[tuple[Merge, Receipt | None]]) -> FileSums:
         made = [r for _, r in merged if r is not None]
         return cls(
             len(merged),
@@ -36,11 +36,11 @@ class Tally:
         )
 
 
-def by_window(done: Compacted) -> dict[int | None, Tally]:
+def by_window(done: Compacted) -> dict[int | None, FileSums]:
     held: dict[int | None, list[tuple[Merge, Receipt | None]]] = {}
     for merge, receipt in done.merged:
         held.setdefault(merge.slice.window, []).append((merge, receipt))
-    return {w: Tally.of(some) for w, some in held.items()}
+    return {w: FileSums.of(some) for w, some in held.items()}
 
 
 def name(window: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`sluice run`: land what is owed and commit it, through Dagster, and say what became of it."""
+"""`sluice run`: land what is owed and commit it, through Dagster, and report the outcome."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.text import Text
 
 from sluice.cli import met, profiles, windows
 from sluice.cli import outlook as outlooks
-from sluice.cli.asking import Asked, Offsets, Only, PerRun, Replace
+from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, percent, rate, seconds, size
 from sluice.cli.partitions import lives
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import bad, facts, good, heading, safe, shortened, table, warn
+from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
 from sluice.pipelines.contract.expectation import Contract
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 
 Profile = Annotated[
-    bool, typer.Option("--profile", help="Show where the time went: the run's stages, and what tasks did by activity.")
+    bool, typer.Option("--profile", help="Show where the time went: by stage of the run, and by activity of its tasks.")
 ]
 SkipTo = Annotated[
     str | None,
     typer.Option(
         "--skip-to",
         metavar="latest|TIME",
-        help="Pass over what is owed: to the end, or up to an ISO time with zone. Needs --reason.",
+        help="Skip what is owed, to the end or up to an ISO time with zone. Needs --reason.",
         show_default=False,
     ),
 ]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the ledger.", show_default=False)
+    str | None, typer.Option("--reason", metavar="TEXT", help="The reason; the ledger keeps it.", show_default=False)
 ]
 
 
@@ -80,10 +80,11 @@ def run(
 ) -> int:
     """Land what is owed, publish it, commit its offsets.
 
-    Without options it catches up. It executes the feed's Dagster job on the project's instance, so the UI shows it;
-    of several windows each is a run of its own, and one that fails does not keep the others from theirs.
-    A run that dies is finished by the next one: nothing is read twice, nothing twice visible. What is asked for by
-    windows or offsets may lie below the origin; where the feed's limits end a run, the next one goes on.
+    Without options it catches up. It runs the feed's Dagster job on the project's instance, so the UI shows it.
+    Several windows are several runs, and one that fails does not stop the others.
+
+    The next run finishes a run that died: nothing is read twice, and no row is visible twice. Windows and offsets may
+    lie below the origin. Where the feed's limits end a run, the next run goes on.
 
     $ sluice run orders
     $ sluice run orders --window 2026-11-20T14
@@ -94,7 +95,7 @@ def run(
     $ sluice run orders --skip-to 2026-11-20T00:00:00Z --reason "test data"
     $ sluice run orders --profile
     """
-    found, typed = session.feed(feed), Asked(offsets, only, window, start, end, replace, per_run)
+    found, typed = session.feed(feed), WorkOptions(offsets, only, window, start, end, replace, per_run)
     asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
     limited = found.limits.records or found.limits.bytes
     if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
@@ -104,7 +105,7 @@ def run(
     session.terminal.show(*view(ran), *([windows.verdict(stands)] if stands else []), *_profile(ran, profile))
     if ran.outcome.error:
         session.terminal.fail(ran.outcome.error)
-    session.terminal.document(document(ran, stands) | _profiled(ran, profile))
+    session.terminal.document(document(ran, stands) | _profile_document(ran, profile))
     return ran.outcome.exit_code
 
 
@@ -112,14 +113,14 @@ def _profile(ran: Ran, wanted: bool) -> list[RenderableType]:
     return profiles.view(ran.batches, ran.stages) if wanted else []
 
 
-def _profiled(ran: Ran, wanted: bool) -> dict[str, Any]:
+def _profile_document(ran: Ran, wanted: bool) -> dict[str, Any]:
     return {"profile": profiles.document(ran.batches)} if wanted else {}
 
 
-def _skip(asked: Asked, to: str | None, reason: str | None) -> Skip | None:
+def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None:
     if to is None:
         if reason is not None:
-            raise UsageError("--reason without --skip-to", remedy="a reason belongs to what is passed over")
+            raise UsageError("--reason without --skip-to", remedy="leave it out: only --skip-to takes a reason")
         return None
     if asked.offsets or asked.windows:
         raise UsageError(
@@ -154,7 +155,7 @@ def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool)
         if isinstance(ran.outcome.error, UsageError):
             break
     session.terminal.show(*_all_of(feed.name, [ran for ran, _ in done]))
-    runs = [document(ran, stands) | _profiled(ran, profile) for ran, stands in done]
+    runs = [document(ran, stands) | _profile_document(ran, profile) for ran, stands in done]
     session.terminal.document({"feed": feed.name, "runs": runs})
     return max(last)
 
@@ -216,9 +217,9 @@ def _so_far() -> float:
 
 def execute(session: Session, feed: str, asked: Request, skip: Skip | None = None, spent: float = 0.0) -> Ran:
     """One run of the feed's job, with a meter on a terminal; `spent` are seconds that it has waited for already."""
-    before = {"start": spent, ready.STAGE: _compiled(session, feed)}
+    before = {"start": spent, ready.STAGE: _compile_locally(session, feed)}
     with session.terminal.progress() as meter:
-        heard = met.Heard(meter)
+        heard = met.MetRecorder(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
         from sluice.assets.execution import run_feed
 
@@ -226,7 +227,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)
 
 
-def _compiled(session: Session, feed: str) -> float:
+def _compile_locally(session: Session, feed: str) -> float:
     """The seconds that compiling took, on the machine where tasks run."""
     from sluice.resources.spark.engine import is_local
 
@@ -319,11 +320,11 @@ def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
     """How the window stands, and what this run landed of it."""
     counts, files, volume = _totals(ran)
     landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
-    if saved := _saved(ran):
+    if saved := _adopted_text(ran):
         landed += f" ({saved})"
     if counts.quarantined:
         landed += f", {count(counts.quarantined)} in quarantine"
-    line = windows.verdict(stands) if stands else _named(ran)
+    line = windows.verdict(stands) if stands else _request_line(ran)
     line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")
     return [*met.view(ran.met), line]
 
@@ -333,15 +334,15 @@ def _all_of(feed: str, runs: Sequence[Ran]) -> list[RenderableType]:
     counts = sum((_totals(ran)[0] for ran in runs), Counts())
     told = [("landed", f"{many(counts.landed, 'record')} in {many(len(runs), 'run')}")]
     if counts.quarantined:
-        told.append(("quarantined", _quarantined(feed, counts)))
+        told.append(("quarantined", _quarantined_text(feed, counts)))
     return [facts(*told)]
 
 
-def _named(ran: Ran) -> Text:
+def _request_line(ran: Ran) -> Text:
     return bad(str(ran.asked)) if ran.outcome.error else good(str(ran.asked))
 
 
-def _saved(ran: Ran) -> str:
+def _adopted_text(ran: Ran) -> str:
     """What a rerun did not have to read again; nothing where there is none."""
     adopted = [r for b in ran.batches for r in b.receipts if r.adopted]
     spans = sum(r.slice.span for r in adopted), sum(b.plan.span for b in ran.batches)
@@ -369,7 +370,7 @@ def batch_view(batch: BatchResult) -> RenderableType:
     }
     if not batch.counts.quarantined:
         del columns["quarantined"]
-    rows = shortened(list(zip(*columns.values(), strict=True)))
+    rows = shorten(list(zip(*columns.values(), strict=True)))
     return table(list(columns), rows, right="landed invisible quarantined files size")
 
 
@@ -427,8 +428,8 @@ def _summary(ran: Ran) -> Iterator[tuple[str, str]]:
     speed = rate(counts.total, ran.stages.get("land", 0.0), "offsets")
     yield "landed", f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume} ({speed})"
     if counts.quarantined:
-        yield "quarantined", _quarantined(ran.feed, counts)
-    if saved := _saved(ran):
+        yield "quarantined", _quarantined_text(ran.feed, counts)
+    if saved := _adopted_text(ran):
         yield "adopted", saved
     if replaced := sum(len(b.plan.replaces) for b in ran.batches if b.number is not None):
         yield "replaced", many(replaced, "file")
@@ -453,7 +454,7 @@ def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
         yield "dead letters", f"{count(result.letters)} to {result.letters_to}"
 
 
-def _quarantined(feed: str, counts: Counts) -> str:
+def _quarantined_text(feed: str, counts: Counts) -> str:
     """How much went into quarantine, and where it is seen."""
     share = percent(counts.quarantined / max(counts.landed + counts.quarantined, 1))
     return f"{many(counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
@@ -502,7 +503,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "held_back": [h.document() for h in landed.held] if landed else [],
         "left": landed.left if landed else 0,
         "frontiers": [_place(k) | {"offset": o} for k, o in sorted(landed.frontiers.items())] if landed else [],
-        "committed": _committed(committed) if committed else None,
+        "committed": _commit_document(committed) if committed else None,
         "uncommitted": ran.outcome.uncommitted.fields() if ran.outcome.uncommitted else None,
         **(error.fields() if error else {}),
     }
@@ -536,7 +537,7 @@ def _batch(batch: BatchResult) -> dict[str, Any]:
     }
 
 
-def _committed(result: CommitResult) -> dict[str, Any]:
+def _commit_document(result: CommitResult) -> dict[str, Any]:
     return {
         "status": str(result.status),
         "mark": result.mark,

@@ -108,9 +108,9 @@ class Session:
 
     def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
         """Of runs, those that the project's Dagster knows as ended. It is loaded for that, and only then."""
-        from sluice.assets.instance import ended
+        from sluice.assets.instance import ended_runs
 
-        return ended(self.project, runs)
+        return ended_runs(self.project, runs)
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         """Every group of the feed's Kafka; no connection is opened before the first question."""

@@ -15,7 +15,7 @@ from sluice.cli import outlook as outlooks
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, facts, good, heading, safe, shortened, table, warn
+from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import (
     BatchRefused,
     ContractBroken,
@@ -103,14 +103,15 @@ def register(app: typer.Typer) -> None:
 def status(
     session: Session,
     feed: Annotated[
-        str | None, typer.Argument(metavar="[FEED]", help="One feed, by partition.", show_default=False)
+        str | None, typer.Argument(metavar="[FEED]", help="This feed alone, by partition.", show_default=False)
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="So many windows.")] = 24,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="How many windows to show.")] = 24,
 ) -> int:
     """Show how far the feeds are.
 
-    What Kafka will delete before it lands, frontier, committed offsets, lag in offsets and in time, rates and when it
-    will have caught up, live batches and their owners, and the newest windows as a strip; with FEED by partition.
+    For each feed: records that Kafka will delete before they land, the frontier, committed offsets, lag in offsets and
+    in time, rates and when it will have caught up, live batches and their owners, and the newest windows as a strip.
+    With FEED also by partition.
 
     $ sluice status
     $ sluice status orders --last 168
@@ -135,7 +136,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
     from sluice.pipelines.planning.held_back import unstable_partitions
     from sluice.pipelines.watching.outlook import look_ahead
 
-    found = _Found(State())
+    found = _FeedReading(State())
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         try:
@@ -154,7 +155,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
 
 
 @dataclass(slots=True)
-class _Found:
+class _FeedReading:
     """What was found out, as far as it went."""
 
     state: State
@@ -165,7 +166,7 @@ class _Found:
     error: SluiceError | None = None
 
 
-def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) -> FeedStatus:
+def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int) -> FeedStatus:
     from sluice.pipelines.publishing import owners
 
     state = found.state
@@ -174,7 +175,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
     beats = {b.id: edges.clock() - at for b in state.live() if (at := edges.liveness.last_beat(b.owner)) is not None}
     verdicts = owners.judge_batches(edges.liveness, state.live(), watch=False)
     gone = [b for b in state.live() if verdicts[b.id].dead]
-    refused = _refused(feed, edges, ledger, found, gone)
+    refused = _refused_batches(feed, edges, ledger, found, gone)
     return FeedStatus(
         feed=feed.name,
         partitions=tuple(_partition(found, k) for k in keys),
@@ -185,15 +186,15 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int) 
         windows=_windows(feed, edges, ledger, found, last, gone),
         outlook=found.outlook,
         losses=_losses(feed, found.outlook),
-        held=_held(feed, found, edges.clock()),
+        held=_held_back(feed, found, edges.clock()),
         beats=beats,
         met={b.id: owners.met(feed.name, b, verdicts[b.id]) for b in state.live()},
         refused=refused,
     )
 
 
-def _refused(
-    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, gone: Sequence[Batch]
+def _refused_batches(
+    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
     """What was refused, as the next run would refuse it. What the lake does not tell now is kept as the error."""
     from sluice.pipelines.quarantine.staged import refusals_of_staged
@@ -206,7 +207,7 @@ def _refused(
 
 
 def _windows(
-    feed: Feed, edges: Edges, ledger: Ledger, found: _Found, last: int, gone: Sequence[Batch]
+    feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last: int, gone: Sequence[Batch]
 ) -> tuple[WindowStanding, ...]:
     from sluice.pipelines.watching import strip
 
@@ -226,14 +227,14 @@ def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
     return tuple(e for o in lost if (e := out_of_range(o.lost[0].start, o.key, o.partition, feed.name)))
 
 
-def _held(feed: Feed, found: _Found, now: int) -> tuple[HeldBack, ...]:
+def _held_back(feed: Feed, found: _FeedReading, now: int) -> tuple[HeldBack, ...]:
     from sluice.pipelines.planning.held_back import held_back
 
     broker = found.outlook.broker if found.outlook else BrokerConfig()
     return held_back(feed, found.partitions.values(), found.holders, broker, now)
 
 
-def _partition(found: _Found, key: Key) -> PartitionStatus:
+def _partition(found: _FeedReading, key: Key) -> PartitionStatus:
     state, p, committed = found.state, found.partitions.get(key), found.committed.get(key)
     end = p.stable_end if p else None
     unstable = p.high_watermark - p.stable_end if p else 0
@@ -351,11 +352,11 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
     out: list[RenderableType] = [heading(status.feed, outlooks.behind(status.lag, age, unstable))]
     if alarms := _worst_first(status, status.held):
         out += [*(line for alarm in alarms for line in alarm.lines()), Text()]
-    out += [*outlooks.unwarned(outlook)] if outlook else []
+    out += [*outlooks.settings_denied(outlook)] if outlook else []
     for batch, why in status.refused.items():
         out += [*_refusal(status.feed, batch, why), Text()]
     out += [
-        table(names, shortened(rows), right="origin frontier committed stable lag behind", least="origin"),
+        table(names, shorten(rows), right="origin frontier committed stable lag behind", least="origin"),
         facts(
             *(outlooks.pace(outlook) if outlook else ()),
             ("last batch", _batch(status.last)),

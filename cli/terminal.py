@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from sluice.cli import signals
-from sluice.cli.flow import Facts, Flowing, Table, Whole, wrapped
+from sluice.cli.flow import Facts, Flowing, TextTable, Whole, wrap
 from sluice.pipelines.vocabulary.errors import Refused, SluiceError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Terminal:
     def show(self, *what: RenderableType) -> None:
         """For people, to stdout."""
         if not self.json:
-            self._out.print(*map(_shown, what), sep="\n", soft_wrap=True)
+            self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
         """For people and for pipes, to stdout: each line as it is, never folded."""
@@ -93,7 +93,7 @@ class Terminal:
 
     def _tell(self, text: Text) -> None:
         """To stderr: on a terminal in lines that fit, for a log as it is."""
-        lines = wrapped(text, self._err.width) if self._err.is_terminal else [text]
+        lines = wrap(text, self._err.width) if self._err.is_terminal else [text]
         self._err.print(*lines, sep="\n", soft_wrap=True)
 
     def traceback(self) -> None:
@@ -164,13 +164,13 @@ def heading(text: str, note: str = "") -> Text:
     return line.append(f"  {safe(note)}", style="dim") if note else line
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", least: str = "") -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: str = "", least: str = "") -> TextTable:
     """A plain table: `right` names the columns set flush right, `least` those to leave out first where the screen is
     too narrow, all by their first words."""
-    return Table(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
+    return TextTable(columns, [[_cell(c) for c in row] for row in rows], right.split(), least.split())
 
 
-def shortened(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
+def shorten(rows: Sequence[Sequence[_C]], total: int | None = None) -> list[Sequence[_C | str]]:
     """The first rows of a table, and a line that says how many of `total` are left out (without it: of `rows`)."""
     shown: list[Sequence[_C | str]] = [*rows[:SHOWN_ROWS]]
     more = (len(rows) if total is None else total) - len(shown)
@@ -182,12 +182,12 @@ def facts(*pairs: tuple[str, str | Text]) -> Facts:
     return Facts([(safe(name), _cell(value)) for name, value in pairs])
 
 
-def indented(*lines: str) -> RenderableType:
+def indent(*lines: str) -> RenderableType:
     """An aside, its lines folded as one block."""
     return Padding(Text("\n".join(map(safe, lines)), style="dim"), (0, 0, 0, 2))
 
 
-def _shown(given: RenderableType) -> RenderableType:
+def _renderable(given: RenderableType) -> RenderableType:
     text = Text(safe(given)) if isinstance(given, str) else given
     return Flowing(text) if isinstance(text, Text) else text
 

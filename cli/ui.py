@@ -41,7 +41,7 @@ def ui(
 ) -> None:
     """Open Dagster's UI on this project, until Ctrl-C.
 
-    Its web server and daemon, on loopback: lineage, runs, checks, schedules.
+    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules.
 
     $ sluice ui
     $ sluice ui --project .sluice/demo --port 3100
@@ -51,7 +51,7 @@ def ui(
     address = f"http://{HOST}:{_free_port(port)}"
     with session.terminal.working("starting Dagster"):
         servers = _start(project, address)
-    with _ended(servers):
+    with _ending_servers(servers):
         with session.terminal.working("waiting for Dagster's web server"):
             _await(address, servers)
         session.terminal.show(good(f"Dagster is at {address}"), "  Ctrl-C ends it, and runs that were started from it")
@@ -123,7 +123,7 @@ def _start(project: Project, address: str) -> Servers:
 
 
 @contextlib.contextmanager
-def _ended(servers: Servers) -> Iterator[None]:
+def _ending_servers(servers: Servers) -> Iterator[None]:
     """Ctrl-C is how the block is meant to end; the servers end with it, however it ends."""
     try:
         yield

@@ -19,23 +19,23 @@ from sluice.pipelines.vocabulary.units import many, show_instant
 if TYPE_CHECKING:
     import dagster as dg
 
-    from sluice.assets.stuck import Left, UnderWay
+    from sluice.assets.stuck import LeftBatch, UnderWay
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRun:
     """A run that was ended, the pools that this freed, and the batches that it had begun."""
 
     run: UnderWay
     pools: tuple[str, ...]
-    batches: tuple[Left, ...]
+    batches: tuple[LeftBatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unstuck:
-    """What one call came upon. `freed`: runs that had ended and still held slots; `queued`: how many wait."""
+    """What one call came upon. `freed`: runs that had ended and still held slots; `queued_runs`: how many wait."""
 
-    ended: tuple[Ended, ...]
+    ended: tuple[EndedRun, ...]
     others: tuple[UnderWay, ...]
     freed: tuple[str, ...]
     queued: int
@@ -54,15 +54,18 @@ def unstick(
     feed: Annotated[
         str | None, typer.Option("--feed", metavar="FEED", help="Runs of this feed alone.", show_default="all")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="With --run: also one that is not known dead.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and touch nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --run: end it even if it is not known to be dead.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and change nothing.")] = False,
 ) -> None:
     """End runs that Dagster shows as started and that are dead.
 
-    Dead by evidence: the lock that its process held is free, its beat in the lake stopped, its process is gone from
-    this machine, or none ever began. Others of its feed are let go then; what it had begun, the next run takes over.
-    No process is ended and no data touched: a run that was forced and goes on publishes nothing once another has taken
-    over. Exit 3 for a run that is not known dead.
+    There must be evidence: the lock of its process is free, its beat in the lake stopped, its process is gone from this
+    machine, or it never had one. Waiting runs of its feed can then start, and the next run takes over what it began.
+
+    No process is ended and no data is changed. If a run that was ended by force goes on after all, it publishes nothing
+    once another run has taken over. Exit 3 for a run that is not known to be dead.
 
     $ sluice unstick
     $ sluice unstick --run 1f9c02d4 --force
@@ -87,7 +90,7 @@ def look(
     from sluice.assets import stuck
 
     lakes = stuck.Lakes(session.files.feeds.values(), session.open_edges)
-    named = _named(instance, run) if run else None
+    named = _find_run(instance, run) if run else None
     found = stuck.under_way(instance, session.project, lakes.beats, feed)
     if named is not None:
         found = [f for f in found if f.id == named]
@@ -95,11 +98,11 @@ def look(
     dead = [f for f in found if f.is_dead or force]
     pools = {f.id: stuck.pools(instance, f.run) if dry_run else stuck.end(instance, session.project, f) for f in dead}
     freed = () if dry_run or named else stuck.free_leaked_slots(instance)
-    ended = tuple(Ended(f, pools[f.id], lakes.left_by(f.id)) for f in dead)
-    return Unstuck(ended, tuple(f for f in found if f not in dead), freed, stuck.queued(instance))
+    ended = tuple(EndedRun(f, pools[f.id], lakes.left_by(f.id)) for f in dead)
+    return Unstuck(ended, tuple(f for f in found if f not in dead), freed, stuck.queued_runs(instance))
 
 
-def _named(instance: dg.DagsterInstance, run: str) -> str:
+def _find_run(instance: dg.DagsterInstance, run: str) -> str:
     """The id of the run that begins so. Raises UsageError: none, several, or one that has ended."""
     import dagster as dg
 
@@ -136,7 +139,7 @@ _NO_EVIDENCE = "it does not run on this machine, and no beat of it is in a lake"
 def view(found: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     out: list[RenderableType] = [heading("Runs", "a dry run: nothing is touched")] if dry_run else []
     for each in found.ended:
-        out += _ended(each, dry_run)
+        out += _ended_view(each, dry_run)
     if found.freed:
         out.append(good(f"slots of {many(len(found.freed), 'run')} that had ended: freed"))
     out += [_other(each) for each in found.others]
@@ -148,7 +151,7 @@ def view(found: Unstuck, *, dry_run: bool) -> list[RenderableType]:
     return out
 
 
-def _ended(each: Ended, dry_run: bool) -> list[RenderableType]:
+def _ended_view(each: EndedRun, dry_run: bool) -> list[RenderableType]:
     run, why = each.run, each.run.verdict.why if each.run.verdict else _NO_EVIDENCE
     became = "canceled" if run.run.status.value == "CANCELING" else "failed"
     free = f"; {' and '.join(each.pools)} {'is' if len(each.pools) == 1 else 'are'} free" if each.pools else ""
@@ -202,5 +205,5 @@ def _run(each: UnderWay) -> dict[str, Any]:
     }
 
 
-def _batch(left: Left) -> dict[str, Any]:
+def _batch(left: LeftBatch) -> dict[str, Any]:
     return asdict(left)

@@ -34,20 +34,20 @@ def wait(
     feed: FeedName,
     window: OneWindow,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after it.", show_default="never")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
     ] = None,
 ) -> None:
     """Wait until a window is complete.
 
-    Complete: every record of it has landed, or is accounted for by name, and its files are there to be read.
-    Exit 1 when the time is up. What runs is somebody else's business: see run, and the schedule.
+    A window is complete when each of its records has landed or is accounted for by name, and its files can be read.
+    Exit 1 when the time is up. This command starts no run: see `run`, and the schedule.
 
     $ sluice wait orders --window 2026-11-20T14 --timeout 30m && spark-submit report.py
     """
     asked, found = parse.window(window), session.feed(feed)
     limit = None if timeout is None else parse.duration(timeout)
     with session.open_edges(found) as edges, session.terminal.progress() as meter:
-        standing, ready = _awaited(_looking(found, edges, asked), meter, limit)
+        standing, ready = _wait_for(_looking(found, edges, asked), meter, limit)
     session.terminal.show(windows.verdict(standing))
     session.terminal.document({"feed": feed, "complete": ready, **windows.document(standing)})
     if not ready:
@@ -57,7 +57,7 @@ def wait(
 Look = Callable[[], tuple[WindowStanding, bool]]
 
 
-def _awaited(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
+def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
     """How the window stands once it may be read, or when the time (ms) is up; and whether it may."""
     until = None if limit is None else time.monotonic() + limit / 1000
     while True:

@@ -46,7 +46,7 @@ To = Annotated[
     typer.Option(
         "--to",
         metavar="END",
-        help="With --from: up to, not including, this one.",
+        help="With --from: up to this window, which is not included.",
         show_default="up to the newest closed one",
     ),
 ]
@@ -55,7 +55,7 @@ To = Annotated[
 # -- asked for
 
 
-def chosen(
+def chosen_windows(
     session: Session, feed: Feed, window: Sequence[str] | None, start: str | None, end: str | None
 ) -> tuple[int, ...]:
     """The windows that `--window`, or `--from` and `--to`, ask for; none without them. Raises UsageError.
@@ -67,7 +67,7 @@ def chosen(
     if not (window or start or end):
         return ()
     _, now = ledger_state(session, feed)
-    asked = named(feed.window, now, window, start, end)
+    asked = named_windows(feed.window, now, window, start, end)
     for each in asked if window else (asked[0], asked[-1]):
         windows.check_window(each, feed.window, now)
     return asked
@@ -81,7 +81,7 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
         return Ledger(edges.lake, feed.name, edges.clock).read(), edges.clock()
 
 
-def named(
+def named_windows(
     settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
 ) -> tuple[int, ...]:
     """The windows' starts, each once, as given or oldest first. Raises UsageError for what names no windows."""

@@ -29,7 +29,7 @@ def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, s
             if not suite(name="one", expectations=[dict(item)]).expectations:  # what it does not know it leaves out
                 yield place, "it has no such expectation"
         except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
-            yield place, _said(error)
+            yield place, _error_line(error)
 
 
 def _suite() -> Any:
@@ -40,7 +40,7 @@ def _suite() -> Any:
     return ExpectationSuite
 
 
-def _said(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """In one line; of what pydantic refuses, the arguments and why."""
     errors = getattr(error, "errors", None)
     if callable(errors):

@@ -58,7 +58,7 @@ class LocalLake:
         Raises Unknown when it stands there but could not be made durable.
         """
         place = self._place(path)
-        with _told(path):
+        with _translating_errors(path):
             if place.exists():
                 return False
             temporary = _write(place, data)
@@ -72,12 +72,12 @@ class LocalLake:
 
     def put(self, path: str, data: bytes) -> None:
         place = self._place(path)
-        with _told(path):
+        with _translating_errors(path):
             _move(_write(place, data), place)
 
     def get(self, path: str) -> bytes | None:
         try:
-            with self.open(path) as file, _told(path):
+            with self.open(path) as file, _translating_errors(path):
                 return file.read()
         except FileNotFoundError:
             return None
@@ -90,7 +90,7 @@ class LocalLake:
 
     def size(self, path: str) -> int | None:
         place = self._place(path)
-        with _told(path), suppress(FileNotFoundError, NotADirectoryError):
+        with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
             found = place.stat()
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
@@ -99,12 +99,12 @@ class LocalLake:
     def create(self, path: str) -> Iterator[BinaryIO]:
         """A file that appears, durable, when the block ends. A write that finds no room raises LakeFull."""
         place = self._place(path)
-        with _told(path):
+        with _translating_errors(path):
             temporary, file = _temporary(place)
         try:
-            with _told(path, only=_FULL):
+            with _translating_errors(path, only=_FULL):
                 yield file
-            with _told(path):
+            with _translating_errors(path):
                 _finish(file)
                 _move(temporary, place)
         except BaseException:
@@ -114,7 +114,7 @@ class LocalLake:
 
     def open(self, path: str) -> BinaryIO:
         place = self._place(path)
-        with _told(path):
+        with _translating_errors(path):
             try:
                 return place.open("rb")
             except (FileNotFoundError, NotADirectoryError):
@@ -127,7 +127,7 @@ class LocalLake:
         Raises FileNotFoundError without source, ProofFailed when something else stands at the target.
         """
         origin, place = self._place(source), self._place(target)
-        with _told(target):
+        with _translating_errors(target):
             for _ in range(_RACES):
                 if not origin.is_file():
                     break
@@ -140,7 +140,7 @@ class LocalLake:
     def remove(self, path: str) -> None:
         """Remove the file, and the folders that this leaves empty."""
         place = self._place(path)
-        with _told(path), suppress(FileNotFoundError, NotADirectoryError):
+        with _translating_errors(path), suppress(FileNotFoundError, NotADirectoryError):
             place.unlink()
         self._prune(place)
 
@@ -157,9 +157,9 @@ class LocalLake:
             above = Path(folder).relative_to(self.root)
             begun = sorted(n for n in names if n.startswith(TEMPORARY))
             if not (inner or names):
-                yield from _aged(Path(folder), f"{above}/")
+                yield from _age_of(Path(folder), f"{above}/")
             for name in begun:
-                yield from _aged(Path(folder) / name, str(above / name))
+                yield from _age_of(Path(folder) / name, str(above / name))
 
     def discard(self, name: str) -> None:
         above, _, last = name.rpartition("/")
@@ -167,7 +167,7 @@ class LocalLake:
             raise Terminal(f"{ascii(name)[:300]} is no unfinished write", remedy="this is a bug; nothing was removed")
         place = self._place(above) / last
         if last:
-            with _told(name), suppress(FileNotFoundError, NotADirectoryError):
+            with _translating_errors(name), suppress(FileNotFoundError, NotADirectoryError):
                 place.unlink()
         self._prune(place if last else place / "gone")
 
@@ -186,7 +186,7 @@ class LocalLake:
 
 
 @contextmanager
-def _told(path: str, only: set[int] | None = None) -> Iterator[None]:
+def _translating_errors(path: str, only: set[int] | None = None) -> Iterator[None]:
     """Turn an OSError (of the kinds in `only`) into what it means for the lake."""
     try:
         yield
@@ -211,7 +211,7 @@ def _meaning(error: OSError, path: str) -> SluiceError:
     return Terminal(f"the lake refused {why}", remedy=remedy)
 
 
-def _aged(place: Path, name: str) -> Iterator[tuple[str, int]]:
+def _age_of(place: Path, name: str) -> Iterator[tuple[str, int]]:
     with suppress(FileNotFoundError):  # it has ended meanwhile
         yield name, max(0, int((time.time() - place.lstat().st_mtime) * 1000))
 
@@ -366,7 +366,7 @@ def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
 
 def _names(folder: Path, above: str) -> list[str]:
     """Sorted names in a folder; those of folders end in `/`, so that whole paths come in order too."""
-    with _told(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+    with _translating_errors(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         seen = [e for e in entries if not e.name.startswith(TEMPORARY)]
         folders = [f"{e.name}/" for e in seen if e.is_dir(follow_symlinks=False)]
         return sorted(folders + [e.name for e in seen if e.is_file(follow_symlinks=False)])

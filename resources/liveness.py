@@ -134,7 +134,7 @@ class LakeLiveness:
         if beat is None:
             return Verdict(Life.DEAD, "it has ended: no beat of it is in the lake")
         if _process_gone(beat):
-            return Verdict(Life.DEAD, f"its process (pid {_parsed(beat)['pid']}) is gone from this machine")
+            return Verdict(Life.DEAD, f"its process (pid {_parse_beat(beat)['pid']}) is gone from this machine")
         at = _stamp(beat)
         age = None if at is None else self._clock() - at
         if age is not None and abs(age) <= self._bound_ms:
@@ -202,7 +202,7 @@ class Informed:
         return said | dict(self.liveness.judge(suspects) if watch and suspects else {})
 
 
-def _parsed(beat: bytes) -> dict[str, Any]:
+def _parse_beat(beat: bytes) -> dict[str, Any]:
     try:
         said = json.loads(beat)
     except (ValueError, RecursionError):
@@ -211,7 +211,7 @@ def _parsed(beat: bytes) -> dict[str, Any]:
 
 
 def _stamp(beat: bytes) -> int | None:
-    at = _parsed(beat).get("at")
+    at = _parse_beat(beat).get("at")
     return at if isinstance(at, int) else None
 
 
@@ -220,7 +220,7 @@ def _owner(path: str, beat: bytes) -> Owner | None:
     token = paths.owner_token(path)
     if token is None:
         return None
-    said = _parsed(beat)
+    said = _parse_beat(beat)
     run, host = (v if isinstance(v := said.get(k), str) else "" for k in ("run", "host"))
     pid, started = (v if isinstance(v := said.get(k), int) else 0 for k in ("pid", "started"))
     return Owner(token, run, host, pid, started)
@@ -228,7 +228,7 @@ def _owner(path: str, beat: bytes) -> Owner | None:
 
 def _process_gone(beat: bytes) -> bool:
     """Whether the beat names a process of this machine that is no more, or whose pid is another's now."""
-    said = _parsed(beat)
+    said = _parse_beat(beat)
     pid, started = said.get("pid"), said.get("started")
     if said.get("machine") != _machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return False

@@ -194,7 +194,7 @@ class Windows:
         elif self._filesystem or not self._alike:
             # DuckDB's own way to S3 is an extension that it would fetch; and it knows fewer ways to widen.
             counted = pa.schema([f.with_type(pa.int64()) if _in_ms(f) else f for f in self.schema])
-            found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_timed, self.schema)))
+            found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
             paths = [_literal(p) for p in self.paths]
             found = where.read_parquet(paths, union_by_name=True, hive_partitioning=False)
@@ -212,7 +212,7 @@ class Windows:
         session, schema = session or engine.session(self.feed.spark), types.spark_schema(self.schema)
         own = not self._filesystem and self._alike and all(types.spark_reads(f) for f in self._footers)
         if own and self.paths:
-            return session.read.schema(schema).parquet(*map(_escaped, self.paths))
+            return session.read.schema(schema).parquet(*map(_escape_glob, self.paths))
         lake = open_lake(self.feed)
         shares = tuple(parts.shares(lake, self.files))
         if not shares:
@@ -239,7 +239,7 @@ def _in_ms(field: pa.Field) -> bool:
     return bool(pa.types.is_timestamp(field.type) and field.type.unit == "ms")
 
 
-def _timed(field: pa.Field) -> str:
+def _time_column_sql(field: pa.Field) -> str:
     """The column in SQL; a time that DuckDB does not have is infinity, as its own reader of Parquet says it."""
     name = '"{}"'.format(field.name.replace('"', '""'))
     if not _in_ms(field):
@@ -254,6 +254,6 @@ def _literal(path: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
-def _escaped(path: str) -> str:
+def _escape_glob(path: str) -> str:
     """The path where Hadoop would take some of its signs for a pattern."""
     return "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in path)

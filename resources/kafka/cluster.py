@@ -23,9 +23,9 @@ from sluice.pipelines.vocabulary.kafka import (
     TopicPartition,
 )
 from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import explained, is_passing
+from sluice.resources.kafka.failures import explain, is_passing
 from sluice.resources.kafka.markers import Markers
-from sluice.resources.kafka.messages import EARLIEST, LATEST, Code, Layout, Place
+from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Patience, Wire
 
@@ -34,7 +34,7 @@ _UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the brok
 
 T = TypeVar("T")
 Answer = tuple[Code, T | None]
-AskLeader = Callable[[int, Sequence[Place]], Awaitable[Mapping[TopicPartition, Answer[T]]]]
+AskLeader = Callable[[int, Sequence[Leadership]], Awaitable[Mapping[TopicPartition, Answer[T]]]]
 
 
 class KafkaCluster:
@@ -43,7 +43,7 @@ class KafkaCluster:
     def __init__(self, access: KafkaAccess, patience: float = 30.0) -> None:
         self._wire = Wire(access)
         self._patience = patience
-        self._known: Layout | None = None
+        self._known: ClusterView | None = None
         self._markers = Markers(self._read_headers, lambda leader, request: self._wire.send(leader, request))
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class KafkaCluster:
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld."""
 
-        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[PartitionState]]:
+        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[PartitionState]]:
             return await self._describe(leader, places, isolation)
 
         self._markers.forget()
@@ -97,7 +97,7 @@ class KafkaCluster:
     def _listed_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """What Kafka's own look-up answers."""
 
-        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
+        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[OffsetAtTime]]:
             request = messages.ask_offsets([(place, times[place.tp]) for place in places], Isolation.READ_UNCOMMITTED)
             listed = messages.read_offsets(await self._wire.send(leader, request))
             return {
@@ -120,7 +120,7 @@ class KafkaCluster:
         Partitions whose leader keeps nothing of that epoch are left out.
         """
 
-        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[int]]:
+        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[int]]:
             request = messages.ask_epoch_ends((place, epochs[place.tp]) for place in places)
             ends = messages.read_epoch_ends(await self._wire.send(leader, request))
             return {tp: (end.error, end.end) for tp, end in ends.items()}
@@ -134,7 +134,9 @@ class KafkaCluster:
         It only explains: brokers too old for it, and rights that are missing, leave partitions or names out.
         """
 
-        async def ask(leader: int, places: Sequence[Place]) -> Mapping[TopicPartition, Answer[OpenTransaction | None]]:
+        async def ask(
+            leader: int, places: Sequence[Leadership]
+        ) -> Mapping[TopicPartition, Answer[OpenTransaction | None]]:
             return messages.read_open(await self._wire.send(leader, messages.ask_producers(p.tp for p in places)))
 
         wanted = dict.fromkeys(partitions)
@@ -156,7 +158,7 @@ class KafkaCluster:
 
     # -- on the background thread
 
-    async def _layout(self, topics: Iterable[str] | None) -> Layout:
+    async def _layout(self, topics: Iterable[str] | None) -> ClusterView:
         patience = Patience(self._wire, self._patience)
         while True:
             try:
@@ -182,7 +184,7 @@ class KafkaCluster:
         return {producer: name for names in told for producer, name in names.items()}
 
     async def _describe(
-        self, leader: int, places: Sequence[Place], isolation: Isolation
+        self, leader: int, places: Sequence[Leadership], isolation: Isolation
     ) -> Mapping[TopicPartition, Answer[PartitionState]]:
         """Start, stable end and high watermark, in this order: each can only be lower than what is asked after it."""
         starts, stable, highs = await self._wire.gather(
@@ -216,12 +218,12 @@ class KafkaCluster:
         return answers
 
     async def _offsets(
-        self, leader: int, places: Sequence[Place], time: int, isolation: Isolation
+        self, leader: int, places: Sequence[Leadership], time: int, isolation: Isolation
     ) -> dict[TopicPartition, messages.Listed]:
         request = messages.ask_offsets([(place, time) for place in places], isolation)
         return messages.read_offsets(await self._wire.send(leader, request))
 
-    async def _log_bytes(self, leader: int, places: Sequence[Place]) -> dict[TopicPartition, int]:
+    async def _log_bytes(self, leader: int, places: Sequence[Leadership]) -> dict[TopicPartition, int]:
         """Empty where the client may not DESCRIBE the cluster: sizes only balance tasks."""
         try:
             response = await self._wire.send(leader, messages.ask_log_dirs(p.tp for p in places))
@@ -234,7 +236,7 @@ class KafkaCluster:
         topics: Sequence[str],
         wanted: set[TopicPartition] | None,
         ask: AskLeader[T],
-        known: Layout | None = None,
+        known: ClusterView | None = None,
     ) -> dict[TopicPartition, T]:
         """What `ask` finds for every wanted partition (None: all of the topics), asked of its leader.
 
@@ -270,14 +272,14 @@ class KafkaCluster:
 
     async def _round(
         self,
-        layout: Layout,
+        layout: ClusterView,
         wanted: set[TopicPartition] | None,
         found: dict[TopicPartition, T],
         ask: AskLeader[T],
     ) -> dict[TopicPartition, KafkaError]:
         """Ask each leader once for what is missing, side by side; what failed, by partition."""
         failures: dict[TopicPartition, KafkaError] = {}
-        by_leader: dict[int, list[Place]] = {}
+        by_leader: dict[int, list[Leadership]] = {}
         for tp in layout.places if wanted is None else wanted:
             place = layout.places.get(tp)
             if tp in found or tp.topic in layout.errors:
@@ -287,7 +289,7 @@ class KafkaCluster:
             else:
                 by_leader.setdefault(place.leader, []).append(place)
 
-        async def one(leader: int, places: list[Place]) -> None:
+        async def one(leader: int, places: list[Leadership]) -> None:
             try:
                 answers = await ask(leader, places)
             except KafkaError as error:
@@ -309,7 +311,7 @@ class KafkaCluster:
         whole = tp.partition < 0
         what = f"topic {tp.topic}" if whole else f"partition {tp}"
         partition = None if whole else tp.partition
-        return explained(error, self._wire.bootstrap, what, topic=tp.topic, partition=partition)
+        return explain(error, self._wire.bootstrap, what, topic=tp.topic, partition=partition)
 
     def _with_id(self, topic: str, topic_id: str) -> str:
         if not topic_id:

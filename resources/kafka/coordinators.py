@@ -13,7 +13,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
 from sluice.pipelines.vocabulary.errors import Unknown
-from sluice.resources.kafka.failures import AnswerLost, told
+from sluice.resources.kafka.failures import AnswerLost, error_text
 from sluice.resources.kafka.wire import Patience, Wire
 
 _MAYBE_DONE = (
@@ -71,7 +71,7 @@ class Coordinators:
                     await self._bear(patience, error)
                 except KafkaError as last:
                     if final and maybe_done:
-                        raise _unknown(key, last) from None
+                        raise _unknown_commit(key, last) from None
                     raise
 
     async def _once(
@@ -90,8 +90,8 @@ class Coordinators:
         await patience.trouble(error)
 
 
-def _unknown(key: str, error: KafkaError) -> Unknown:
+def _unknown_commit(key: str, error: KafkaError) -> Unknown:
     return Unknown(
-        f"the answer to a commit was lost, of {key}: {told(error)}",
+        f"the answer to a commit was lost, of {key}: {error_text(error)}",
         remedy="read the committed offsets back; the next run does",
     )

@@ -100,7 +100,7 @@ def is_hopeless(error: BaseException) -> bool:
     return isinstance(error, wrong) or (isinstance(error, OSError) and not isinstance(error, ConnectionError))
 
 
-def explained(
+def explain(
     error: BaseException,
     bootstrap: str,
     doing: str,
@@ -118,11 +118,11 @@ def explained(
     if isinstance(error, SluiceError):
         return error
     kind, remedy = _verdict(error, bootstrap, rights)
-    message = f"{doing}: {told(error)} (Kafka at {bootstrap})"
+    message = f"{doing}: {error_text(error)} (Kafka at {bootstrap})"
     return kind(message, remedy=remedy, topic=topic, partition=partition, start=start, end=end)
 
 
-def told(error: BaseException | type[BaseException]) -> str:
+def error_text(error: BaseException | type[BaseException]) -> str:
     """The error in a few words: the broker's name for it and description, or what the connection said."""
     kind: Any = error if isinstance(error, type) else type(error)
     if issubclass(kind, _TIMED_OUT) and isinstance(error, BaseException) and error.args:

@@ -19,9 +19,9 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
-from sluice.resources.kafka.failures import explained, is_passing
+from sluice.resources.kafka.failures import explain, is_passing
 from sluice.resources.kafka.lanes import Sources
-from sluice.resources.kafka.reader import Reader
+from sluice.resources.kafka.reader import SliceReader
 from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Wire
 
@@ -128,7 +128,7 @@ class _Stream:
             self._queue.put(_End())
 
     async def _read(self, index: int, piece: Slice) -> None:
-        reader = Reader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
+        reader = SliceReader(self._sources, index, piece, self._queue.put, self._patience_with(piece.tp))
         try:
             await reader.run()
         except SluiceError as error:
@@ -147,7 +147,7 @@ class _Stream:
         return 0.0 if vain else self._patience
 
     def _explained(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
-        return explained(
+        return explain(
             error,
             self._sources.wire.bootstrap,
             f"reading {piece.tp} at {position}",

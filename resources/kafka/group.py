@@ -22,8 +22,8 @@ from sluice.pipelines.vocabulary.errors import CommitFenced, FeedError, GroupHel
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import told
-from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, Producer, Seat
+from sluice.resources.kafka.failures import error_text
+from sluice.resources.kafka.group_messages import GROUP, TRANSACTION, ProducerId, Seat
 from sluice.resources.kafka.messages import partition_errors, top_error
 from sluice.resources.kafka.producing import Outbox
 from sluice.resources.kafka.settings import KafkaAccess
@@ -144,7 +144,7 @@ class KafkaGroup:
                 remedy="choose a session within group.min.session.timeout.ms and group.max.session.timeout.ms",
             ) from None
         except _TAKEN as error:
-            raise self._held(told(error)) from None
+            raise self._held(error_text(error)) from None
         seat = Seat(self._group, joined.member_id, joined.generation_id)
         try:
             if [m.member_id for m in joined.members] != [seat.member_id]:
@@ -152,7 +152,7 @@ class KafkaGroup:
             await self._coordinators.ask(GROUP, self._group, partial(group_messages.ask_sync, seat), top_error)
         except _TAKEN as error:
             await self._leave(seat.member_id)
-            raise self._held(told(error)) from None
+            raise self._held(error_text(error)) from None
         except (SluiceError, KafkaError):
             await self._leave(seat.member_id)
             raise
@@ -208,7 +208,7 @@ class KafkaMembership:
         self._seat = seat
         self._transactional_id = transactional_id
         self._timeout = timeout
-        self._producer: Producer | None = None
+        self._producer: ProducerId | None = None
         self._sequences: dict[TopicPartition, int] = {}
 
     def init_transactions(self) -> None:
@@ -226,7 +226,7 @@ class KafkaMembership:
             partial(group_messages.ask_producer, key, milliseconds),
             top_error,
         )
-        self._producer = Producer(key, response.producer_id, response.producer_epoch)
+        self._producer = ProducerId(key, response.producer_id, response.producer_epoch)
         self._sequences = {}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
@@ -273,7 +273,7 @@ class KafkaMembership:
             )
 
     def _in_one_transaction(
-        self, producer: Producer, offsets: Offsets, outbox: Outbox, letters: Iterable[Letter]
+        self, producer: ProducerId, offsets: Offsets, outbox: Outbox, letters: Iterable[Letter]
     ) -> None:
         """Letters first: while offsets are pending, who reads them must wait."""
         wire, doing = self._coordinators.wire, f"committing the offsets of group {self._seat.group}"
@@ -288,17 +288,17 @@ class KafkaMembership:
 
     # -- on the background thread
 
-    async def _add(self, producer: Producer, offsets: Offsets) -> None:
+    async def _add(self, producer: ProducerId, offsets: Offsets) -> None:
         key, seat, ask = producer.transactional_id, self._seat, self._coordinators.ask
         await ask(TRANSACTION, key, partial(group_messages.ask_add_offsets, producer, seat.group), top_error)
         sending = partial(group_messages.ask_commit_in, producer, seat, offsets)
         await ask(GROUP, seat.group, sending, partition_errors)
 
-    async def _end(self, producer: Producer) -> None:
+    async def _end(self, producer: ProducerId) -> None:
         ending = partial(group_messages.ask_end, producer, commit=True)
         await self._coordinators.ask(TRANSACTION, producer.transactional_id, ending, top_error, final=True)
 
-    async def _abort(self, producer: Producer) -> None:
+    async def _abort(self, producer: ProducerId) -> None:
         """Otherwise readers of the committed offsets wait until the transaction times out."""
         ending = group_messages.ask_end(producer, commit=False)
         await _farewell(self._coordinators.wire, TRANSACTION, producer.transactional_id, ending)

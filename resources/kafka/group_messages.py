@@ -54,7 +54,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class ProducerId:
     """A transactional producer as its coordinator numbered it."""
 
     transactional_id: str
@@ -121,21 +121,21 @@ def ask_group(group: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class GroupDescription:
     """A group as its coordinator describes it; not `known`: it has no group of the classic kind by that name."""
 
     known: bool
     members: tuple[Member, ...]
 
 
-def read_group(response: Any) -> Described:
+def read_group(response: Any) -> GroupDescription:
     group = response.groups[0]
     members = (
         Member(m.member_id, m.client_id, m.client_host.removeprefix("/"), m.group_instance_id or None)
         for m in group.members
     )
     absent = error_of(group.error_code) is GroupIdNotFoundError or group.group_state == "Dead"
-    return Described(not absent, tuple(members))
+    return GroupDescription(not absent, tuple(members))
 
 
 def group_errors(response: Any) -> set[type[KafkaError]]:
@@ -232,7 +232,7 @@ def ask_producer(transactional_id: str, timeout_ms: int) -> Any:
     )
 
 
-def ask_add_offsets(producer: Producer, group: str) -> Any:
+def ask_add_offsets(producer: ProducerId, group: str) -> Any:
     return AddOffsetsToTxnRequest(
         transactional_id=producer.transactional_id,
         producer_id=producer.id,
@@ -242,7 +242,7 @@ def ask_add_offsets(producer: Producer, group: str) -> Any:
     )
 
 
-def ask_add_partitions(producer: Producer, topic: str, partitions: Sequence[int]) -> Any:
+def ask_add_partitions(producer: ProducerId, topic: str, partitions: Sequence[int]) -> Any:
     """That the transaction will write to these (version 3: the last for clients that begin transactions this way)."""
     named = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))
     return AddPartitionsToTxnRequest(
@@ -261,7 +261,7 @@ def added_errors(response: Any) -> set[type[KafkaError]]:
     return found - {OperationNotAttemptedError} or found
 
 
-def record_batch(producer: Producer, sequence: int, letters: Sequence[Letter]) -> bytes:
+def record_batch(producer: ProducerId, sequence: int, letters: Sequence[Letter]) -> bytes:
     """A batch of record-format version 2 of our open transaction, numbered from `sequence`; not compressed."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -277,7 +277,7 @@ def record_batch(producer: Producer, sequence: int, letters: Sequence[Letter]) -
     return bytes(builder.build())
 
 
-def ask_produce(producer: Producer, tp: TopicPartition, records: bytes) -> Any:
+def ask_produce(producer: ProducerId, tp: TopicPartition, records: bytes) -> Any:
     """Produce to one partition. Up to version 11 (KIP-890), and acknowledged by all replicas in sync."""
     topic = ProduceRequest.TopicProduceData
     partition = topic.PartitionProduceData(index=tp.partition, records=records)
@@ -305,7 +305,7 @@ def read_produced(response: Any) -> Produced:
     return Produced(error_of(answer.error_code), min(blamed, default=0))
 
 
-def ask_commit_in(producer: Producer, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
+def ask_commit_in(producer: ProducerId, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:
     """TxnOffsetCommit under the seat's member id and generation (KIP-447, version 3)."""
     topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     topics = [
@@ -337,7 +337,7 @@ def ask_commit_in(producer: Producer, seat: Seat, offsets: Mapping[TopicPartitio
     )
 
 
-def ask_end(producer: Producer, *, commit: bool) -> Any:
+def ask_end(producer: ProducerId, *, commit: bool) -> Any:
     return EndTxnRequest(
         transactional_id=producer.transactional_id,
         producer_id=producer.id,

@@ -34,7 +34,7 @@ _KEPT_IN = "__consumer_offsets"
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BrokerGroups:
     """What one broker lists, of all `known` partitions that groups are kept in those that it has `led` before."""
 
     groups: list[ListedGroup]
@@ -89,13 +89,13 @@ class KafkaGroups:
                 found = {group.name: group for part in parts for group in part.groups}
                 return tuple(found[name] for name in sorted(found))
 
-    async def _listed_by(self, broker: int) -> _Part:
+    async def _listed_by(self, broker: int) -> _BrokerGroups:
         places = (await self._wire.layout([_KEPT_IN], broker)).places.values()
         response = await self._wire.send(broker, group_messages.ask_groups())
         for error in top_error(response):
             raise error()
         led = frozenset(p.tp for p in places if p.leader == broker)
-        return _Part(groups_messages.read_listed(response, broker), led, frozenset(p.tp for p in places))
+        return _BrokerGroups(groups_messages.read_listed(response, broker), led, frozenset(p.tp for p in places))
 
     async def _view(self, group: str) -> GroupView:
         """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""

@@ -16,7 +16,7 @@ from kafka.future import Future
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.failures import AnswerLost
-from sluice.resources.kafka.messages import EARLIEST, LATEST, FetchAsk, FetchPart, Layout, Place
+from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
 from sluice.resources.kafka.wire import Wire
 
 WAIT_MS = 500
@@ -26,7 +26,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Budget:
+class ByteBudget:
     """Bytes reserved for answers under way, or received and not yet taken by the consumer."""
 
     def __init__(self, wire: Wire, limit: int) -> None:
@@ -60,7 +60,7 @@ class Budget:
 class Lane:
     """Fetches from one broker. `rack` is what we tell it of where we are; empty: nothing."""
 
-    def __init__(self, wire: Wire, node: int, rack: str, isolation: Isolation, limits: FetchLimits, budget: Budget):
+    def __init__(self, wire: Wire, node: int, rack: str, isolation: Isolation, limits: FetchLimits, budget: ByteBudget):
         self._wire = wire
         self._node = node
         self._rack = rack
@@ -170,13 +170,13 @@ class Sources:
         self.isolation = isolation
         self.limits = limits
         self.rack = rack
-        self.budget = Budget(wire, limits.ahead_bytes)
+        self.budget = ByteBudget(wire, limits.ahead_bytes)
         self.answers = 0
         """How many brought data: who was fed when."""
         self._lanes: dict[tuple[int, str], Lane] = {}
-        self._known: dict[str, Layout] = {}
-        self._layouts: Together[str, Layout] = Together(wire, self._ask_layouts)
-        self._epochs: dict[int, Together[tuple[Place, int], int]] = {}
+        self._known: dict[str, ClusterView] = {}
+        self._layouts: Together[str, ClusterView] = Together(wire, self._ask_layouts)
+        self._epochs: dict[int, Together[tuple[Leadership, int], int]] = {}
 
     def lane(self, node: int, rack: str) -> Lane:
         if (node, rack) not in self._lanes:
@@ -188,7 +188,7 @@ class Sources:
         self.answers += 1
         return self.answers
 
-    async def place(self, tp: TopicPartition, *, fresh: bool) -> Place:
+    async def place(self, tp: TopicPartition, *, fresh: bool) -> Leadership:
         """Where the partition is led, asked anew if `fresh`. Raises kafka errors, also when nobody leads it."""
         if fresh or tp.topic not in self._known:
             self._known[tp.topic] = await self._layouts.of(tp.topic)
@@ -200,13 +200,13 @@ class Sources:
             raise messages.missing(place)
         return place
 
-    async def epoch_end(self, place: Place, epoch: int) -> int:
+    async def epoch_end(self, place: Leadership, epoch: int) -> int:
         """Where `epoch` ended in the leader's log, −1 when it does not know."""
         if place.leader not in self._epochs:
             self._epochs[place.leader] = Together(self.wire, self._ask_epochs)
         return await self._epochs[place.leader].of((place, epoch))
 
-    async def bounds(self, place: Place) -> tuple[int, int]:
+    async def bounds(self, place: Leadership) -> tuple[int, int]:
         """Log start and high watermark."""
         offsets = []
         for time in (EARLIEST, LATEST):
@@ -217,10 +217,10 @@ class Sources:
             offsets.append(listed.offset)
         return offsets[0], offsets[1]
 
-    async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, Layout]:
+    async def _ask_layouts(self, topics: Sequence[str]) -> Mapping[str, ClusterView]:
         return dict.fromkeys(topics, await self.wire.layout(topics))
 
-    async def _ask_epochs(self, asked: Sequence[tuple[Place, int]]) -> Mapping[tuple[Place, int], int]:
+    async def _ask_epochs(self, asked: Sequence[tuple[Leadership, int]]) -> Mapping[tuple[Leadership, int], int]:
         leader = asked[0][0].leader
         response: Any = await self.wire.send(leader, messages.ask_epoch_ends(asked))
         ends = messages.read_epoch_ends(response)

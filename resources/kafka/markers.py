@@ -16,8 +16,8 @@ from kafka.errors import OffsetOutOfRangeError
 from sluice.pipelines.vocabulary.kafka import Isolation, OffsetAtTime, TopicPartition
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.lanes import WAIT_MS, parts_of
-from sluice.resources.kafka.messages import Code, FetchAsk, FetchPart, Place
-from sluice.resources.kafka.stamps import Finding, Heard, Search, Seen, Want
+from sluice.resources.kafka.messages import Code, FetchAsk, FetchPart, Leadership
+from sluice.resources.kafka.stamps import Answer, Finding, PartitionLog, StampSearch, Want
 
 REQUEST_BYTES = 16 << 20
 """Asked for in one fetch."""
@@ -34,9 +34,9 @@ _MEMORY = 2_000_000
 """Batches and records that are remembered."""
 
 Send = Callable[[int, Any], Awaitable[Any]]
-Answers = Mapping[TopicPartition, tuple[Code, Heard | None]]
-Ask = Callable[[int, Sequence[Place]], Awaitable[Answers]]
-OfLeaders = Callable[[Sequence[TopicPartition], Ask], Mapping[TopicPartition, Heard | None]]
+Answers = Mapping[TopicPartition, tuple[Code, Answer | None]]
+Ask = Callable[[int, Sequence[Leadership]], Awaitable[Answers]]
+OfLeaders = Callable[[Sequence[TopicPartition], Ask], Mapping[TopicPartition, Answer | None]]
 
 
 class Markers:
@@ -45,7 +45,7 @@ class Markers:
     def __init__(self, of_leaders: OfLeaders, send: Send) -> None:
         self._of_leaders, self._send = of_leaders, send
         self._one_look = threading.Lock()
-        self._seen: dict[TopicPartition, Seen] = {}
+        self._seen: dict[TopicPartition, PartitionLog] = {}
 
     def forget(self) -> None:
         """Another moment begins."""
@@ -70,19 +70,20 @@ class Markers:
             self._seen = {}
         budget = min(max(BUDGET_BYTES // max(len(hits), 1), _LEAST), _MOST)
         searches = {
-            tp: Search(self._seen.setdefault(tp, Seen(tp)), times[tp], hit, budget).run() for tp, hit in hits.items()
+            tp: StampSearch(self._seen.setdefault(tp, PartitionLog(tp)), times[tp], hit, budget).run()
+            for tp, hit in hits.items()
         }
-        heard: dict[TopicPartition, Heard | None] = dict.fromkeys(searches)
-        while wants := _advanced(searches, heard, found):
+        heard: dict[TopicPartition, Answer | None] = dict.fromkeys(searches)
+        while wants := _advance(searches, heard, found):
             heard = dict(self._of_leaders(list(wants), _Round(wants, self._send).ask))
             for tp in [tp for tp, said in heard.items() if said is None]:
                 del searches[tp], heard[tp], self._seen[tp]
         return found
 
 
-def _advanced(
+def _advance(
     searches: Mapping[TopicPartition, Finding],
-    heard: Mapping[TopicPartition, Heard | None],
+    heard: Mapping[TopicPartition, Answer | None],
     found: dict[TopicPartition, OffsetAtTime | None],
 ) -> dict[TopicPartition, Want]:
     """What the searches want next, now that they hear this (None: as they begin); those that end, into `found`."""
@@ -99,7 +100,7 @@ def _advanced(
 class _Open:
     """A want that is not answered yet. `tries` came back empty, `empty` of them although it stood first."""
 
-    place: Place
+    place: Leadership
     want: Want
     tries: int = 0
     empty: int = 0
@@ -117,9 +118,9 @@ class _Round:
     def __init__(self, wants: Mapping[TopicPartition, Want], send: Send) -> None:
         self._wants, self._send = wants, send
 
-    async def ask(self, leader: int, places: Sequence[Place]) -> Answers:
+    async def ask(self, leader: int, places: Sequence[Leadership]) -> Answers:
         """None: the position lies outside of the log."""
-        told: dict[TopicPartition, tuple[Code, Heard | None]] = {}
+        told: dict[TopicPartition, tuple[Code, Answer | None]] = {}
         open_ = [_Open(place, self._wants[place.tp]) for place in sorted(places, key=lambda p: p.tp)]
         while open_:
             some = _fitting(sorted(open_, key=lambda o: -o.tries))
@@ -128,7 +129,7 @@ class _Round:
             parts = parts_of(await self._send(leader, request), asks)
             room = _GIVEN
             for at, (o, part) in enumerate(zip(some, parts, strict=True)):
-                if (said := _told(o, part, first=at == 0, room=room)) is not None:
+                if (said := _answer_of(o, part, first=at == 0, room=room)) is not None:
                     told[o.place.tp] = said
                 room -= len(part.records)
             open_ = [o for o in open_ if o.place.tp not in told]
@@ -145,13 +146,13 @@ def _fitting(open_: Sequence[_Open]) -> list[_Open]:
     return some
 
 
-def _told(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Heard | None] | None:
+def _answer_of(o: _Open, part: FetchPart, *, first: bool, room: int) -> tuple[Code, Answer | None] | None:
     """What the answer says; None: ask again."""
     if part.error is OffsetOutOfRangeError:
         return None, None
     if part.error:
         return part.error, None
-    heard = Heard(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
+    heard = Answer(part.records, part.high_watermark, end=o.want.position >= part.high_watermark)
     if heard.end or len(part.records) >= (o.want.size if o.want.whole else 1):
         return None, heard
     if o.want.may_lack and not first and room >= o.want.size:

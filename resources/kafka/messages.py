@@ -65,7 +65,7 @@ def parsed_id(text: str) -> uuid.UUID:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Leadership:
     """Where a partition is led. `leader` −1: nowhere at this moment."""
 
     tp: TopicPartition
@@ -76,12 +76,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterView:
     """What a broker knows. `topics` is name → id, without internal ones; `errors` are those that it refused."""
 
     cluster_id: str
     topics: Mapping[str, str]
-    places: Mapping[TopicPartition, Place]
+    places: Mapping[TopicPartition, Leadership]
     errors: Mapping[str, type[KafkaError]]
     brokers: tuple[int, ...] = ()
 
@@ -93,22 +93,22 @@ def ask_layout(topics: Iterable[str] | None) -> Any:
     return MetadataRequest(topics=names, allow_auto_topic_creation=False, min_version=10)
 
 
-def read_layout(response: Any) -> Layout:
+def read_layout(response: Any) -> ClusterView:
     racks = {broker.node_id: broker.rack for broker in response.brokers}
     good = [t for t in response.topics if t.error_code == 0]
     ids = {t.name: printed_id(t.topic_id) if t.topic_id else "" for t in good}
     places = {
-        tp: Place(tp, ids[t.name], p.leader_id, p.leader_epoch, racks.get(p.leader_id))
+        tp: Leadership(tp, ids[t.name], p.leader_id, p.leader_epoch, racks.get(p.leader_id))
         for t in good
         for p in t.partitions
         for tp in (TopicPartition(t.name, p.partition_index),)
     }
     errors = {t.name: e for t in response.topics if (e := error_of(t.error_code))}
     named = {t.name: ids[t.name] for t in good if not t.is_internal}
-    return Layout(response.cluster_id or "", named, places, errors, tuple(racks))
+    return ClusterView(response.cluster_id or "", named, places, errors, tuple(racks))
 
 
-def missing(place: Place | None) -> KafkaError:
+def missing(place: Leadership | None) -> KafkaError:
     """Why a partition cannot be asked: nobody knows it, or nobody leads it."""
     return UnknownTopicOrPartitionError() if place is None else LeaderNotAvailableError()
 
@@ -122,7 +122,7 @@ class Listed:
     timestamp: int
 
 
-def ask_offsets(places: Iterable[tuple[Place, int]], isolation: Isolation) -> Any:
+def ask_offsets(places: Iterable[tuple[Leadership, int]], isolation: Isolation) -> Any:
     """ListOffsets of each place at a time in ms (or LATEST, EARLIEST)."""
     topic = ListOffsetsRequest.ListOffsetsTopic
     wanted = {place.tp: (place.leader_epoch, time) for place, time in places}
@@ -157,7 +157,7 @@ class EpochEnd:
     end: int
 
 
-def ask_epoch_ends(places: Iterable[tuple[Place, int]]) -> Any:
+def ask_epoch_ends(places: Iterable[tuple[Leadership, int]]) -> Any:
     """OffsetForLeaderEpoch (KIP-101) of each place's epoch given."""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     wanted = {place.tp: (place.leader_epoch, epoch) for place, epoch in places}
@@ -294,7 +294,7 @@ def _bound(said: Mapping[str, str], key: str) -> int | None:
 class FetchAsk:
     """One partition of a fetch, from `position`, about `max_bytes`."""
 
-    place: Place
+    place: Leadership
     position: int
     max_bytes: int
 

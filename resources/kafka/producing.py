@@ -21,8 +21,8 @@ from sluice.pipelines.vocabulary.errors import CommitFenced, NotAuthorized, Slui
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import explained, told
-from sluice.resources.kafka.group_messages import TRANSACTION, Producer
+from sluice.resources.kafka.failures import error_text, explain
+from sluice.resources.kafka.group_messages import TRANSACTION, ProducerId
 from sluice.resources.kafka.wire import Patience, Wire
 
 CHUNK_BYTES = 900_000
@@ -44,7 +44,7 @@ class _NotTaken(Exception):
     """The partition's leader refuses these letters; `first` is the one that it names, where it names one."""
 
     def __init__(self, error: KafkaError, first: int) -> None:
-        super().__init__(told(error))
+        super().__init__(error_text(error))
         self.error, self.first = error, first
 
 
@@ -57,7 +57,7 @@ class Outbox:
     """
 
     coordinators: Coordinators
-    producer: Producer
+    producer: ProducerId
     topic: str
     seconds: float
     sequences: dict[TopicPartition, int]
@@ -168,8 +168,8 @@ class Outbox:
     def _explained(self, error: KafkaError) -> SluiceError:
         if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
             remedy = f"grant DESCRIBE and WRITE on the topic {self.topic} to this client's principal"
-            return NotAuthorized(f"sending dead letters: {told(error)}", remedy=remedy, topic=self.topic)
-        found = explained(error, self.wire.bootstrap, f"sending dead letters to {self.topic}", topic=self.topic)
+            return NotAuthorized(f"sending dead letters: {error_text(error)}", remedy=remedy, topic=self.topic)
+        found = explain(error, self.wire.bootstrap, f"sending dead letters to {self.topic}", topic=self.topic)
         if isinstance(found, CommitFenced) and self.late:
             self.give_up()
         return found
@@ -187,7 +187,7 @@ def partitions_of(wire: Wire, topic: str, patience: float) -> int:
             tries += 1
             error = layout.errors.get(topic, kafka_errors.UnknownTopicOrPartitionError)
             if issubclass(error, kafka_errors.UnknownTopicOrPartitionError) and tries >= _UNKNOWN_TOPIC_TRIES:
-                raise _unknown(topic)
+                raise _no_letters_topic(topic)
             await waiting.trouble(error())
 
     return wire.run(f"looking for the topic of dead letters, {topic}", ask)
@@ -216,14 +216,14 @@ def _size(letter: Letter) -> int:
 def _not_taken(topic: str, letter: Letter, error: KafkaError) -> UsageError:
     return UsageError(
         f"topic {topic} does not take the dead letter of {letter.source} ({_size(letter):,} bytes at most):"
-        f" {told(error)}",
+        f" {error_text(error)}",
         remedy=f"nothing was committed, and landing goes on; {_NOT_TAKEN[type(error)]}, and run again",
         topic=topic,
         partition=letter.partition,
     )
 
 
-def _unknown(topic: str) -> UnknownTopic:
+def _no_letters_topic(topic: str) -> UnknownTopic:
     return UnknownTopic(
         f"the topic of dead letters, `{topic}`, is not there, or this client may not see it",
         remedy="nothing was sent or committed, and landing goes on; create the topic (Sluice never does), grant"

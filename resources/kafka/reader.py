@@ -23,7 +23,7 @@ from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost, Sluice
 from sluice.pipelines.vocabulary.kafka import Isolation
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.resources.kafka.lanes import Sources
-from sluice.resources.kafka.messages import FetchAsk, FetchPart, Place
+from sluice.resources.kafka.messages import FetchAsk, FetchPart, Leadership
 from sluice.resources.kafka.wire import Patience
 
 _EMPTY_FOR_A_GAP = 2
@@ -34,7 +34,7 @@ _AGAIN = "run again: what is owed is held against the log as it is now, and the 
 E = TypeVar("E", bound=SluiceError)
 
 
-class Reader:
+class SliceReader:
     """`index` is the slice's place in its stream, `emit` where its bytes go, `patience` in seconds without progress."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Reader:
 
     async def run(self) -> None:
         """Emit all bytes, then one `last` without any. Raises SluiceError, or the kafka error that did not pass."""
-        place: Place | None = None
+        place: Leadership | None = None
         while True:
             try:
                 if place is None:
@@ -78,7 +78,7 @@ class Reader:
 
     # -- where to read from
 
-    async def _settle(self) -> Place:
+    async def _settle(self) -> Leadership:
         place = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
         self._must_ask_again = False
         self._same_topic(place)
@@ -94,7 +94,7 @@ class Reader:
         """Fetching by name (before Kafka 3.1) cannot tell a recreated topic: what was read counts under one id only."""
         self._same_topic(await self._sources.place(self._slice.tp, fresh=True))
 
-    def _same_topic(self, place: Place) -> None:
+    def _same_topic(self, place: Leadership) -> None:
         if place.topic_id != self._slice.key.topic_id:
             raise self._refused(
                 TopicRecreated,
@@ -105,14 +105,14 @@ class Reader:
                 remedy=_AGAIN,
             )
 
-    async def _not_truncated(self, place: Place) -> None:
+    async def _not_truncated(self, place: Leadership) -> None:
         """Today's log must still hold what the plan saw: its leader epoch must not end before the slice does."""
         epoch = self._slice.leader_epoch if self._slice.leader_epoch >= 0 else place.leader_epoch
         end = await self._sources.epoch_end(place, epoch)
         if 0 <= end < self._slice.end:
             raise self._truncated(f"leader epoch {epoch} ends at {end}", end)
 
-    async def _in_range(self, place: Place) -> None:
+    async def _in_range(self, place: Leadership) -> None:
         log_start, high_watermark = await self._sources.bounds(place)
         if self._position < log_start:
             raise self._refused(
@@ -128,7 +128,7 @@ class Reader:
 
     # -- reading
 
-    async def _step(self, place: Place) -> None:
+    async def _step(self, place: Leadership) -> None:
         node = place.leader if self._replica is None else self._replica
         lane = self._sources.lane(node, "" if self._leader_only else self._sources.rack)
         part, first = await lane.fetch(FetchAsk(place, self._position, self._appetite()), self._fed)

@@ -121,8 +121,8 @@ class _Receiving:
 
     async def _read_from_sock(self) -> None:
         connection = self._protocol
-        connection.parser.receive_bytes = _Parser(connection.parser)
-        frame = _Frame(connection.config["receive_message_max_bytes"])
+        connection.parser.receive_bytes = _ResponseParser(connection.parser)
+        frame = _ResponseFrame(connection.config["receive_message_max_bytes"])
         while self._read and not self._closed:
             await self._net.wait_read(self._sock)
             try:
@@ -134,7 +134,7 @@ class _Receiving:
             except OSError as error:
                 self.abort(error=_meaning(error))  # type: ignore[attr-defined]
 
-    def _next_frame(self, connection: Any, frame: _Frame) -> bool:
+    def _next_frame(self, connection: Any, frame: _ResponseFrame) -> bool:
         """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""
         while not self._closed:
             try:
@@ -183,7 +183,7 @@ def client_of(kind: Callable[..., T], **settings: Any) -> T:
         raise
 
 
-class _Frame:
+class _ResponseFrame:
     """A response under way: four bytes of length, then as many as they say."""
 
     def __init__(self, limit: int) -> None:
@@ -217,7 +217,7 @@ class _Frame:
         return None
 
 
-class _Parser:
+class _ResponseParser:
     """In place of kafka-python's `receive_bytes`: a whole frame in, (correlation id, response) out."""
 
     def __init__(self, parser: Any) -> None:

@@ -41,7 +41,7 @@ class Want:
     may_lack: bool = False
 
 
-class Heard(NamedTuple):
+class Answer(NamedTuple):
     """What came. `end`: nothing stands at or above the position; no bytes else: the first batch is larger."""
 
     records: memoryview
@@ -49,7 +49,7 @@ class Heard(NamedTuple):
     end: bool = False
 
 
-class Rows(NamedTuple):
+class BatchStamps(NamedTuple):
     """The records of one batch."""
 
     offsets: NDArray[np.int64]
@@ -57,14 +57,14 @@ class Rows(NamedTuple):
 
 
 @dataclass
-class Seen:
+class PartitionLog:
     """What was seen of one partition's log: by position the batch there or next, places that hold no marker, the
     records of batches (by base), and the high watermark."""
 
     tp: TopicPartition
     batches: dict[int, Header] = field(default_factory=dict)
     records: set[int] = field(default_factory=set)
-    rows: dict[int, Rows] = field(default_factory=dict)
+    rows: dict[int, BatchStamps] = field(default_factory=dict)
     high: int = 0
 
     @property
@@ -86,18 +86,18 @@ class Seen:
         return offset in self.records or not self.batches[offset].control
 
 
-class _Unknown(Exception):
+class _Unreadable(Exception):
     """It cannot be read on."""
 
 
-Asking = Generator[Want, Heard, Header | None]
-Finding = Generator[Want, Heard, OffsetAtTime | None]
+Asking = Generator[Want, Answer, Header | None]
+Finding = Generator[Want, Answer, OffsetAtTime | None]
 
 
-class Search:
+class StampSearch:
     """For the first record of the partition stamped at or after `time`; `hit`: Kafka's answer; `budget` in bytes."""
 
-    def __init__(self, seen: Seen, time: int, hit: OffsetAtTime, budget: int) -> None:
+    def __init__(self, seen: PartitionLog, time: int, hit: OffsetAtTime, budget: int) -> None:
         self._seen, self._time, self._hit, self._budget = seen, time, hit, budget
         self._low = hit.offset
         self._asked = 0
@@ -110,7 +110,7 @@ class Search:
         try:
             while (found := (yield from self._find())) is None and not self._asked:
                 yield from self._look_again()
-        except (_Unknown, Unreadable):
+        except (_Unreadable, Unreadable):
             return self._about(self._low)
         return found if found or self._read_all else self._about(self._seen.high)
 
@@ -121,7 +121,7 @@ class Search:
     def _about(self, offset: int) -> OffsetAtTime:
         return OffsetAtTime(offset, self._time, by_marker=True)
 
-    def _is_record(self) -> Generator[Want, Heard, bool]:
+    def _is_record(self) -> Generator[Want, Answer, bool]:
         """Whether Kafka's answer is a record. A batch that makes no sense is left to whoever lands it."""
         position, seen = self._hit.offset, self._seen
         if not seen.knows(position):
@@ -134,13 +134,13 @@ class Search:
                 seen.records.add(position)
         return seen.is_record(position)
 
-    def _look_again(self) -> Generator[Want, Heard, None]:
+    def _look_again(self) -> Generator[Want, Answer, None]:
         """What an earlier search saw of the log's end may be old."""
         yield from self._hear(Want(max(self._seen.high - 1, 0), PROBE_BYTES, may_lack=True))
 
-    def _hear(self, want: Want) -> Generator[Want, Heard, Heard]:
+    def _hear(self, want: Want) -> Generator[Want, Answer, Answer]:
         if self._asked == _QUESTIONS:
-            raise _Unknown
+            raise _Unreadable
         self._asked += 1
         heard = yield want
         self._seen.high = max(self._seen.high, heard.high_watermark)
@@ -190,14 +190,14 @@ class Search:
         late = (rows.stamps >= self._time).nonzero()[0]
         return OffsetAtTime(int(rows.offsets[late[0]]), int(rows.stamps[late[0]])) if len(late) else None
 
-    def _rows(self, batch: Header) -> Generator[Want, Heard, Rows]:
+    def _rows(self, batch: Header) -> Generator[Want, Answer, BatchStamps]:
         if batch.base not in self._seen.rows:
             heard = yield from self._hear(Want(batch.base, batch.size, whole=True))
             try:
-                self._seen.rows[batch.base] = _decoded(self._seen.tp, batch, heard.records)
+                self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch, heard.records)
             except (CorruptBatch, UnsupportedBatch):  # landing names it, with the way out
                 self._low = batch.base
-                raise _Unknown from None
+                raise _Unreadable from None
         return self._seen.rows[batch.base]
 
     def _reaches(self, batch: Header) -> bool:
@@ -244,7 +244,7 @@ class Search:
         return None
 
 
-def _decoded(tp: TopicPartition, batch: Header, records: memoryview) -> Rows:
+def _decode_stamps(tp: TopicPartition, batch: Header, records: memoryview) -> BatchStamps:
     """Raises CorruptBatch, UnsupportedBatch."""
     import pyarrow as pa
 
@@ -252,10 +252,10 @@ def _decoded(tp: TopicPartition, batch: Header, records: memoryview) -> Rows:
 
     decoder = BatchDecoder(tp.topic, tp.partition, batch.base, batch.last + 1, read_committed=False)
     chunks = [*decoder.feed(records), *decoder.finish()]
-    stamps = [c.column("timestamp").cast(pa.int64()).fill_null(-1) for c in chunks]
-    offsets = [c.column("offset") for c in chunks]
-    return Rows(_joined(pa.chunked_array(offsets, pa.int64())), _joined(pa.chunked_array(stamps, pa.int64())))
+    stamps = pa.chunked_array([c.column("timestamp").cast(pa.int64()).fill_null(-1) for c in chunks], pa.int64())
+    offsets = pa.chunked_array([c.column("offset") for c in chunks], pa.int64())
+    return BatchStamps(_to_numpy(offsets), _to_numpy(stamps))
 
 
-def _joined(column: object) -> NDArray[np.int64]:
+def _to_numpy(column: object) -> NDArray[np.int64]:
     return column.to_numpy()  # type: ignore[attr-defined, no-any-return]

@@ -25,7 +25,15 @@ from kafka.net.selector import NetworkSelector
 
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.kafka import group_messages, messages
-from sluice.resources.kafka.failures import AnswerLost, NoAddress, NotReached, explained, is_hopeless, is_passing, told
+from sluice.resources.kafka.failures import (
+    AnswerLost,
+    NoAddress,
+    NotReached,
+    error_text,
+    explain,
+    is_hopeless,
+    is_passing,
+)
 from sluice.resources.kafka.receiving import Manager
 from sluice.resources.kafka.settings import Connecting, KafkaAccess, connecting
 
@@ -79,7 +87,7 @@ class Wire:
         try:
             result: T = self._loop().run(function, *args)
         except (KafkaError, OSError, ValueError) as error:
-            raise explained(error, self.bootstrap, doing) from None
+            raise explain(error, self.bootstrap, doing) from None
         return result
 
     def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future:
@@ -184,7 +192,7 @@ class Wire:
         errors = [a.exception or AnswerLost(self._about(n, silent)) for n, a in zip(nodes, asked, strict=True)]
         for error in filter(is_hopeless, errors):
             raise error
-        raise NotReached("no broker answers; " + ", ".join(map(told, errors)))
+        raise NotReached("no broker answers; " + ", ".join(map(error_text, errors)))
 
     def _by_load(self) -> list[int]:
         """The brokers, those with the fewest requests under way first, those that just failed last."""
@@ -200,14 +208,14 @@ class Wire:
     def _about(self, node: int | str, error: BaseException) -> str:
         """Which broker it is, and what is wrong with it: what it was the last time while it is left alone for that."""
         if not isinstance(error, kafka_errors.NodeNotReadyError):
-            self._troubles[node] = told(error)
+            self._troubles[node] = error_text(error)
         broker = self._manager.cluster.broker_metadata(node)
         name = f"broker {str(node).removeprefix(_DEDICATED)}"
         if broker is None:
             return f"{name} is not there at this moment"
         return f"{name} at {broker.host}:{broker.port}: {self._troubles.get(node, 'not ready')}"
 
-    async def layout(self, topics: Iterable[str] | None, node: int | None = None) -> messages.Layout:
+    async def layout(self, topics: Iterable[str] | None, node: int | None = None) -> messages.ClusterView:
         """Metadata of the topics (None: of all) as `node` (None: any broker) knows it."""
         response = await self.send(node, messages.ask_layout(topics))
         self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
@@ -262,7 +270,7 @@ class Wire:
                 except (KafkaError, OSError, ValueError) as error:
                     if is_hopeless(error):
                         raise
-                    failures[f"{address.host}:{address.port}"] = told(error)
+                    failures[f"{address.host}:{address.port}"] = error_text(error)
             if time.monotonic() - start > min(_REFUSED_SECONDS, self._settings.bootstrap_seconds):
                 kind = NotReached if self._knew_brokers else NoAddress
                 raise kind("no broker answers; " + ", ".join(f"{a}: {why}" for a, why in failures.items()))

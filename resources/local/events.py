@@ -28,7 +28,7 @@ from kafka.errors import (
 from kafka.partitioner.default import murmur2
 
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.resources.kafka.failures import explained
+from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.receiving import client_of
 
 CUSTOMERS = 5_000
@@ -40,7 +40,7 @@ _PROGRESS_EVERY = 2_000
 _PATIENCE = {"bootstrap_timeout_ms": 10_000}
 
 
-class Event(NamedTuple):
+class SampleEvent(NamedTuple):
     """One record to send; `timestamp` in ms, `malformed` says that the value is no valid order."""
 
     key: bytes
@@ -79,7 +79,7 @@ class Sent:
         return Sent(*(getattr(self, f) + getattr(other, f) for f in self.__dataclass_fields__))
 
 
-def orders(mix: Mix, count: int, start: int, end: int) -> Iterator[Event]:
+def orders(mix: Mix, count: int, start: int, end: int) -> Iterator[SampleEvent]:
     """`count` events in order of time, stamped evenly from `start` to `end` (ms)."""
     dice, draw = Random(mix.seed), Random(mix.seed + 1).random
     step = (end - start) / max(count - 1, 1)
@@ -88,17 +88,17 @@ def orders(mix: Mix, count: int, start: int, end: int) -> Iterator[Event]:
         yield _event(mix, mix.first + i, stamp, dice.getrandbits(64), draw())
 
 
-def _event(mix: Mix, number: int, stamp: int, bits: int, chance: float) -> Event:
+def _event(mix: Mix, number: int, stamp: int, bits: int, chance: float) -> SampleEvent:
     customer = bits % CUSTOMERS
     key = b"c-%06d" % customer
     tagged = (bits >> 20 & 0xFFFF) < mix.headers * 0x10000
     headers = _headers(number, bits) if tagged else []
     if chance < mix.tombstones:
-        return Event(key, None, stamp, headers)
+        return SampleEvent(key, None, stamp, headers)
     value = _order(number, customer, stamp, bits)
     if chance < mix.tombstones + mix.bad:
-        return Event(key, _spoiled(value, bits >> 40 & 3), stamp, headers, malformed=True)
-    return Event(key, value, stamp, headers)
+        return SampleEvent(key, _spoil(value, bits >> 40 & 3), stamp, headers, malformed=True)
+    return SampleEvent(key, value, stamp, headers)
 
 
 def _order(number: int, customer: int, stamp: int, bits: int) -> bytes:
@@ -118,7 +118,7 @@ def _headers(number: int, bits: int) -> list[tuple[str, bytes]]:
     return [("trace", trace)] + ([("source", b"shop")] if number % 3 == 0 else [])
 
 
-def _spoiled(value: bytes, how: int) -> bytes:
+def _spoil(value: bytes, how: int) -> bytes:
     """Cut off, not JSON at all, the wrong type, or bytes that are no UTF-8."""
     return (
         value[: len(value) // 2],
@@ -142,14 +142,14 @@ def _iso(stamp: int) -> bytes:
 
 def topics_of(kafka: KafkaSettings) -> tuple[str, ...]:
     """The names of all topics that Kafka shows us. Raises KafkaUnavailable, NotAuthorized."""
-    with _translated(kafka, "listing topics"), closing(_admin(kafka)) as admin:
+    with _translating_errors(kafka, "listing topics"), closing(_admin(kafka)) as admin:
         return tuple(sorted(admin.list_topics()))
 
 
 def create(kafka: KafkaSettings, topics: Sequence[str], partitions: int) -> None:
     """Create the topics (those that stand stay as they are) and wait until each partition has a leader."""
     rights = dict.fromkeys(_TOPIC_OR_CLUSTER, "CREATE on the topic")
-    with _translated(kafka, f"creating {', '.join(topics)}", rights), closing(_admin(kafka)) as admin:
+    with _translating_errors(kafka, f"creating {', '.join(topics)}", rights), closing(_admin(kafka)) as admin:
         try:
             admin.create_topics({t: {"num_partitions": partitions} for t in topics}, wait_for_metadata=True)
         except TopicAlreadyExistsError:
@@ -165,14 +165,14 @@ _TOPIC_OR_CLUSTER = (TopicAuthorizationFailedError, ClusterAuthorizationFailedEr
 
 
 @contextmanager
-def _translated(
+def _translating_errors(
     kafka: KafkaSettings, doing: str, rights: Mapping[type[KafkaError], str] = MappingProxyType({})
 ) -> Iterator[None]:
     """Kafka's errors as ours; `rights` is what it takes."""
     try:
         yield
     except (KafkaError, OSError) as error:
-        raise explained(error, kafka.bootstrap, doing, rights=rights) from error
+        raise explain(error, kafka.bootstrap, doing, rights=rights) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Sending:
 
 def send(
     kafka: KafkaSettings,
-    events: Iterator[Event],
+    events: Iterator[SampleEvent],
     mix: Mix,
     how: Sending,
     progress: Callable[[int], None] = lambda sent: None,
@@ -199,7 +199,7 @@ def send(
     Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
     KafkaUnavailable, NotAuthorized.
     """
-    with _translated(kafka, f"producing to {', '.join(how.topics)}", _needed(how)):
+    with _translating_errors(kafka, f"producing to {', '.join(how.topics)}", _rights_needed(how)):
         settings = _PATIENCE | kafka.producer_settings()
         producer = client_of(KafkaProducer, **settings, **_producer_settings(kafka, how))
         sender = None
@@ -220,7 +220,7 @@ def _first(error: KafkaError, before: BaseException | None) -> BaseException:
     return found
 
 
-def _needed(how: Sending) -> dict[type[KafkaError], str]:
+def _rights_needed(how: Sending) -> dict[type[KafkaError], str]:
     """What sending takes, by the error that says that it is missing."""
     name = f"DESCRIBE and WRITE on the transactional id {how.transactional_id} (or leave --transactional out)"
     return {
@@ -255,7 +255,7 @@ class _Sender:
         self.failure: BaseException | None = None
         self._began = time.monotonic()
 
-    def run(self, events: Iterator[Event]) -> Sent:
+    def run(self, events: Iterator[SampleEvent]) -> Sent:
         if self._how.transactional_id:
             self._producer.init_transactions()
         size = self._how.transaction_records if self._how.transactional_id else _PROGRESS_EVERY
@@ -268,13 +268,13 @@ class _Sender:
         seconds = time.monotonic() - self._began
         return Sent(**counts, committed=counts["records"] - counts["aborted"], seconds=seconds)
 
-    def _plain(self, chunk: Sequence[Event]) -> None:
+    def _plain(self, chunk: Sequence[SampleEvent]) -> None:
         self._send(chunk)
         self._count(chunk)
         if self.failure:
             raise self.failure
 
-    def _transaction(self, chunk: Sequence[Event]) -> None:
+    def _transaction(self, chunk: Sequence[SampleEvent]) -> None:
         self._producer.begin_transaction()
         self._send(chunk)
         self._flush()
@@ -286,7 +286,7 @@ class _Sender:
             self._producer.commit_transaction()
             self._count(chunk)
 
-    def _send(self, chunk: Sequence[Event]) -> None:
+    def _send(self, chunk: Sequence[SampleEvent]) -> None:
         topics, send = self._how.topics, self._producer.send
         for i, event in enumerate(chunk):
             topic = topics[i % len(topics)]
@@ -307,7 +307,7 @@ class _Sender:
         if self.failure:
             raise self.failure
 
-    def _count(self, chunk: Sequence[Event]) -> None:
+    def _count(self, chunk: Sequence[SampleEvent]) -> None:
         counts = self._counts
         counts["records"] += len(chunk)
         counts["tombstones"] += sum(e.value is None for e in chunk)

@@ -110,7 +110,7 @@ def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(folder.name + ".lock")):
+    with _locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             log.info("fetching %s from Maven Central, once for this user", name)
             _fetch(name, request, artifacts, folder)
@@ -122,7 +122,7 @@ def _cache() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locking(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -96,7 +96,7 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True)
-class _Cluster:
+class _ClusterSettings:
     """What `cluster.json` keeps: ports are (broker, controller) by node, settings go on top of our own."""
 
     version: str
@@ -156,7 +156,7 @@ class LocalKafka:
         self._root.mkdir(parents=True, exist_ok=True)
         with self._locked():
             fresh = self._settle_what_it_is()
-            launched: list[_Node] = []
+            launched: list[_BrokerNode] = []
             try:
                 self._launch(launched)
                 _await_answers(self._nodes())
@@ -231,15 +231,15 @@ class LocalKafka:
             check=False,
         )
 
-    def _cluster(self) -> _Cluster:
+    def _cluster(self) -> _ClusterSettings:
         if (found := _read_cluster(self._root)) is None:
             raise SetupError(f"no local Kafka in {self._root}", remedy="start it first")
         return found
 
-    def _nodes(self) -> list[_Node]:
-        return [_Node(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
+    def _nodes(self) -> list[_BrokerNode]:
+        return [_BrokerNode(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
 
-    def _node(self, broker: int) -> _Node:
+    def _node(self, broker: int) -> _BrokerNode:
         for node in self._nodes():
             if node.id == broker:
                 return node
@@ -253,7 +253,7 @@ class LocalKafka:
                 f"the local Kafka in {self._root} has {len(found.ports)} brokers, not {self._brokers}",
                 remedy="start it with that number, or stop it and remove the folder",
             )
-        cluster = _Cluster(
+        cluster = _ClusterSettings(
             version=VERSION,
             cluster_id=found.cluster_id if found else _new_cluster_id(),
             keep=self._keep,
@@ -263,7 +263,7 @@ class LocalKafka:
         _write_json(self._root / "cluster.json", asdict(cluster))
         return found is None
 
-    def _launch(self, launched: list[_Node]) -> None:
+    def _launch(self, launched: list[_BrokerNode]) -> None:
         """Start the nodes that do not run, adding each to `launched` before it is."""
         if not self._keep and self._guard is None:
             self._guard = _new_guard(self._root)
@@ -276,7 +276,7 @@ class LocalKafka:
             launched.append(node)
             node.launch(cluster.keep)
 
-    def _undo(self, launched: list[_Node], fresh: bool) -> None:
+    def _undo(self, launched: list[_BrokerNode], fresh: bool) -> None:
         _end([node.folder for node in launched], 0)
         if not self._keep or fresh:
             # Nothing was written to a fresh cluster; the next start may choose other ports for it.
@@ -306,7 +306,7 @@ class LocalKafka:
 
 
 @dataclass(frozen=True)
-class _Node:
+class _BrokerNode:
     """One broker, who is a controller as well, and its folder."""
 
     root: Path
@@ -338,10 +338,10 @@ class _Node:
     def running(self) -> bool:
         return self.process is not None
 
-    def configure(self, cluster: _Cluster, nodes: list[_Node]) -> None:
+    def configure(self, cluster: _ClusterSettings, nodes: list[_BrokerNode]) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         properties = _properties(self, nodes) | cluster.settings
-        lines = (f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
+        lines = (f"{_escape_property(key)}={_escape_property(value)}\n" for key, value in properties.items())
         (self.folder / "server.properties").write_text("".join(lines), encoding="ascii")
 
     def launch(self, keep: bool) -> None:
@@ -386,7 +386,7 @@ class _Node:
         )
 
 
-def _properties(node: _Node, nodes: list[_Node]) -> dict[str, str]:
+def _properties(node: _BrokerNode, nodes: list[_BrokerNode]) -> dict[str, str]:
     """The server properties of one node; paths are relative to its folder, whose name may be anything."""
     replicas = str(len(nodes))
     in_sync = "2" if len(nodes) > 1 else "1"
@@ -432,7 +432,7 @@ def _internal_topics(replicas: str, in_sync: str) -> dict[str, str]:
     }
 
 
-def _format(nodes: list[_Node], cluster_id: str) -> None:
+def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
     """Give each new node its storage; a node that has it keeps it."""
     new = [node for node in nodes if not (node.folder / "data" / "meta.properties").exists()]
     arguments = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
@@ -447,7 +447,7 @@ def _format(nodes: list[_Node], cluster_id: str) -> None:
             raise node.failure("could not format its storage")
 
 
-def _await_answers(nodes: list[_Node], brokers: int | None = None) -> None:
+def _await_answers(nodes: list[_BrokerNode], brokers: int | None = None) -> None:
     deadline = time.monotonic() + START_SECONDS
     for node in nodes:
         while not node.sees(brokers or len(nodes)):
@@ -509,7 +509,7 @@ def _new_cluster_id() -> str:
     return made
 
 
-def _escaped(text: str) -> str:
+def _escape_property(text: str) -> str:
     """One key or value of a Java properties file, which is Latin-1 and ends at a line's end."""
     plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
     return "".join(c if c.isascii() else "".join(f"\\u{unit:04x}" for unit in _utf16(c)) for c in plain)
@@ -520,13 +520,13 @@ def _utf16(character: str) -> Iterator[int]:
     yield from (int.from_bytes(encoded[i : i + 2], "big") for i in range(0, len(encoded), 2))
 
 
-def _read_cluster(root: Path) -> _Cluster | None:
+def _read_cluster(root: Path) -> _ClusterSettings | None:
     path = root / "cluster.json"
     try:
         kept: dict[str, Any] = json.loads(path.read_text())
         ports = tuple((int(broker), int(controller)) for broker, controller in kept["ports"])
         settings = {str(key): str(value) for key, value in kept["settings"].items()}
-        return _Cluster(str(kept["version"]), str(kept["cluster_id"]), bool(kept["keep"]), ports, settings)
+        return _ClusterSettings(str(kept["version"]), str(kept["cluster_id"]), bool(kept["keep"]), ports, settings)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -91,7 +91,7 @@ class _Front:
             told = json.dumps(self._counts).encode()
             start("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(told)))])
             return [told]
-        name = _named(environ)
+        name = _request_kind(environ)
         with self._counting:
             self._counts[name] += 1
         alone: AbstractContextManager[Any] = self._alone if name == "PUT if absent" else nullcontext()
@@ -100,7 +100,7 @@ class _Front:
             return found
 
 
-def _named(environ: Mapping[str, Any]) -> str:
+def _request_kind(environ: Mapping[str, Any]) -> str:
     """What is asked for, as S3's price list distinguishes it, and finer."""
     method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
     match method:

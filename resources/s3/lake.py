@@ -19,7 +19,7 @@ from sluice.pipelines.feed.s3 import S3Settings, bucket_and_prefix
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, ProofFailed, SluiceError, Terminal, Unknown
 from sluice.resources.s3 import probe
 from sluice.resources.s3.client import Bucket, NotThere, Taken, date
-from sluice.resources.s3.streams import UPLOADS, WRITE_ID, Reader, Upload, new_write, written_by
+from sluice.resources.s3.streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
 
 COPIED_AT_ONCE = 5 << 30
 """A larger object is copied by ranges: S3's limit."""
@@ -98,7 +98,7 @@ class S3Lake:
         """The object, read by ranges; one that is replaced meanwhile raises LakeUnavailable."""
         key = self._key(path)
         with suppress(NotThere):
-            return cast(BinaryIO, Reader(self.bucket, key))
+            return cast(BinaryIO, ObjectReader(self.bucket, key))
         raise FileNotFoundError(errno.ENOENT, "no such file in the lake", path)
 
     def show(self, source: str, target: str) -> None:

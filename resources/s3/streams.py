@@ -70,7 +70,7 @@ def _pool(_process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(UPLOADS, "sluice-s3")
 
 
-class _Part:
+class _PartBuffer:
     """Bytes that wait: in memory while there is room for them, then on disk."""
 
     def __init__(self, limit: int) -> None:
@@ -171,8 +171,8 @@ class Upload(io.RawIOBase):
             self._resolve(error)
         self._part.close()
 
-    def _fresh(self) -> _Part:
-        return _Part(self._bucket.settings.buffer_bytes)
+    def _fresh(self) -> _PartBuffer:
+        return _PartBuffer(self._bucket.settings.buffer_bytes)
 
     def _part_size(self) -> int:
         return int(self._bucket.settings.part_bytes) << (self._sent // GROW_EVERY)
@@ -188,7 +188,7 @@ class Upload(io.RawIOBase):
         self._under_way.append(sending)
         self._collect(2)
 
-    def _upload(self, number: int, part: _Part) -> dict[str, Any]:
+    def _upload(self, number: int, part: _PartBuffer) -> dict[str, Any]:
         given = {"PartNumber": number, "UploadId": self._id}
         try:
             return {
@@ -239,7 +239,7 @@ AHEAD = (256 << 10, 8 << 20)
 AT_ONCE = 16 << 20
 
 
-class Reader(io.RawIOBase):
+class ObjectReader(io.RawIOBase):
     """An object as a seekable file. Raises NotThere when it is made, LakeUnavailable when the object was replaced."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:

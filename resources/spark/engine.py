@@ -97,7 +97,7 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        work = executor.Work.of(job, tasks, tries(self._settings))
+        work = executor.TaskWork.of(job, tasks, tries(self._settings))
         return self._waited(lambda: self._landed(work))
 
     def _waited(self, call: Callable[[], T]) -> T:
@@ -118,7 +118,7 @@ class SparkEngine:
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
-    def _landed(self, work: executor.Work) -> list[Outcome]:
+    def _landed(self, work: executor.TaskWork) -> list[Outcome]:
         jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(self._spark())
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
@@ -138,17 +138,17 @@ class SparkEngine:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _carried_out(self, jobs: _Jobs, work: executor.Work) -> list[Outcome]:
+    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[Outcome]:
         try:
             return jobs.outcomes(work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
             if self._cancelled.is_set():
                 raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
             if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
-                raise _killed(code) from None
+                raise _jvm_death(code) from None
             return self._salvaged(jobs, work, error)
 
-    def _salvaged(self, jobs: _Jobs, work: executor.Work, error: Exception) -> list[Outcome]:
+    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome]:
         try:
             return jobs.outcomes(replace(work, salvage=cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
@@ -186,7 +186,7 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
 class _Jobs(Protocol):
     """The jobs of one batch, and nobody else's: what is cancelled is these."""
 
-    def outcomes(self, work: executor.Work) -> list[Outcome]: ...
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome]: ...
 
     def cancel(self) -> None: ...
 
@@ -199,7 +199,7 @@ class _ContextJobs:
     def __init__(self, spark: SparkContext) -> None:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
 
-    def outcomes(self, work: executor.Work) -> list[Outcome]:
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
         count = len(work.tasks)
         numbers = self._spark.parallelize(range(count), count)
@@ -217,7 +217,7 @@ class _ConnectJobs:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark.newSession()
 
-    def outcomes(self, work: executor.Work) -> list[Outcome]:
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         count = len(work.tasks)
         numbers = self._spark.range(0, count, 1, count)
         rows = numbers.mapInArrow(partial(executor.run_in_arrow, work), executor.SCHEMA).collect()
@@ -233,7 +233,7 @@ class _ConnectJobs:
 def context(settings: SparkSettings) -> SparkContext:
     """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
     with _lock:
-        return _running() or _started(settings, partial(_context, settings))
+        return _running() or _capturing_output(settings, partial(_context, settings))
 
 
 def session(settings: SparkSettings) -> SparkSession:
@@ -243,7 +243,7 @@ def session(settings: SparkSettings) -> SparkSession:
     if not is_connect(settings):
         context(settings)
     with _lock:
-        return SparkSession.getActiveSession() or _started(settings, lambda _: _session(settings))
+        return SparkSession.getActiveSession() or _capturing_output(settings, lambda _: _session(settings))
 
 
 def _running() -> SparkContext | None:
@@ -284,7 +284,7 @@ def _forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _killed(code: int) -> Failed:
+def _jvm_death(code: int) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return Failed(
         f"Spark's JVM {how} under the job",
@@ -293,7 +293,7 @@ def _killed(code: int) -> Failed:
     )
 
 
-def _started(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
+def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -> T:
     """What it starts, told where a JVM prints to: to a file, not to the terminal. Raises SetupError."""
     with tempfile.TemporaryFile() as said:
         try:

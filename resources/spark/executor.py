@@ -1,6 +1,6 @@
 """The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
 
-The driver ships one `Work` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
+The driver ships one `TaskWork` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
 edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything here pickles
 by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every repr; what
 boto3 finds by itself is found again on each executor, and does not travel.
@@ -84,7 +84,7 @@ class Wiring:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskWork:
     """What is shipped: the batch's task list and what they have in common. `tries` is how often a task may run."""
 
     feed: str
@@ -100,20 +100,20 @@ class Work:
     """Why the tasks failed: read nothing, only say which slices were finished before that."""
 
     @classmethod
-    def of(cls, job: Job, tasks: Iterable[int], tries: int) -> Work:
+    def of(cls, job: Job, tasks: Iterable[int], tries: int) -> TaskWork:
         plan = job.plan
         chosen = tuple(plan.tasks[i] for i in tasks)
         return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, job.shape, chosen, tries)
 
 
-def run(work: Work, numbers: Iterable[int]) -> Iterator[Row]:
+def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
     """What Spark calls in a Python worker: places in `work.tasks` in, a row for each outcome out."""
     for number in numbers:
         for outcome in _outcomes(work, work.tasks[number]):
             yield type(outcome).__name__, to_json(outcome)
 
 
-def run_in_arrow(work: Work, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_in_arrow(work: TaskWork, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same where Spark hands over and takes Arrow's batches (`mapInArrow`)."""
     for batch in numbers:
         rows = list(run(work, batch.column(0).to_pylist()))
@@ -126,7 +126,7 @@ def prepare(numbers: Iterable[int]) -> None:
     ready.ready()
 
 
-def _outcomes(work: Work, task: Task) -> list[Outcome]:
+def _outcomes(work: TaskWork, task: Task) -> list[Outcome]:
     # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
     ready.ready()

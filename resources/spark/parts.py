@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluice.pipelines.lake import parquet
 from sluice.pipelines.ports import Lake
-from sluice.resources.spark.types import arrow_schema, conformed
+from sluice.resources.spark.types import arrow_schema, conform
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -70,7 +70,7 @@ def rows(lake: Lake, share: Share, schema: StructType) -> Iterator[pa.RecordBatc
     target = arrow_schema(schema)
     for path, groups in share.parts:
         for batch in parquet.batches(lake, path, BATCH_ROWS, groups=groups):
-            yield conformed(batch, target)
+            yield conform(batch, target)
 
 
 @dataclass(frozen=True, slots=True)

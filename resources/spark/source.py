@@ -54,18 +54,18 @@ class SluiceSource(DataSource):
         from sluice.resources import reading
         from sluice.resources.spark import types
 
-        asked = _Asked.of(self.options)
+        asked = _SourceOptions.of(self.options)
         if asked.offsets:
             return types.spark_schema(_raw_schema())
         return types.spark_schema(reading.schema_of(asked.feed, reading.kind_of(asked.kind)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        asked = _Asked.of(self.options)
+        asked = _SourceOptions.of(self.options)
         return _KafkaReader(asked, schema) if asked.offsets else _LandedReader(asked.windows(), schema)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SourceOptions:
     """The options, understood."""
 
     feed: Feed
@@ -76,7 +76,7 @@ class _Asked:
     kind: str
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> _Asked:
+    def of(cls, options: Mapping[str, str]) -> _SourceOptions:
         """Raises UsageError for options that are unknown, missing or contradict each other."""
         given = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(given.keys() - set(OPTIONS)):
@@ -89,7 +89,7 @@ class _Asked:
                 f"what to read is not clear from {', '.join(sorted(given))}",
                 remedy="give one of: `window`; `from` and `to`; `offsets`",
             )
-        feed = _feed(given["feed"], given.get("project"), live="offsets" in given)
+        feed = _find_feed(given["feed"], given.get("project"), live="offsets" in given)
         kind = given.get("kind", "landed")
         return cls(feed, given.get("window"), given.get("from"), given.get("to"), given.get("offsets"), kind)
 
@@ -101,7 +101,7 @@ class _Asked:
         return reading.of_feed(self.feed, self.window or self.start or "", to=self.end, kind=self.kind)
 
 
-def _feed(name: str, project: str | None, *, live: bool) -> Feed:
+def _find_feed(name: str, project: str | None, *, live: bool) -> Feed:
     from pathlib import Path
 
     from sluice.resources.project import Project
@@ -120,7 +120,7 @@ def _raw_schema() -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class _Landed(InputPartition):
+class _SharePartition(InputPartition):
     share: Share
 
 
@@ -135,12 +135,12 @@ class _LandedReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from sluice.resources.spark.parts import shares
 
-        return [_Landed(share) for share in shares(self._lake, self._files)]
+        return [_SharePartition(share) for share in shares(self._lake, self._files)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from sluice.resources.spark.parts import rows
 
-        return rows(self._lake, partition.share, self._schema) if isinstance(partition, _Landed) else iter(())
+        return rows(self._lake, partition.share, self._schema) if isinstance(partition, _SharePartition) else iter(())
 
 
 # -- pinned ranges of Kafka
@@ -156,25 +156,25 @@ class _Slices(InputPartition):
 class _KafkaReader(DataSourceReader):
     """Records of exactly the ranges that were asked for, as they are in Kafka."""
 
-    def __init__(self, asked: _Asked, schema: StructType) -> None:
+    def __init__(self, asked: _SourceOptions, schema: StructType) -> None:
         from sluice.resources.spark.executor import Wiring
 
         self._feed, self._asked = asked.feed, asked.offsets or ""
         self._wiring, self._isolation, self._schema = Wiring.of(asked.feed), asked.feed.isolation, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_Slices(task) for task in _planned(self._feed, self._asked).tasks]
+        return [_Slices(task) for task in _plan_ranges(self._feed, self._asked).tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from sluice.resources.spark.types import arrow_schema, conformed
+        from sluice.resources.spark.types import arrow_schema, conform
 
         target = arrow_schema(self._schema)
         if isinstance(partition, _Slices):
             for rows in _records(partition.task, self._wiring, self._isolation):
-                yield conformed(rows, target)
+                yield conform(rows, target)
 
 
-def _planned(feed: Feed, offsets: str) -> Plan:
+def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     """The ranges, cut and packed by leader as a batch's are. Raises UsageError, OffsetsLost, KafkaUnavailable."""
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning import plan as planning

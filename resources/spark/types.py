@@ -70,7 +70,7 @@ def _type(kind: pa.DataType) -> pa.DataType:
     return _WIDER.get(kind, kind)
 
 
-def conformed(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+def conform(rows: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """The rows in exactly the target's columns and types; a column that they lack is null."""
     columns = [_column(rows, field) for field in target]
     return pa.RecordBatch.from_arrays(columns, schema=target)

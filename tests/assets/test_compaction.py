@@ -10,7 +10,7 @@ import pytest
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.reports import report_key
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
@@ -28,7 +28,7 @@ def land_in_pieces(world: World) -> None:
 
 
 def compact(world: World, instance: dg.DagsterInstance, **config: str) -> dg.ExecuteInProcessResult:
-    job = build(world.project, Session(world.project, world.open_edges)).resolve_job_def("compact_orders")
+    job = build(world.project, RunSession(world.project, world.open_edges)).resolve_job_def("compact_orders")
     run_config = {"ops": {"orders__compact": {"config": config}}} if config else None
     return job.execute_in_process(instance=instance, run_config=run_config, raise_on_error=False)
 

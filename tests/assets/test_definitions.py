@@ -10,7 +10,7 @@ import pytest
 
 from sluice.assets.definitions import build
 from sluice.assets.feeds import remember_topics
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.project import Project
 from tests.assets.world import FEED, SECRET
@@ -104,7 +104,7 @@ def test_no_project_is_a_clear_error(tmp_path: Path) -> None:
 def test_patterns_show_the_topics_seen_last(tmp_path: Path) -> None:
     made = project(tmp_path, orders=FEED.replace("topics: orders", "topics: {include: ['orders.*']}"))
     assert keys(build(made)) == {"orders/landed", "orders/committed"}
-    remember_topics(made, Session(made).feed("orders"), ["orders.eu", "orders.us"])
+    remember_topics(made, RunSession(made).feed("orders"), ["orders.eu", "orders.us"])
     assert {"kafka/orders.eu", "kafka/orders.us"} <= keys(build(made))
 
 

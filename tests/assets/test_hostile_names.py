@@ -86,7 +86,7 @@ def test_a_field_of_a_record_is_no_markup_in_a_check(tmp_path_factory: pytest.Te
 @example(r"a\|b|c")
 def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
     text = text.strip() or "x"
-    blocks = UI.enable("table").parse(reports._markdown(pa.table({text: [text, None]})))
+    blocks = UI.enable("table").parse(reports._markdown_table(pa.table({text: [text, None]})))
     cells = [b.children for b in blocks if b.type == "inline"]
     assert ["".join(t.content for t in cell or ()) for cell in cells] == [text, text, "None"]
     assert {t.type for cell in cells for t in cell or ()} <= {"text", "text_special"}
@@ -96,4 +96,4 @@ def test_rows_of_a_report_s_preview_are_text(text: str) -> None:
 def test_a_producers_transaction_is_no_markup_in_the_watch(name: str) -> None:
     holder = OpenTransaction(40, 77, 3, 0, name)
     finding = Finding("hanging", f"orders:0 is held back by {holder}", "ask its owner")
-    assert kinds(checks.seen(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()
+    assert kinds(checks.watch_check(WatchResult((finding, replace(finding, about="x"))))["description"]) == set()

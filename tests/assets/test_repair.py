@@ -14,7 +14,7 @@ from dagster._core.events import EngineEventData
 
 from sluice.assets import stuck
 from sluice.assets.evidence import committed_key, landed_key
-from sluice.assets.instance import bury_dead_runs, holding, informed, is_held, prepare_home
+from sluice.assets.instance import bury_dead_runs, holding, is_held, prepare_home, with_dagster_liveness
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
 from sluice.pipelines.operating.repair import RepairKind
@@ -172,7 +172,7 @@ def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, 
     failed, alive = begun(instance, Status.FAILURE), begun(instance)
     beats = MemoryLiveness(dead={"beatless"}, suspects={"suspect"})
     with world.open_edges(world.session().feed("orders")) as edges:
-        liveness = informed(replace(edges, liveness=beats), instance).liveness
+        liveness = with_dagster_liveness(replace(edges, liveness=beats), instance).liveness
     runs = {"failed": failed, "alive": alive, "beatless": alive, "elsewhere": "unknown", "suspect": alive}
     owners = [owner(token, run) for token, run in runs.items()]
     at_once, known = (liveness.judge(owners, watch=watch) for watch in (False, True))
@@ -186,7 +186,7 @@ def test_the_owner_whose_run_has_ended_in_dagster_is_dead_at_once(world: World, 
 
 def test_edges_with_dagster_s_word_are_the_same_edges(world: World, instance: dg.DagsterInstance) -> None:
     with world.open_edges(world.session().feed("orders")) as edges:
-        known = informed(edges, instance)
+        known = with_dagster_liveness(edges, instance)
     assert isinstance(known.liveness, Informed)
     assert replace(known, liveness=edges.liveness) == edges
 

@@ -14,7 +14,7 @@ from sluice.assets.books import Books
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.reports import _rows, report_key
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.feed.report import Report, load_report
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.reading import Windows
@@ -41,7 +41,7 @@ def count_rows(report: Report, rows: Windows) -> pa.Table:
 
 
 def defs_of(world: World) -> dg.Definitions:
-    return build(world.project, Session(world.project, world.open_edges, count_rows))
+    return build(world.project, RunSession(world.project, world.open_edges, count_rows))
 
 
 def run_report(

@@ -11,7 +11,7 @@ import dagster as dg
 
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
-from sluice.assets.session import AGAIN_TAG, Session
+from sluice.assets.session import AGAIN_TAG, RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from tests.assets.world import World, in_hour
@@ -34,7 +34,7 @@ def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
         with world.open_edges(feed) as edges:
             yield replace(edges, cluster=Deaf(), group=Deaf())
 
-    session = Session(world.project, without_kafka)
+    session = RunSession(world.project, without_kafka)
     defs = build(world.project, session)
     with dg.build_schedule_context(
         instance, world.time(), resources={"session": session}, repository_def=defs.get_repository_def()

@@ -13,7 +13,7 @@ import pytest
 from sluice.assets.definitions import build
 from sluice.assets.evidence import landed_key
 from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
@@ -27,7 +27,7 @@ class Sensor:
 
     def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
         self.world, self.instance, self.cursor = world, instance, None
-        self.session = Session(world.project, world.open_edges)
+        self.session = RunSession(world.project, world.open_edges)
 
     def tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
         """What its summary says, and the evaluations by feed; they are stored as the daemon does."""
@@ -275,7 +275,7 @@ def many(world: World, number: int) -> World:
 def test_each_kafka_is_asked_once(world: World, instance: dg.DagsterInstance) -> None:
     many(world, 5)
     counting = Counting(world)
-    tick = Tick(Session(world.project, counting.open_edges), Cursor())
+    tick = Tick(RunSession(world.project, counting.open_edges), Cursor())
     tick.run(instance, lambda: 0.0)
     assert (tick.looked, len(tick.events), counting.asked) == (6, 6, 2)
 
@@ -292,7 +292,7 @@ def test_a_kafka_that_is_away_stops_its_own_feeds_alone(world: World, instance: 
         def topics(self) -> Mapping[str, str]:
             raise KafkaUnavailable("no broker answers")
 
-    tick = Tick(Session(world.project, open_edges), Cursor({"other": (0, ("lag",))}))
+    tick = Tick(RunSession(world.project, open_edges), Cursor({"other": (0, ("lag",))}))
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 2
     assert tick.news == ["other could not be looked at: no broker answers"]
@@ -308,7 +308,7 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
         now += SECONDS * 0.4
         return now
 
-    session, cursor, seen = Session(world.project, world.open_edges), Cursor(), []
+    session, cursor, seen = RunSession(world.project, world.open_edges), Cursor(), []
     for _ in range(3):
         tick = Tick(session, cursor)
         tick.run(instance, clock)
@@ -319,7 +319,7 @@ def test_a_tick_that_runs_out_of_time_goes_on_at_the_next_one(world: World, inst
 
 def test_a_broken_feed_file_is_told_and_the_others_are_looked_at(world: World, instance: dg.DagsterInstance) -> None:
     (world.project.feeds_folder / "bad.yaml").write_text("topics: [\n")
-    tick = Tick(Session(world.project, world.open_edges), Cursor())
+    tick = Tick(RunSession(world.project, world.open_edges), Cursor())
     tick.run(instance, lambda: 0.0)
     assert tick.looked == 1
     assert "bad.yaml" in tick.news[0]
@@ -332,7 +332,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
     world.land_unrecorded()
     world.grow(1, 130)
     world.at(9)
-    session = Session(world.project, world.open_edges)
+    session = RunSession(world.project, world.open_edges)
     key = dg.AssetCheckKey(landed_key("orders"), WATCH)
     defs = dg.Definitions.merge(
         build(world.project, session),
@@ -347,7 +347,7 @@ def test_the_check_by_hand_looks_at_once(world: World, instance: dg.DagsterInsta
 
 def test_a_window_landed_from_the_ui_is_looked_at_afterwards(world: World, instance: dg.DagsterInstance) -> None:
     """The job behind `Materialize` runs the check too, after the window: it neither has partitions nor fails."""
-    session = Session(world.project, world.open_edges)
+    session = RunSession(world.project, world.open_edges)
     job = build(world.project, session).resolve_implicit_job_def_def_for_assets([landed_key("orders")])
     assert job is not None
     result = job.execute_in_process(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sluice.assets.books import Books
 from sluice.assets.execution import RunOutcome, run_feed
-from sluice.assets.session import Session
+from sluice.assets.session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
@@ -213,8 +213,8 @@ class World:
         with self.open_edges(feed) as edges:
             return Books.open(feed, self.ledger(), edges)
 
-    def session(self) -> Session:
-        return Session(self.project, self.open_edges)
+    def session(self) -> RunSession:
+        return RunSession(self.project, self.open_edges)
 
     def ledger(self) -> Ledger:
         return Ledger(self.lake, "orders", self.clock, "test", self.cluster.id)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
-from sluice.bench.batches import CODECS, Batch, batches
+from sluice.bench.batches import CODECS, EncodedBatch, batches
 from sluice.pipelines.vocabulary.errors import Failed
 
 Row = tuple[bytes, bytes, int, bytes | None]
@@ -40,7 +40,7 @@ def _table(rows: list[Row], first: int = 0) -> pa.Table:
     return pa.table(columns)
 
 
-def _read(batch: Batch) -> list[Any]:
+def _read(batch: EncodedBatch) -> list[Any]:
     records: list[Any] = []
     memory = MemoryRecords(batch.data)
     while (found := memory.next_batch()) is not None:
@@ -81,19 +81,19 @@ def test_nothing_is_sent_before_every_partition_is_led(
 
     monkeypatch.setattr(produce, "_PATIENCE_MS", 300)
     with pytest.raises(Failed, match=r"1 of .* 2 partitions"):
-        produce.Producer(kafka.bootstrap, fresh_topic(partitions=1), 2)
+        produce.TopicProducer(kafka.bootstrap, fresh_topic(partitions=1), 2)
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", sorted(CODECS))
 def test_the_broker_and_its_own_consumer_take_every_codec(codec: str, kafka: Any, fresh_topic: Any) -> None:
-    from sluice.bench.produce import Producer
+    from sluice.bench.produce import TopicProducer
 
     rows: list[Row] = [
         (b"key-%03d" % i, b"value %d" % i * (1 + i % 50), i, b"t" if i % 7 else None) for i in range(600)
     ]
     topic = fresh_topic(partitions=1)
-    with Producer(kafka.bootstrap, topic, 1) as producer:
+    with TopicProducer(kafka.bootstrap, topic, 1) as producer:
         for batch in batches(_table(rows), codec, 70_000):
             producer.send({0: batch})
         producer.flush()

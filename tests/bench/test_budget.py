@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from sluice.bench.batches import batches
-from sluice.bench.budget import MOST_RECORDS, Held, first, passed
+from sluice.bench.budget import MOST_RECORDS, HeldSlice, first, measure_parts
 from sluice.bench.peer_sluice import feed_of
-from sluice.bench.stand import Assignment
+from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import CHECKED_ORDERS, NESTED, ORDERS, Workload
 from sluice.pipelines.ports import Fetched
 from sluice.pipelines.vocabulary.plans import Slice
 
 
-def held(workload: Workload) -> Held:
+def held(workload: Workload) -> HeldSlice:
     """The first partition, in one answer, as a broker would have stored it."""
     (rows,) = workload.chunks(0)
     stored = b"".join(
         struct.pack(">q", b.base) + b.data[8:] for b in batches(rows, workload.codec, workload.batch_bytes)
     )
     s = Slice("t", 0, "t-id", 0, rows.num_rows)
-    return Held(s, (Fetched(0, stored, (), rows.num_rows, True),), 1 << 20)
+    return HeldSlice(s, (Fetched(0, stored, (), rows.num_rows, True),), 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def held(workload: Workload) -> Held:
 )
 def test_each_part_of_the_work_takes_some_of_the_time(workload: Workload, more: list[str], tmp_path: Path) -> None:
     few = workload.of(8_000)
-    given = Assignment("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
-    records, spent = passed(feed_of(given, tmp_path / "out"), [held(few)])
+    given = PeerTask("127.0.0.1:1", "t", {0: 2_000}, 1, schema=dict(few.schema), contract=few.contract)
+    records, spent = measure_parts(feed_of(given, tmp_path / "out"), [held(few)])
     assert records == 2_000
     assert [*spent] == ["crc", "decompress", "decode", *more, "encode"]
     assert all(ns > 0 for ns in spent.values())

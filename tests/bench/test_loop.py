@@ -10,7 +10,7 @@ import pytest
 
 from sluice.bench import loop
 from sluice.bench.check import check_landed, digest_of_sent
-from sluice.bench.stand import Assignment
+from sluice.bench.stand import PeerTask
 from sluice.bench.types import fields, spark_type
 from sluice.bench.workloads import ESCAPES, NESTED, ORDERS, SMALL, TYPED_ORDERS, Workload
 
@@ -36,7 +36,7 @@ def test_a_loop_lands_what_was_sent(workload: Workload, tmp_path: Path, monkeypa
     few = workload.of(400)
     partitions = range(len(few.counts))
     expected = {p: digest_of_sent(p, chunk, few.schema) for p in partitions for chunk in few.chunks(p)}
-    given = Assignment("", "t", dict(enumerate(few.counts)), 1, schema=dict(few.schema))
+    given = PeerTask("", "t", dict(enumerate(few.counts)), 1, schema=dict(few.schema))
     loop.write((_lot(few, p) for p in partitions), given, tmp_path / "out")
     files, _ = check_landed("loop", tmp_path / "out", "t", expected, few.schema)
     assert files == 1

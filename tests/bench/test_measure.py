@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.bench.measure import metered
+from sluice.bench.measure import metering
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="costs are read from /proc")
 
@@ -45,7 +45,7 @@ def go(running: subprocess.Popen[str]) -> None:
     ids=["itself", "a child that has ended"],
 )
 def test_cpu_time_of_a_tree(code: str) -> None:
-    with process(code) as running, metered(running.pid) as meter:
+    with process(code) as running, metering(running.pid) as meter:
         go(running)
     cost = meter.cost
     assert cost.cpu is not None
@@ -57,7 +57,7 @@ def test_cpu_time_of_a_tree(code: str) -> None:
 def test_what_stands_beside_is_told_apart() -> None:
     burn = _BURN.format(seconds=0.3) + "print('done', flush=True); input()"
     idle = "print('done', flush=True); input()"
-    with process(burn) as broker, process(idle) as peer, metered(peer.pid, (broker.pid,)) as meter:
+    with process(burn) as broker, process(idle) as peer, metering(peer.pid, (broker.pid,)) as meter:
         go(broker)
         go(peer)
     assert (meter.cost.beside_cpu or 0) >= 0.25
@@ -71,7 +71,7 @@ def test_cpu_time_by_kind_of_process() -> None:
         f"import subprocess, sys; c = subprocess.Popen([sys.executable, '-c', {burn!r}], stdin=-1, stdout=-1)\n"
         "c.stdout.readline(); print('done', flush=True); input()"
     )
-    with process(child) as running, metered(running.pid) as meter:
+    with process(child) as running, metering(running.pid) as meter:
         go(running)
     assert meter.cost.cpus is not None
     assert meter.cost.cpus["worker"] >= 0.25
@@ -85,7 +85,7 @@ def test_peak_memory_by_kind_of_process() -> None:
         "c.stdout.readline(); print('done', flush=True); input()"
     )
     with process(child) as running:
-        with metered(running.pid) as meter:
+        with metering(running.pid) as meter:
             go(running)
         assert meter.cost.peaks["worker"] > 120_000_000
         assert meter.cost.peaks["driver"] < 100_000_000

@@ -11,16 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from sluice.bench import suite
-from sluice.bench.command import Asked, run
+from sluice.bench.command import BenchRequest, run
 from sluice.bench.load import ensure
-from sluice.bench.peers import PEERS, Peer, named, running
-from sluice.bench.results import Report
-from sluice.bench.stand import Assignment
+from sluice.bench.peers import PEERS, Peer, find_peer, running
+from sluice.bench.results import BenchReport
+from sluice.bench.stand import PeerTask
 from sluice.bench.workloads import ORDERS
 from sluice.cli.main import app
 from sluice.pipelines.vocabulary.errors import Failed, UsageError
 
-NOWHERE = Assignment("127.0.0.1:1", "t", {0: 10}, 1)
+NOWHERE = PeerTask("127.0.0.1:1", "t", {0: 10}, 1)
 
 
 def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
@@ -32,8 +32,8 @@ def test_a_peer_that_ends_is_told_with_its_own_words(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("asked", [Asked(names=("no such",)), Asked(peers=("no such",))])
-def test_unknown_names_are_refused_before_anything_starts(asked: Asked, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [BenchRequest(names=("no such",)), BenchRequest(peers=("no such",))])
+def test_unknown_names_are_refused_before_anything_starts(asked: BenchRequest, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such"):
         run(dataclasses.replace(asked, folder=tmp_path / "data"), [], print, print)
     assert not (tmp_path / "data").exists()
@@ -41,15 +41,15 @@ def test_unknown_names_are_refused_before_anything_starts(asked: Asked, tmp_path
 
 def test_a_peer_that_takes_no_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dlt takes no part"):
-        run(Asked(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
+        run(BenchRequest(names=("gzip", "flat"), peers=("dlt",), folder=tmp_path / "data"), [], print, print)
 
 
 def test_an_assignment_survives_the_pipe() -> None:
-    assert Assignment.from_json(NOWHERE.to_json()) == NOWHERE
+    assert PeerTask.from_json(NOWHERE.to_json()) == NOWHERE
 
 
 def test_every_benchmark_compares_with_sluice() -> None:
-    assert all(race.peers[0] is named("sluice") and race.name == name for name, race in suite.SUITE.items())
+    assert all(race.peers[0] is find_peer("sluice") and race.name == name for name, race in suite.SUITE.items())
 
 
 def test_the_main_ones_are_measured_unless_others_are_named() -> None:
@@ -104,8 +104,8 @@ def test_a_topic_is_loaded_once_and_made_anew_when_it_is_not_whole(kafka: Any, t
 @pytest.mark.parametrize("name", ["raw", "typed", "contract", "nested", "escapes", "dlt"])
 def test_every_peer_lands_what_was_sent(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp() / "bench"  # one Kafka, and packages fetched once, for all of them
-    kept: list[Report] = []
-    asked = Asked(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)
+    kept: list[BenchReport] = []
+    asked = BenchRequest(names=(name,), records=4_000, repeat=1, warm_ups=0, cores=2, folder=folder)
     report = run(asked, ["bench"], print, kept.append)
     assert kept == [report]
     (race,) = report.races

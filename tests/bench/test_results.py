@@ -11,18 +11,18 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from sluice.bench.budget import shared
+from sluice.bench.budget import share_cpu
 from sluice.bench.measure import Cost
 from sluice.bench.plot import plot
-from sluice.bench.render import PLOT, markdown, shown, write
-from sluice.bench.results import Budget, Landing, PeerResult, Provenance, RaceResult, Report
+from sluice.bench.render import PLOT, race_view, to_markdown, write
+from sluice.bench.results import BenchReport, CheckedLanding, PartTimes, PeerResult, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
 
 def result(name: str, seconds: list[float], cpu: float | None) -> PeerResult:
     costs = (Cost(s, *clocks(s, cpu), {"driver": 100_000_000, "worker": 300_000_000}) for s in seconds)
     return PeerResult(
-        name, f"{name}'s title", {name: "1.0"}, 1_000_000, tuple(Landing(c, 4, 30_000_000) for c in costs)
+        name, f"{name}'s title", {name: "1.0"}, 1_000_000, tuple(CheckedLanding(c, 4, 30_000_000) for c in costs)
     )
 
 
@@ -34,7 +34,7 @@ def race(name: str = "raw", cpu: float | None = 1.0, when: str = "2026-01-01T00:
     ours, theirs = result("sluice", [1.0, 4.0, 2.0], cpu), result("spark", [10.0, 7.0, 8.0], cpu and cpu * 9)
     machine = {"cpu": "A | CPU", "cores": 2, "memory_bytes": 8_000_000_000, "system": "Linux"}
     run = Provenance("sluice bench", when, machine, {"python": "3.11"})
-    budget = Budget((parts(100), parts(300), parts(400)))
+    budget = PartTimes((parts(100), parts(300), parts(400)))
     return RaceResult(name, "everything: orders", 1_000_000, 4, "lz4", 2, (ours, theirs), budget, run)
 
 
@@ -42,8 +42,8 @@ def parts(encode: float) -> dict[str, float]:
     return {"crc": 20.0, "decompress": 80.0, "decode": 100.0, "encode": encode}
 
 
-def report(cpu: float | None = 1.0) -> Report:
-    return Report((race(cpu=cpu),))
+def report(cpu: float | None = 1.0) -> BenchReport:
+    return BenchReport((race(cpu=cpu),))
 
 
 def test_medians_spread_and_ratios() -> None:
@@ -69,8 +69,8 @@ def test_what_was_taken_beside_the_sum_of_the_parts() -> None:
 
 
 def test_cpu_time_is_shared_as_wall_time_was() -> None:
-    assert shared(900, {"crc": 1, "decode": 2}) == {"crc": 300, "decode": 600}
-    assert shared(900, {"crc": 0}) == {"crc": 0}
+    assert share_cpu(900, {"crc": 1, "decode": 2}) == {"crc": 300, "decode": 600}
+    assert share_cpu(900, {"crc": 0}) == {"crc": 0}
 
 
 def test_the_document_is_json_and_has_raw_figures_beside_derived_ones() -> None:
@@ -86,26 +86,26 @@ def test_the_document_is_json_and_has_raw_figures_beside_derived_ones() -> None:
 @pytest.mark.parametrize("cpu", [1.0, None])
 def test_a_report_comes_back_from_its_document(cpu: float | None) -> None:
     document = json.loads(json.dumps(report(cpu).document()))
-    assert Report.from_document(document) == report(cpu)
-    assert Report.from_document(document | {"format": 1}) == Report(())
+    assert BenchReport.from_document(document) == report(cpu)
+    assert BenchReport.from_document(document | {"format": 1}) == BenchReport(())
 
 
 def test_a_machine_that_tells_no_cpu_time_still_gives_rates() -> None:
     assert race(cpu=None).results[0].cpu_ns is None
     assert race(cpu=None).cpu_ratio(race(cpu=None).results[1]) is None
-    assert "500,000" in markdown(report(cpu=None))
+    assert "500,000" in to_markdown(report(cpu=None))
 
 
-def on_terminal(report: Report, width: int) -> str:
+def on_terminal(report: BenchReport, width: int) -> str:
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for part in shown(report):
+    for part in race_view(report):
         console.print(part)
     return console.export_text()
 
 
 def test_terminal_and_markdown_say_the_same() -> None:
     said = ("sluice's title", "500,000", "4.0×", "9.0×", "750 ns, 300 MB", "checksums 20 + codec 80", "(6.7×)")
-    for text in (on_terminal(report(), 250), markdown(report())):
+    for text in (on_terminal(report(), 250), to_markdown(report())):
         assert all(part in text for part in said)
 
 
@@ -114,7 +114,7 @@ def test_nothing_is_cut_on_a_usual_terminal(width: int) -> None:
     ours, theirs = result("sluice", [2.7, 3.4, 2.9], 4.1), result("spark", [24.0, 30.0, 27.0], 33.0)
     peers = tuple(replace(r, title="Spark's Kafka connector", records=3_000_000) for r in (ours, theirs))
     grown = replace(flat(50_000_000, 200), results=(replace(ours, records=50_000_000),))
-    every = Report((replace(race(), results=peers), grown))
+    every = BenchReport((replace(race(), results=peers), grown))
     assert {*on_terminal(every, width).split()} == {*on_terminal(every, 300).split()}
     assert on_terminal(every, width).count("Spark's Kafka connector") == 4
 
@@ -125,8 +125,8 @@ def flat(records: int, partitions: int) -> RaceResult:
 
 
 def test_sizes_beside_one_another_are_one_table() -> None:
-    both = Report((race(), flat(1_000_000, 4), flat(10_000_000, 4)))
-    for text in (on_terminal(both, 120), markdown(both)):
+    both = BenchReport((race(), flat(1_000_000, 4), flat(10_000_000, 4)))
+    for text in (on_terminal(both, 120), to_markdown(both)):
         assert text.count("partitions", text.index("flat")) <= 2
         assert "10,000,000" in text
 
@@ -147,10 +147,10 @@ def test_results_go_between_the_marks_of_the_page(tmp_path: Path) -> None:
 
 def test_what_was_measured_before_stays_unless_it_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
-    write(Report((flat(1_000_000, 4), race("typed"))), tmp_path)
-    write(Report((race("raw", when="2026-02-02T00:00:00+00:00"), race("gzip"))), tmp_path)
-    write(Report((race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
-    kept = Report.from_document(json.loads((tmp_path / "performance.json").read_text()))
+    write(BenchReport((flat(1_000_000, 4), race("typed"))), tmp_path)
+    write(BenchReport((race("raw", when="2026-02-02T00:00:00+00:00"), race("gzip"))), tmp_path)
+    write(BenchReport((race("typed", when="2026-03-03T00:00:00+00:00"),)), tmp_path)
+    kept = BenchReport.from_document(json.loads((tmp_path / "performance.json").read_text()))
     assert [r.name for r in kept.races] == ["raw", "typed", "gzip", "flat 1,000,000 x 4"]
     assert [r.run.when[:10] for r in kept.races if r.run] == ["2026-02-02", "2026-03-03", "2026-01-01", "2026-01-01"]
     text = (tmp_path / "performance.md").read_text()

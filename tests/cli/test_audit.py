@@ -13,7 +13,7 @@ from tests.cli.conftest import Tell
 @pytest.fixture(autouse=True)
 def no_rescan(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rescan itself has its own tests, on a real Kafka."""
-    monkeypatch.setattr(audit, "_rescanned", lambda session, feed, edges, ledger, report: report)
+    monkeypatch.setattr(audit, "_rescan", lambda session, feed, edges, ledger, report: report)
 
 
 def test_a_strict_audit_says_what_it_looked_at(world: World, tell: Tell) -> None:

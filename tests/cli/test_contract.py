@@ -18,7 +18,7 @@ from sluice.pipelines.landing.sample import newest, stretches
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.resources.gx import refusals
-from sluice.resources.local.events import Event, Mix, Sending, orders, send
+from sluice.resources.local.events import Mix, SampleEvent, Sending, orders, send
 from sluice.resources.local.kafka import LocalKafka
 from sluice.testing.cluster import partition
 from tests.cli.conftest import Sluice
@@ -124,7 +124,7 @@ def shop(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], monk
     return project
 
 
-def _spoiled(events: Iterator[Event]) -> Iterator[Event]:
+def _spoiled(events: Iterator[SampleEvent]) -> Iterator[SampleEvent]:
     left = 30
     for event in events:
         if left and event.value and not event.malformed and b'"amount":' in event.value:

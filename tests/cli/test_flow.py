@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from sluice.cli.flow import Flowing, wrapped
+from sluice.cli.flow import Flowing, wrap
 from sluice.cli.terminal import facts, table
 
 WORD = st.text("abcde-:.12", min_size=1, max_size=30)
@@ -79,6 +79,6 @@ def test_a_command_is_never_broken(text: str, width: int) -> None:
 
 
 def test_lines_go_on_below_their_text_and_keep_their_style() -> None:
-    first, second = wrapped(Text.assemble(("✗ ", "bold red"), "one two three"), 9)
+    first, second = wrap(Text.assemble(("✗ ", "bold red"), "one two three"), 9)
     assert (first.plain, second.plain) == ("✗ one two", "  three")
     assert first.spans[0].style == "bold red"

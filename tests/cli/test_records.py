@@ -8,7 +8,7 @@ import json
 import pyarrow as pa
 from rich.console import Console
 
-from sluice.cli.records import typed, typed_view
+from sluice.cli.records import typed_fields, typed_view
 from sluice.pipelines.records.format import RawFormat
 
 ROW = pa.table(
@@ -27,7 +27,7 @@ ROW = pa.table(
 
 
 def test_a_typed_row_is_json() -> None:
-    said = typed(ROW)
+    said = typed_fields(ROW)
     assert json.loads(json.dumps(said)) == {
         "amount": "1.20",
         "at": "2024-02-29 12:00:00.123456789Z",
@@ -39,11 +39,11 @@ def test_a_typed_row_is_json() -> None:
         "kafka_offset": 7,
         "kafka_timestamp": 1 << 62,
     }
-    assert typed(RawFormat.schema.empty_table()) is None
+    assert typed_fields(RawFormat.schema.empty_table()) is None
 
 
 def test_a_typed_row_is_harmless_on_a_terminal() -> None:
-    said = typed(ROW)
+    said = typed_fields(ROW)
     assert said is not None
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(typed_view(said))

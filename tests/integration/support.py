@@ -43,7 +43,7 @@ class Inline:
     def start(self) -> None: ...
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        work = executor.Work.of(job, tasks, tries=1)
+        work = executor.TaskWork.of(job, tasks, tries=1)
         return [executor.outcome_of(*row) for row in executor.run(work, range(len(work.tasks)))]
 
     def cancel(self) -> None: ...

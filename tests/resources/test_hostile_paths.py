@@ -13,7 +13,7 @@ import pytest
 from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.publishing.files import File
 from sluice.pipelines.vocabulary.receipts import PartKind
-from sluice.resources.reading import Windows, _escaped
+from sluice.resources.reading import Windows, _escape_glob
 from sluice.resources.s3.lake import S3Lake
 from tests.stores import Store
 
@@ -42,8 +42,8 @@ def test_exactly_the_named_files_are_read(tmp_path: Path, folder: str) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_hadoop_is_told_that_no_sign_is_a_pattern(folder: str) -> None:
     """Spark takes paths for patterns of Hadoop's: what is left of them without backslashes is the path."""
-    assert re.sub(r"\\(.)", r"\1", _escaped(folder)) == folder
-    assert not re.search(r"(?<!\\)[*?\[\]{}]", _escaped(folder).replace("\\\\", ""))
+    assert re.sub(r"\\(.)", r"\1", _escape_glob(folder)) == folder
+    assert not re.search(r"(?<!\\)[*?\[\]{}]", _escape_glob(folder).replace("\\\\", ""))
 
 
 def test_keys_of_a_bucket_that_are_no_paths_stop_nobody(s3_store: Store) -> None:

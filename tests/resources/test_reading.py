@@ -91,7 +91,7 @@ def test_types_that_spark_does_not_have_are_widened_and_times_beyond_it_are_null
         "struct<few:string,big:decimal(20,0),at:timestamp,nested:array<struct<n:smallint,at:timestamp_ntz>>>"
     )
     target = types.arrow_schema(schema.add("later", "string"))
-    got = types.conformed(rows, target)
+    got = types.conform(rows, target)
     assert got.schema.equals(target)
     assert got.column("few").to_pylist() == ["a", None, "a"]
     assert got.column("at").cast(pa.int64()).to_pylist() == [-1000, None, None]
@@ -146,7 +146,7 @@ def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) ->
     pq.write_table(table, tmp_path / "x")
     with duckdb.connect() as db:
         counted = table.cast(pa.schema([f.with_type(pa.int64()) for f in table.schema]))
-        found = db.from_arrow(counted).project(", ".join(map(reading._timed, table.schema)))
+        found = db.from_arrow(counted).project(", ".join(map(reading._time_column_sql, table.schema)))
         expected = db.read_parquet(str(tmp_path / "x"))
         assert (found.columns, found.types) == (expected.columns, expected.types)
         assert found.to_arrow_table().equals(expected.to_arrow_table())

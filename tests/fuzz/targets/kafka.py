@@ -11,7 +11,7 @@ from kafka.errors import KafkaError
 from sluice.pipelines.ledger.marks import Mark
 from sluice.pipelines.operating.move_offsets import Beside, by_hand
 from sluice.resources.kafka.messages import FETCH_VERSIONS, read_fetch
-from sluice.resources.kafka.receiving import _Frame
+from sluice.resources.kafka.receiving import _ResponseFrame
 from tests.fuzz.mutation import mutated, mutated_json
 from tests.fuzz.target import Target
 
@@ -61,7 +61,7 @@ def _frame_seeds() -> list[bytes]:
 
 def _run_frame(data: bytes) -> str:
     """Answers as the socket hands them over, in pieces."""
-    frame, at, whole = _Frame(1 << 20), 0, 0
+    frame, at, whole = _ResponseFrame(1 << 20), 0, 0
     try:
         while at < len(data):
             room = frame.room

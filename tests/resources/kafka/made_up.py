@@ -15,7 +15,7 @@ from kafka.errors import OffsetOutOfRangeError
 
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.messages import FetchAnswer, FetchPart, Layout, Place, printed_id
+from sluice.resources.kafka.messages import ClusterView, FetchAnswer, FetchPart, Leadership, printed_id
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.testing.logs import Log
 
@@ -39,7 +39,7 @@ class Brokers:
         self._hits: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.sent = 0
         """Bytes of records."""
-        self.places = {tp: Place(tp, TOPIC_ID, i % count, 0, None) for i, tp in enumerate(self.logs)}
+        self.places = {tp: Leadership(tp, TOPIC_ID, i % count, 0, None) for i, tp in enumerate(self.logs)}
         self.after: Callable[[str], None] = lambda kind: None
         """Called once a request of that kind is answered."""
 
@@ -54,8 +54,8 @@ class Brokers:
     async def gather(self, coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
         return [await one for one in coroutines]
 
-    async def layout(self, topics: Iterable[str] | None) -> Layout:
-        return Layout("c", {tp.topic: TOPIC_ID for tp in self.logs}, self.places, {})
+    async def layout(self, topics: Iterable[str] | None) -> ClusterView:
+        return ClusterView("c", {tp.topic: TOPIC_ID for tp in self.logs}, self.places, {})
 
     async def send(self, leader: int, request: Any) -> Any:
         kind = type(request).__name__.removesuffix("Request")

@@ -192,7 +192,7 @@ def test_only_the_first_slice_is_waited_for_while_nobody_answers(monkeypatch):
                 raise KafkaConnectionError("gone")
             self._sources.next_answer()
 
-    monkeypatch.setattr("sluice.resources.kafka.fetch.Reader", Stub)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.SliceReader", Stub)
     order = ["gone", "gone", "also gone", "healthy", "moved", "gone"]
     pieces = [Slice(topic, 0, "id", n, n + 1) for n, topic in enumerate(order)]
     with closing(KafkaFetcher(KafkaAddress("127.0.0.1:1"), Isolation.READ_COMMITTED, patience=60.0)) as fetcher:

@@ -13,7 +13,7 @@ from kafka import errors as kafka_errors
 from sluice.pipelines.vocabulary import errors
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.failures import AnswerLost, explained, is_passing
+from sluice.resources.kafka.failures import AnswerLost, explain, is_passing
 from sluice.resources.kafka.settings import KafkaAddress, connecting
 from sluice.resources.kafka.wire import Wire
 
@@ -70,7 +70,7 @@ def test_every_bound_is_set_and_the_users_own_wins():
     ],
 )
 def test_kafkas_errors_in_our_words(error, kind, says):
-    ours = explained(error, "host:1", "reading t:0", topic="t", partition=0, start=5)
+    ours = explain(error, "host:1", "reading t:0", topic="t", partition=0, start=5)
     assert type(ours) is kind
     assert says in str(ours)
     assert ours.message.startswith("reading t:0: ")
@@ -82,7 +82,7 @@ def test_kafkas_errors_in_our_words(error, kind, says):
 
 def test_ours_stay_as_they_are():
     ours = errors.GroupHeld("held")
-    assert explained(ours, "host:1", "joining") is ours
+    assert explain(ours, "host:1", "joining") is ours
 
 
 def test_what_passes_and_what_does_not():

@@ -18,7 +18,7 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, Met
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
-from sluice.resources.kafka.failures import Untrusted, explained
+from sluice.resources.kafka.failures import Untrusted, explain
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.kafka.wire import Wire
 from sluice.resources.local import events
@@ -313,8 +313,6 @@ def _shake_hands(server: socket.socket, tls: ssl.SSLContext) -> None:
 
 
 def test_a_broker_that_refuses_our_certificate_points_to_it():
-    told = explained(
-        Untrusted("the broker refuses this client's certificate: CERTIFICATE_REQUIRED"), "k:9093", "asking"
-    )
+    told = explain(Untrusted("the broker refuses this client's certificate: CERTIFICATE_REQUIRED"), "k:9093", "asking")
     assert isinstance(told, KafkaUnavailable)
     assert "ssl_certfile" in told.remedy

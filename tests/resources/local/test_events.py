@@ -20,7 +20,7 @@ HOUR = 3_600_000
 NOW = 1_795_000_000_000
 
 
-def made(mix: Mix, count: int = 2000) -> list[events.Event]:
+def made(mix: Mix, count: int = 2000) -> list[events.SampleEvent]:
     return list(events.orders(mix, count, NOW - HOUR, NOW))
 
 
