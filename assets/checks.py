@@ -56,7 +56,8 @@ class WindowCheck:
 OF_WINDOW = {
     COMPLETE: WindowCheck("The ledger accounts for every offset of the window.", lambda books, window: WHOLE),
     BOUNDARY: WindowCheck(
-        "The window begins and ends at first records. It warns where transaction markers hid one, and a search found it.",
+        "The window begins and ends at first records. It warns where a search had to find one that markers of"
+        " transactions hid.",
         boundary_check,
     ),
 }
