@@ -28,6 +28,8 @@ MAY_IMPORT = {
     "resources/kafka/messages.py": ("kafka.protocol",),
     "resources/kafka/group_messages.py": ("kafka.protocol", "kafka.record"),
     "resources/kafka/groups_messages.py": ("kafka.protocol",),
+    # the logs of made-up partitions, written as a producer would
+    "src/sluice/testing/logs.py": ("kafka.record",),
 }
 
 MAY_REACH_INTO = {
@@ -41,6 +43,7 @@ MAY_REACH_INTO = {
         "_jsc",
         "_jvm",
     },
+    "src/sluice/testing/logs.py": {"_buffer"},
     # a peer of the benchmark: dlt has no setting for its folder
     "bench/peer_dlt.py": {"_global_dir"},
 }
