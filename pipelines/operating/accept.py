@@ -1,15 +1,15 @@
-"""The ways out of what Sluice refuses: somebody accepts, with a reason, what happened to Kafka (DESIGN §8, §13).
+"""The ways out when Sluice refuses: somebody accepts what happened to Kafka, with a reason (DESIGN §8, §13).
 
     lost        owed offsets fell below the log start     → a loss; the frontier moves on
     recreated   the topic was deleted and created again   → a new life of each partition, from 0
     truncated   the log lost records that were read       → a new life, from where the log ends
     cluster     another cluster took the old one's place  → new lives, from the log starts
-    moved       the group's committed offsets were moved  → the next commit goes on from there, or they pass as skips
-    corrupt     a batch that cannot be read               → a loss of exactly its offsets
-    ledger      the ledger lost its newest entries        → what they told of is set aside, and owed again
+    moved       the group's committed offsets were moved  → the next commit goes on from there, or they become skips
+    corrupt     a batch cannot be read                    → a loss of exactly its offsets
+    ledger      the ledger lost its newest entries        → files of lost entries are set aside, and owed again
 
-Guarantee: what has not happened cannot be accepted (NothingToAccept), and everything is decided again on the state that
-the entry is put on. Nothing that landed and counts is touched, and nothing is deleted.
+Guarantees: only what has happened can be accepted (else NothingToAccept). Each decision is made on the state just below
+its entry. Nothing that landed and counts is touched, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class AcceptEvent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What stands in the ledger now. `number` is its newest entry of these; `abandoned` are batches that it ended.
+    """What was recorded. `number` is the newest entry that did so; `abandoned` are the batches that ended.
 
-    Of a ledger that lost entries: `aside` are the files that were moved into the folder of number `next`, with which it
-    goes on, and `gone` what some of them cover and Kafka does not hold any more.
+    For a ledger that lost entries, `next` is the number with which it continues, `aside` are the files that were moved
+    into the folder of that number, and `gone` are ranges that they cover and Kafka no longer holds.
     """
 
     event: AcceptEvent
@@ -107,9 +107,9 @@ Only = Sequence[TopicPartition]
 
 
 def accept_lost(feed: Feed, edges: Edges, reason: str, only: Only = ()) -> Accepted:
-    """Record as lost what is owed and below the log start, in these partitions or all.
+    """Record as lost what is owed below the log start, in the given partitions or in all.
 
-    Dead batches that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
+    Batches of dead runs that reserve some of it are abandoned first. Raises NothingToAccept, PlanBusy.
     """
     ledger = open_ledger(feed, edges)
     partitions = _choose_partitions(survey(feed, edges, ledger).partitions, only)
@@ -137,13 +137,13 @@ def _lost(feed: Feed, state: State, partitions: Mapping[Key, PartitionState]) ->
 
 
 def _reserving(state: State, ranges: Iterable[KeyRange]) -> list[tuple[Batch, Slice]]:
-    """Live batches with a slice that holds some of the ranges."""
+    """The live batches with a slice that meets one of the ranges."""
     wanted = list(ranges)
     return [(b, s) for b, s in state.live_slices() if any(w.key == s.key and w.range.meets(s.range) for w in wanted)]
 
 
 def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> tuple[int, ...]:
-    """Abandon the batches that hold some of the ranges. Raises PlanBusy for one that is at work."""
+    """Abandon the batches that reserve some of the ranges. Raises PlanBusy when one is at work."""
     found = {b.id: (b, s) for b, s in _reserving(ledger.read(), ranges)}
     batches = [b for b, _ in found.values()]
     verdicts = owners.judge_batches(edges.liveness, batches)
@@ -157,8 +157,8 @@ def _abandon_dead(edges: Edges, ledger: Ledger, ranges: Iterable[KeyRange]) -> t
 
 
 def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: Only = ()) -> Accepted:
-    """Leave the life of the log that the ledger knows for the one that Kafka has now: recreated, truncated, or on
-    another cluster. Live batches that touch it end there. Raises NothingToAccept.
+    """Leave the life of the log that the ledger knows for the one in Kafka now: recreated, truncated, or on another
+    cluster. Live batches that touch the old life end. Raises NothingToAccept.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id())
     known = ledger.read()
@@ -176,7 +176,7 @@ def accept_log(feed: Feed, edges: Edges, event: AcceptEvent, reason: str, only: 
         )
         left = {i.leaves for i in items}
         ended = tuple(sorted({b.id for b, s in state.live_slices() if s.key in left}))
-        # Of an earlier life, nobody will read what is owed any more.
+        # Nobody will ever read what is owed in an earlier life.
         passed = tuple(KeyRange(key=k, range=r) for k in sorted(left) for r in state.holes(k))
         return AcceptEntry(event=event, items=items, passed=passed, reason=reason) if items else None
 
@@ -201,7 +201,7 @@ _SAID = {
 def _unlike(
     feed: Feed, edges: Edges, state: State, event: AcceptEvent
 ) -> dict[TopicPartition, tuple[PartitionState, SluiceError | None]]:
-    """The partitions that it happened to, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
+    """The partitions affected by the event, with the refusal that says so. Raises ClusterChanged, NothingToAccept."""
     topics = match(feed.topics, edges.cluster.topics())
     partitions = edges.cluster.partitions(topics, feed.isolation)
     if event is AcceptEvent.CLUSTER:
@@ -214,7 +214,7 @@ def _unlike(
     origins.check_cluster(state, edges.cluster.cluster_id(), feed.name)
     kind: type[IncarnationChanged] = TopicRecreated if event is AcceptEvent.RECREATED else LogTruncated
     refused = {r.tp: r.error for r in changed_logs(feed.name, state, partitions, edges.cluster)}
-    still = edges.cluster.topics()  # epochs are asked for by name: of a topic recreated meanwhile they tell nothing
+    still = edges.cluster.topics()  # a topic recreated meanwhile has other epochs under the same name
     same = [p for p in partitions if still.get(p.topic) == p.topic_id]
     return {p.tp: (p, refused[p.tp]) for p in same if isinstance(refused.get(p.tp), kind)}
 
@@ -235,7 +235,7 @@ def _entering(
 
 
 def _unused_life(state: State, key: Key) -> Key:
-    """The first life under this topic id that the ledger does not know yet."""
+    """The first life with this topic id that the ledger does not know yet."""
     number, found = 0, key
     while found in state.origins:
         number += 1
@@ -247,9 +247,9 @@ def _unused_life(state: State, key: Key) -> Key:
 
 
 def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adopting: bool = False) -> Accepted:
-    """Let the next commit go on from the offsets that somebody moved; or, adopting, skip what they pass over.
+    """Let the next commit go on from the offsets that somebody moved. With `adopting`, skip what they pass over.
 
-    Raises NothingToAccept, UsageError; GroupMoved for an offset beyond the end of its log, which nobody passed over.
+    Raises NothingToAccept, UsageError, and GroupMoved for an offset beyond the end of its log.
     """
     if feed.commit is CommitMode.NONE:
         raise UsageError(f"feed {feed.name} commits no offsets", remedy="nobody's offsets are in its way")
@@ -264,7 +264,7 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
             f"the committed offsets of group {feed.group} are where feed {feed.name} expects them",
             remedy=f"see them: sluice offsets show {feed.name}",
         )
-    if not adopting:  # what was put where the frontier happens to be is in the way once that has gone on
+    if not adopting:  # offsets that somebody put at the frontier would be in the way once it moves on
         moved += [k for k, v in verdicts.items() if v is CommitVerdict.DONE and state.commits.get(k) != targets[k]]
     offsets = tuple(KeyOffset(key=k, offset=o.offset) for k in moved if (o := committed.get(k.tp)))
     if adopting:
@@ -275,7 +275,7 @@ def accept_moved(feed: Feed, edges: Edges, reason: str, only: Only = (), *, adop
 
 
 def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontiers: Mapping[Key, int]) -> None:
-    """Raises UsageError where one of the offsets passes nothing over, with what works for each."""
+    """Raises UsageError, with the commands that help, if one of the offsets passes over nothing."""
     back = [at for at in offsets if at.offset < frontiers[at.key]]
     if not back:
         return
@@ -293,10 +293,10 @@ def _check_ahead(feed: str, edges: Edges, offsets: Sequence[KeyOffset], frontier
 
 
 def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange, reason: str) -> Accepted:
-    """Record the first batch in the range that cannot be read as lost: exactly its offsets, as far as they are owed.
+    """Record the first unreadable batch in the range as lost: exactly those of its offsets that are owed.
 
-    It is read again for that. Raises NothingToAccept when all of it can be read, PlanBusy, and what keeps it from being
-    read at all.
+    The range is read again for this. Raises NothingToAccept when all of it can be read, PlanBusy, and any error that
+    keeps it from being read at all.
     """
     ledger = open_ledger(feed, edges)
     found = survey(feed, edges, ledger)
@@ -323,7 +323,7 @@ def accept_corrupt(feed: Feed, edges: Edges, fetcher: Fetcher, asked: AskedRange
 
 
 def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r: Range) -> KeyRange | None:
-    """The offsets of the first batch in the range that cannot be read; to its end where the batch does not tell."""
+    """The offsets of the first unreadable batch in the range; up to the range's end if its own is unknown."""
     piece = Slice(*key, r.start, r.end, p.leader_epoch)
     committed = feed.isolation is Isolation.READ_COMMITTED
     decoder = BatchDecoder(key.topic, key.partition, r.start, r.end, read_committed=committed)
@@ -347,8 +347,8 @@ def _damaged_range(feed: Feed, fetcher: Fetcher, key: Key, p: PartitionState, r:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerRemains:
-    """What a ledger without its newest entries stands beside: `ledger_id` is its own, or that of the one that was lost
-    as a whole; `partitions` and `committed` are Kafka's."""
+    """A ledger without its newest entries, and what Kafka holds beside it. `ledger_id` is its own, or that of a ledger
+    that was lost as a whole."""
 
     state: State
     ledger_id: str
@@ -358,10 +358,10 @@ class _LedgerRemains:
 
 
 def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
-    """Go on with the entries that stand: what newer ones told of is set aside, and owed again; live batches end.
+    """Continue with the entries that stand. Files of lost entries are set aside and owed again; live batches end.
 
-    The next number is above all that are known to have been used, so that no name and no mark means two things. Raises
-    NothingToAccept; PlanBusy while anybody is at work.
+    The next number is above all numbers known to be used, so that no name and no mark ever means two things. Raises
+    NothingToAccept, and PlanBusy while any run is at work.
     """
     ledger = Ledger(edges.lake, feed.name, edges.clock, "", edges.cluster.cluster_id(), whole=False)
     origins.check_cluster(ledger.read(), edges.cluster.cluster_id(), feed.name)
@@ -373,7 +373,7 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
         )
     _check_idle(feed, edges, left.state)
     after = max(left.state.number, *(t.number for t in left.traces)) + 1
-    # From here on it is known to have lost entries, whatever becomes of this process.
+    # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
     aside = lost.strays(feed, edges.lake, left.state)
     begun, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
@@ -397,7 +397,7 @@ def _ledger_remains(feed: Feed, edges: Edges, state: State) -> _LedgerRemains:
 
 
 def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
-    """Raises PlanBusy while a run may be at work that still knows the entries which are lost."""
+    """Raises PlanBusy while a run may be at work that still knows the lost entries."""
     known = (*edges.liveness.owners(), *(b.owner for b in state.live()))
     verdicts = edges.liveness.judge(dict.fromkeys(known))
     for owner in known:
@@ -410,7 +410,7 @@ def _check_idle(feed: Feed, edges: Edges, state: State) -> None:
 
 
 def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
-    """The entry; of the committed offsets it names those that lost entries had put there."""
+    """The gap entry. It names the committed offsets that lost entries had put there."""
     marked = {t for t, c in left.committed.items() if c and traces(left.state, {t: c}, left.ledger_id)}
     held = [(origins.key_of(left.state, p), c.offset) for p in left.partitions if (c := left.committed.get(p.tp))]
     return GapEntry(
@@ -423,7 +423,7 @@ def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
 
 
 def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
-    """Of partitions whose origin is lost: where what had landed of this log begins."""
+    """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
     names = sorted((name.start, path) for path in aside if (name := paths.parse_part(path)))
     found: dict[TopicPartition, OriginItem] = {}
     for p in origins.missing_origins(left.state, left.partitions):
@@ -445,7 +445,7 @@ def _is_of(path: str, p: PartitionState) -> bool:
 
 
 def _life(edges: Edges, path: str) -> str:
-    """The life of the log that the part says it is of; empty where it cannot be read."""
+    """The life of the log that the part names; empty if it cannot be read."""
     try:
         with edges.lake.open(path) as file:
             about = pq.read_metadata(file).metadata or {}
@@ -462,7 +462,7 @@ def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _LedgerRemains, b
 
 
 def _not_in_kafka(left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
-    """What the parts cover and the logs do not hold any more: the next run cannot land it again."""
+    """What the parts cover and the logs no longer hold: the next run cannot land it again."""
     moved, out = list(aside), list[KeyRange]()
     for p in left.partitions:
         names = [paths.parse_part(path) for path in moved if _is_of(path, p)]

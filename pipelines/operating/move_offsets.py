@@ -1,13 +1,13 @@
 """Moving a group's committed offsets by hand: where to, what that means, and doing it.
 
-    1 nobody is a member                 refuse: GroupHeld
+    1 check that nobody is a member      refuse: GroupHeld
     2 `moved` into the feed's ledger     refuse: beyond the frontier as it is then
-    3 OffsetCommit in nobody's name      refuse: GroupHeld, somebody came in
-    4 read back                          a lost answer is unknown until then
-    5 where a commit came in between, note it again
+    3 OffsetCommit without a member      refuse: GroupHeld, somebody came in
+    4 read back                          until then a lost answer leaves the outcome unknown
+    5 if a commit came in between, record the move again
 
-Guarantee: what a feed reads is not changed by any of this, its ledger decides that; and no offset of a feed's group is
-put beyond what is accounted for. A partition that the feed has not planned yet begins at the group's offset.
+Guarantees: this never changes what a feed reads, which its ledger decides, and no offset of a feed's group is put
+beyond what is accounted for. A partition that the feed has not planned yet begins at the group's offset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OffsetTarget:
-    """Where committed offsets are to go. `number`: a time in ms, an offset, or by how much; `offsets`: a file's."""
+    """Where to move committed offsets. `number`: a time in ms, an offset or a shift; `offsets`: those of a file."""
 
     aim: Aim
     number: int = 0
@@ -64,7 +64,7 @@ class OffsetTarget:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One partition as Kafka has it; `frontier` is the ledger's, None where no feed has planned it."""
+    """One partition in Kafka. `frontier` is the ledger's; None if no feed has planned the partition."""
 
     kafka: PartitionState
     key: Key
@@ -82,7 +82,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One partition's committed offset before (None: none) and after; `note` says why it is not what was asked for."""
+    """One partition's committed offset before (None: none) and after. `note` says why it differs from the target."""
 
     spot: Spot
     after: int
@@ -94,7 +94,7 @@ class Move:
 
     @property
     def passes(self) -> int:
-        """So many offsets beyond the frontier."""
+        """How many offsets beyond the frontier it goes."""
         return 0 if self.spot.frontier is None else max(0, self.after - self.spot.frontier)
 
 
@@ -106,7 +106,7 @@ _SILENT = {
 
 
 def spots_concerned(target: OffsetTarget, spots: Sequence[Spot], *, all_of_them: bool) -> tuple[Spot, ...]:
-    """Those that the target says something about. Raises UsageError when it is silent on one of them, or on all."""
+    """The spots that the target applies to. Raises UsageError if it applies to none, or, `all_of_them`, not to all."""
     silent = [s for s in spots if not _says(target, s)]
     if silent and (all_of_them or len(silent) == len(spots)):
         first = silent[0].tp
@@ -130,15 +130,15 @@ def _says(target: OffsetTarget, spot: Spot) -> bool:
     return True
 
 
-Found = Mapping[TopicPartition, OffsetAtTime | None]
+TimeHits = Mapping[TopicPartition, OffsetAtTime | None]
 
 
-def resolve(target: OffsetTarget, spots: Sequence[Spot], found: Found, now: int) -> tuple[Move, ...]:
-    """The move of each concerned spot, clamped into the log, with a note; `found` holds the look-ups of a TIME."""
+def resolve(target: OffsetTarget, spots: Sequence[Spot], found: TimeHits, now: int) -> tuple[Move, ...]:
+    """The move of each spot, clamped into the log, with a note. `found` has the look-ups for a TIME."""
     return tuple(_clamp_move(spot, *_wanted_offset(target, spot, found, now)) for spot in spots)
 
 
-def _wanted_offset(target: OffsetTarget, spot: Spot, found: Found, now: int) -> tuple[int, str]:
+def _wanted_offset(target: OffsetTarget, spot: Spot, found: TimeHits, now: int) -> tuple[int, str]:
     match target.aim:
         case Aim.EARLIEST:
             return spot.kafka.log_start, ""
@@ -165,7 +165,7 @@ def _at_time(spot: Spot, hit: OffsetAtTime | None, now: int) -> tuple[int, str]:
 
 
 def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:
-    """Into the log, as Kafka's own tool does; but what a feed still owes below the log's start stays owed."""
+    """The move, clamped into the log as Kafka's own tool does. A frontier below the log's start is kept: it is owed."""
     start, end = spot.kafka.log_start, spot.kafka.high_watermark
     if wanted > end:
         return Move(spot, end, f"the end of the log, as {wanted:,} is outside")
@@ -176,7 +176,7 @@ def _clamp_move(spot: Spot, wanted: int, note: str) -> Move:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Metadata of a committed offset that Sluice wrote: by a commit, or by hand; `entry` of `ledger` tells of it."""
+    """The metadata that Sluice wrote beside an offset, in a commit or a move by hand: entry `entry` of `ledger`."""
 
     ledger: str
     entry: int
@@ -184,7 +184,7 @@ class Beside:
 
     @classmethod
     def parse(cls, metadata: str) -> Beside | None:
-        """None for what Sluice did not write."""
+        """None for metadata that Sluice did not write."""
         try:
             if mark := Mark.parse(metadata):
                 return cls(mark.ledger, mark.number, by_hand=False)
@@ -195,7 +195,7 @@ class Beside:
 
 
 def by_hand(ledger: str, entry: int) -> str:
-    """The metadata of an offset that was moved by hand. It is no commit's mark: it proves nothing to the next one."""
+    """The metadata of an offset moved by hand. It is not a commit's mark and proves nothing to the next commit."""
     return json.dumps({"sluice": ledger, "moved": entry}, separators=(",", ":"))
 
 
@@ -222,7 +222,7 @@ _STANDS = {
 
 
 def stands(state: State, spot: Spot) -> Stands:
-    """What the next commit will make of the committed offset; of another log than the ledger's, the next plan."""
+    """How the next commit will see the committed offset. If the log is another one, how the next plan will."""
     if incarnation_change(state, spot.kafka, {}) is not None:
         return Stands.ANOTHER
     if spot.frontier is None:
@@ -236,13 +236,13 @@ def stands(state: State, spot: Spot) -> Stands:
 
 
 def expected_offset(state: State, key: Key) -> int | None:
-    """The committed offset that the ledger knows of, if it knows of one."""
+    """The committed offset that the ledger expects, if it knows one."""
     origin = state.origins.get(key)
     return state.commits.get(key, origin.committed if origin else None)
 
 
 def refusal(feed: str, group: GroupView, moves: Iterable[Move], target: OffsetTarget) -> SluiceError | None:
-    """Why these moves would be refused now, if they would."""
+    """The error that these moves would raise now, if any."""
     if not group.free:
         return _group_held_error(group)
     return _beyond(feed, moves, target)
@@ -281,7 +281,7 @@ def _skip(target: OffsetTarget) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What Kafka holds now. `entry` is the number of the ledger's entry; None where nothing was to be noted."""
+    """What Kafka holds now. `entry` is the number of the ledger's entry; None if there was nothing to record."""
 
     entry: int | None
     held: Mapping[TopicPartition, CommittedOffset]
@@ -308,17 +308,17 @@ def move(
         groups.put(group, offsets)
     held = _read_back(groups, group, offsets)
     if ledger and entry is not None:
-        entry = _noted_again(ledger, moves, reason) or entry
+        entry = _note_move_again(ledger, moves, reason) or entry
     return Done(entry, held)
 
 
 def _note_move(
     ledger: Ledger, moves: Sequence[Move], target: OffsetTarget, reason: str, feed: str
 ) -> tuple[int | None, str]:
-    """The number of the entry and the metadata that names it; nothing for partitions that the ledger does not know."""
+    """The number of the entry and the metadata that names it. Partitions that the ledger does not know are left out."""
 
     def decide(state: State) -> MovedEntry | None:
-        current = [_against(state, m) for m in moves]
+        current = [_with_frontier_now(state, m) for m in moves]
         if refused := _beyond(feed, current, target):
             raise refused
         return _entry(state, moves, reason)
@@ -327,7 +327,7 @@ def _note_move(
     return (appended.number, by_hand(appended.state.ledger_id, appended.number)) if appended else (None, "")
 
 
-def _against(state: State, move: Move) -> Move:
+def _with_frontier_now(state: State, move: Move) -> Move:
     spot = move.spot
     frontier = state.frontier(spot.key) if spot.key in state.origins else None
     return Move(Spot(spot.kafka, spot.key, spot.committed, frontier), move.after, move.note)
@@ -338,8 +338,8 @@ def _entry(state: State, moves: Iterable[Move], reason: str) -> MovedEntry | Non
     return MovedEntry(offsets=known, reason=reason) if known else None
 
 
-def _noted_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int | None:
-    """A commit that came between note and move made the note void, and Kafka holds the move."""
+def _note_move_again(ledger: Ledger, moves: Sequence[Move], reason: str) -> int | None:
+    """Record the move again where a commit came between record and move, and voided the record."""
 
     def decide(state: State) -> MovedEntry | None:
         return _entry(state, [m for m in moves if state.moved.get(m.spot.key) != m.after], reason)

@@ -12,13 +12,13 @@ from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.topic_names import is_topic_name
 
 FILE_BYTES = 16 << 20
-"""The largest file of offsets that is read: some 300,000 partitions."""
+"""The largest file of offsets that is read; it holds some 300,000 partitions."""
 
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 def dump(offsets: Mapping[TopicPartition, int]) -> Iterator[str]:
-    """A line `topic,partition,offset` each, in order, without a header."""
+    """One line `topic,partition,offset` for each partition, in order, without a header."""
     return (f"{tp.topic},{tp.partition},{offset}" for tp, offset in sorted(offsets.items()))
 
 

@@ -1,8 +1,8 @@
-"""What dead runs left in a feed's ledger and lake: found, mended where nobody else will, and told one by one.
+"""What dead runs left in a feed's ledger and lake: find it, mend what nobody else will mend, and report each finding.
 
-Promises: nothing of a live owner is touched, nothing that the ledger does not know is deleted under `data/`; what a
-name means is looked up in a ledger that was read after the name was seen, for one that the fold does not know may be
-newer than the fold (DESIGN §13). Idempotent. Over `Pretended` it is the dry run: the same code, and nothing is written.
+Promises: nothing of a live owner is touched, and nothing under `data/` that the ledger does not know is deleted. Names
+are read first and the ledger afterwards, because a name that the fold does not know may be newer than the fold
+(DESIGN §13). Repair is idempotent. Over a `Pretended` lake it is the dry run: the same code, and nothing is written.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verd
 from sluice.pipelines.vocabulary.units import many, show_window
 
 STALE_MS = 3_600_000
-"""How long a write that never ended must have stood still before it counts as a killed process's."""
+"""How long an unfinished write must have stood still before it counts as that of a killed process."""
 
 
 class RepairKind(StrEnum):
-    """What can be found. The last four are told and left to others."""
+    """The kinds of findings. The last four are reported and left to others."""
 
     SHOWN = "published, not visible"
     HIDDEN = "replaced, still visible"
@@ -53,8 +53,8 @@ class RepairKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepairFinding:
-    """One thing that was found. `act` is what became of it, a participle ("removed"); empty where it is left as it is,
-    and then `remedy` says what to do, each way by itself. `why`: the evidence. `items`: paths, windows or batches.
+    """One finding. `act` says what was done, as a participle ("removed"). When it is empty, nothing was done, and
+    `remedy` lists what to do, one way each. `why` is the evidence, `items` are paths, windows or batches.
     """
 
     kind: RepairKind
@@ -67,7 +67,7 @@ class RepairFinding:
 
 @dataclass(frozen=True, slots=True)
 class RepairTarget:
-    """One feed's ledger and lake. `ledger` is over `lake`."""
+    """What to repair: one feed's ledger and lake. `ledger` reads from `lake`."""
 
     feed: str
     ledger: Ledger
@@ -77,10 +77,10 @@ class RepairTarget:
 
 
 def repair(place: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[RepairFinding]:
-    """Mend what is the lake's, in this order: plans to give up, `data/`, manifests, leftovers; then what is missing.
+    """Mend the lake, in this order: plans to give up, `data/`, manifests, leftovers. Then report what is missing.
 
-    Raises EntriesLost for a ledger that lost some, and PlanBusy, UsageError for batches that cannot be given up:
-    nothing has changed then.
+    Raises EntriesLost when the ledger lost entries, and PlanBusy or UsageError for batches that cannot be given up.
+    Then nothing has changed.
     """
     lost.check_all(place.ledger, place.lake)
     known = (*place.liveness.owners(), *(b.owner for b in place.ledger.read().live()))
@@ -98,14 +98,14 @@ def repair(place: RepairTarget, giving_up: Sequence[int] = ()) -> Iterator[Repai
 
 
 Verdicts = Mapping[str, Verdict]
-"""By token. Whoever is not in it began after we looked, and lives."""
+"""By token. An owner that is not in it began after we looked, and is alive."""
 
 
 # -- plans
 
 
 WAYS = 5
-"""Commands that one finding names at most."""
+"""The most commands that one finding names."""
 
 
 def _check_dead(place: RepairTarget, giving_up: Sequence[int], verdicts: Verdicts) -> None:
@@ -168,7 +168,7 @@ def _rolled_forward(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
-    """What was replaced, merged or retired, whose staging is gone; and manifests of windows that lost rows so."""
+    """Visible files that were replaced, merged or retired, and the manifests of windows with retired rows."""
     gone = remove_retired(place.ledger, place.lake, place.feed)
     if gone.parts:
         text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
@@ -187,7 +187,7 @@ def _manifests(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
-    """Files under `data/` that are nobody's, and parts that are nowhere: told, never touched."""
+    """Files under `data/` that the ledger does not know, and parts that are missing. They are only reported."""
     visible = _visible(place)
     state = place.ledger.read()
     receipts = live_receipts(place.ledger, state)
@@ -208,7 +208,7 @@ def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _anew(place: RepairTarget, r: Receipt) -> str:
-    """The command that lands a receipt's slice again, with its window where it has one."""
+    """The command that lands a receipt's slice again; with its window, if it has one."""
     s, window = r.slice, r.slice.window
     slices = Request(RequestKind.OFFSETS, (AskedRange(s.topic, s.partition, s.start, s.end),), replace=True)
     whole = Request(RequestKind.WINDOW, window=window and place.windows.start_of(window), replace=True)
@@ -220,7 +220,7 @@ def _visible(place: RepairTarget) -> set[str]:
 
 
 def _is_nowhere(lake: Lake, part: Part) -> bool:
-    """Neither staged nor visible; looked for in the order in which it moves."""
+    """Whether a part is neither staged nor visible. Looks in the order in which parts move."""
     return lake.size(part.staged) is None and lake.size(part.path) is None
 
 
@@ -228,7 +228,7 @@ def _is_nowhere(lake: Lake, part: Part) -> bool:
 
 
 def _orphans(place: RepairTarget) -> Iterator[RepairFinding]:
-    """Staging of what is no batch. Its plan would stand in the ledger before anything is staged."""
+    """Staging without a batch. A plan is in the ledger before anything of it is staged."""
     staged: dict[int, list[str]] = {}
     for path in place.lake.list(paths.staging_root(place.feed)):
         if (batch := paths.staged_batch(path)) is not None:
@@ -236,7 +236,7 @@ def _orphans(place: RepairTarget) -> Iterator[RepairFinding]:
     state = place.ledger.read()
     for batch in sorted(staged.keys() - state.batches.keys()):
         if batch >= state.number:
-            continue  # newer than the look at the ledger, or the name of nothing that Sluice writes
+            continue  # newer than our read of the ledger, or not a name that Sluice writes
         for path in staged[batch]:
             place.lake.remove(path)
         text = f"staging of batch {batch}, {many(len(staged[batch]), 'file')}, of which the ledger knows nothing"
@@ -244,7 +244,7 @@ def _orphans(place: RepairTarget) -> Iterator[RepairFinding]:
 
 
 def _unfinished_writes(place: RepairTarget) -> Iterator[RepairFinding]:
-    """Writes that a killed process began. In the staging of a live batch somebody may be writing."""
+    """Writes that a killed process began. Those in the staging of a live batch may still go on."""
     roots = (paths.feed_root(place.feed), *paths.visible_roots(place.feed))
     begun = [one for root in roots for one in place.lake.unfinished(root)]
     state = place.ledger.read()
@@ -280,7 +280,7 @@ def _beats(place: RepairTarget, owners: Mapping[str, Owner], verdicts: Verdicts)
 
 
 def ends(names: Collection[str]) -> str:
-    """The first of some names, and the last."""
+    """The first and the last of some names."""
     first, *rest = names
     return f"{first} … {rest[-1]}" if rest else first
 
@@ -289,7 +289,7 @@ def ends(names: Collection[str]) -> str:
 
 
 class Pretended:
-    """A lake that is read as it is, and takes every write and removal in memory alone."""
+    """A lake that is read as it is, and keeps every write and removal in memory only."""
 
     def __init__(self, real: Lake) -> None:
         self._real = real

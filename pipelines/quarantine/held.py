@@ -1,6 +1,6 @@
-"""What is in quarantine now: counted by reason, looked at row by row. From the ledger's receipts and their parts.
+"""What is in quarantine now, counted by reason or shown row by row, from the ledger's receipts and their parts.
 
-Promise: counting reads columns of coordinates and reasons only; nothing is held in memory but what it says in the end.
+Promise: counting reads only the columns with coordinates and reasons, and memory holds nothing but the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which quarantined records; what is empty restricts nothing. `windows` are starts (ms)."""
+    """Which quarantined records are meant; an empty field restricts nothing. `windows` are starts (ms)."""
 
     windows: frozenset[int] | None = None
     reasons: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Filter:
         return self.among(manifest.receipts_lying(ledger, state, partial(self._wanted, settings)), settings)
 
     def among(self, receipts: Iterable[Receipt], settings: WindowSettings) -> list[Receipt]:
-        """Those of the receipts that may hold such records, by window and in log order."""
+        """The given receipts that may hold such records, by window and in log order."""
         found = [r for r in receipts if self._wanted(settings, r.slice.window) and self._meets(r)]
         return sorted(found, key=lambda r: (r.slice.window or 0, r.slice.key, r.slice.start))
 
@@ -56,7 +56,7 @@ class Filter:
         return not self.places or any(tp == s.tp and s.start <= offset < s.end for tp, offset in self.places)
 
     def split(self, rows: pa.RecordBatch, tp: TopicPartition) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Those rows of a partition's quarantine that are meant, and the others."""
+        """The rows of a partition's quarantine that are meant, and the others."""
         masks = [_among(rows, name, texts) for name, texts in self._named() if texts]
         if self.places:
             offsets = np.array([o for at, o in self.places if at == tp], np.int64)
@@ -84,7 +84,7 @@ def flags(values: Any) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineGroup:
-    """Records of one window (its start, ms; None: outside windows) that were refused alike; `first` is a coordinate."""
+    """Records of one window (start, ms; None: outside windows) refused for one reason. `first` is a coordinate."""
 
     window: int | None
     kind: QuarantineKind
@@ -94,8 +94,8 @@ class QuarantineGroup:
 
 @dataclass(frozen=True, slots=True)
 class WindowQuarantine:
-    """What became of a window's records so far: `relanded` of those that `landed` had been in quarantine, `mended` of
-    these have other bytes than in the log."""
+    """A window's records so far. `relanded` is how many of the `landed` ones had been in quarantine, `mended` how many
+    of these have other bytes than in the log."""
 
     window: int | None
     landed: int = 0
@@ -105,7 +105,7 @@ class WindowQuarantine:
 
     @property
     def share(self) -> float:
-        """Of all records, those that are in quarantine."""
+        """The share of all records that is in quarantine."""
         return self.quarantined / max(self.landed + self.quarantined, 1)
 
     def __add__(self, other: WindowQuarantine) -> WindowQuarantine:
@@ -115,9 +115,9 @@ class WindowQuarantine:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All that is in quarantine, the most frequent first, and the windows where something is, or was re-landed.
+    """All that is in quarantine, the most frequent kind first, and the windows with quarantined or re-landed records.
 
-    `batch`: the one that has it staged, not published; None: published.
+    `batch` is the batch that has them staged and unpublished; None if they are published.
     """
 
     held: tuple[QuarantineGroup, ...]
@@ -131,7 +131,7 @@ def listing(ledger: Ledger, lake: Lake, asked: Filter, settings: WindowSettings)
 
 
 def listings_staged(feed: Feed, ledger: Ledger, lake: Lake, asked: Filter) -> list[Listing]:
-    """The same of what live batches have staged; of batches that have nothing to quarantine, nothing."""
+    """The same for what live batches have staged. Batches without quarantined records are left out."""
     found = []
     for batch, receipts in staged_batches(feed, ledger, ledger.read(), lake):
         meant = asked.among(receipts, feed.window)
@@ -176,7 +176,7 @@ def _count_kinds(
 
 
 def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:
-    """The first rows that are asked for, whole, with the receipts that hold them; `most` in all."""
+    """The first `most` rows that are asked for, whole, with the receipts that hold them."""
     for r in receipts:
         for part in quarantined_parts(r):
             for rows in rows_of(lake, parquet.place(lake, part)):
@@ -189,6 +189,6 @@ def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -
 
 
 def without(rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
-    """The rows but for those of these offsets (an array)."""
+    """The rows without those of these offsets (an array)."""
     mine = int64s(rows.column(rows.schema.get_field_index("offset")))
     return rows.take(fixed_width(pa.int64(), np.flatnonzero(~np.isin(mine, offsets))))

@@ -1,12 +1,12 @@
-"""Dead letters: what was quarantined, as records for a topic of its own, sent with the offsets (DESIGN §7).
+"""Dead letters: quarantined records, sent to a topic of their own together with the offsets (DESIGN §7).
 
-A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of what landing had
-published below number n are sent. So a commit owes the letters of what landing published since the newest mark.
+A mark `n` in Kafka says two things, by one transaction: the offsets are committed, and the letters of everything that
+landing had published below number n are sent. So a commit owes the letters of what was published since the newest mark.
 
-Guarantees: an offset's letter is in at most one transaction that took effect, whatever crashes, is refused, is answered
-by nobody, is merged, replayed or landed anew; and each record that is in quarantine when a commit is made, and was not
-when the one before was, is in it, unless it was landed anew from a slice whose letters were sent. Only what the
-ledger tells of is sent, by its SHA-256. Memory holds a few megabytes of rows.
+Guarantees: an offset's letter is in at most one transaction that took effect, through crashes, refusals, lost answers,
+merges, replays and re-landing. A record that came into quarantine between two commits is in the second one, unless it
+was landed anew from a slice whose letters were sent. Only rows that the ledger names are sent, checked by SHA-256.
+Memory holds a few megabytes of rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 _READ_ROWS = 1 << 12
-"""Rows of a file that are letters at once, at most."""
+"""The most rows of a file that are made letters at once."""
 _WHERE = ("topic", "partition", "offset", "timestamp")
 _WHY = ("stage", "reason", "field", "expectation", "detail", "batch")
 _HEADERS = (*_WHERE, *_WHY, "feed", "contract")
@@ -45,7 +45,7 @@ _COLUMNS = ["key", "value", "headers", *_WHERE, *_WHY, "contract"]
 
 @dataclass(frozen=True, slots=True)
 class Outlet:
-    """Where a feed's dead letters go, and the lake where the records lie that they are made of."""
+    """Where a feed's dead letters go, and the lake that holds their records."""
 
     feed: str
     topic: str
@@ -53,7 +53,7 @@ class Outlet:
 
     @classmethod
     def of(cls, feed: Feed, lake: Lake) -> Outlet | None:
-        """None for a feed that sends none."""
+        """None for a feed without dead letters."""
         return cls(feed.name, feed.dead_letters.topic, lake) if feed.dead_letters else None
 
 
@@ -67,15 +67,15 @@ class Source:
 
 
 def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]:
-    """Where the letters are that a commit by `state` owes, when the newest mark that took effect is `since`.
+    """The sources of the letters that a commit by `state` owes, if the newest mark that took effect is `since`.
 
-    In log order. Empty when there are none; rows that a file holds besides are told apart by `ranges`.
+    In log order; empty when nothing is owed. `ranges` separate the due rows of a file from its others.
     """
     first: list[tuple[Key, Range]] = []
     anew: list[tuple[Key, Range]] = []
     lying: list[Receipt] = []
     for batch in (b for b in state.batches.values() if b.published is not None and b.published > since):
-        # All that has taken the place of a part was published later than the part: nothing due lies in an older batch.
+        # What replaces a part is published later than the part, so nothing due lies in an older batch.
         entry = ledger.publication(batch)
         lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined_parts(r)]
         (anew if batch.request.replace else first).extend(_refused_ranges(batch, entry))
@@ -84,26 +84,26 @@ def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]
 
 
 def build_letters(outlet: Outlet, ledger: Ledger, state: State, since: int, partitions: int) -> Letters | None:
-    """The letters that are owed, for a topic of so many partitions; None when there are none."""
+    """The owed letters, for a topic with so many partitions; None when there are none."""
     sources = owed_letters(ledger, state, since)
     return Letters(outlet, sources, partitions) if sources else None
 
 
 def _refused_ranges(batch: Batch, entry: PublishEntry) -> list[tuple[Key, Range]]:
-    """The ranges of the slices in which the batch, when it landed them, found records to quarantine."""
+    """The ranges of the slices in which the batch quarantined records when it landed them."""
     receipts = () if batch.rewrites else entry.receipts
     return [(r.slice.key, r.slice.range) for r in receipts if r.counts.quarantined]
 
 
 def _ranges_not_committed(state: State, first: Sequence[tuple[Key, Range]]) -> Iterator[tuple[Key, Range]]:
-    """Of the ranges that landed, those that no lost entry had committed: their letters went with its offsets."""
+    """The landed ranges that no lost entry had committed: the letters of the others went with its offsets."""
     return ((key, rest) for key, r in first for rest in subtract(r, [Range(0, state.ahead.get(key, 0))]))
 
 
 def _ranges_without_letter(
     ledger: Ledger, state: State, anew: Sequence[tuple[Key, Range]], since: int
 ) -> Iterator[tuple[Key, Range]]:
-    """Of the ranges that were landed anew, those of which no letter may have told."""
+    """The ranges that were landed anew and of which no letter can have been sent."""
     before = [b for b in state.batches.values() if b.published is not None and b.published <= since] if anew else []
     landed = (b for b in before if not b.rewrites)
     told = by_key(each for b in landed for each in _refused_ranges(b, ledger.publication(b)))
@@ -111,7 +111,7 @@ def _ranges_without_letter(
 
 
 def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> Iterator[Source]:
-    """The quarantined parts of the receipts, as far as something is due of them."""
+    """The quarantined parts of the receipts, where letters of them are due."""
     for r in lying:
         if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
             yield Source(r.slice, _quarantined_parts(r), ranges)
@@ -125,10 +125,10 @@ def _quarantined_parts(r: Receipt) -> tuple[Part, ...]:
 
 
 class Letters:
-    """The letters of the sources, made while they are taken, for a topic of so many partitions. `taken` counts them.
+    """The letters of the sources, made one by one as they are taken. `taken` counts them.
 
-    A letter is the record as it was, key, value, headers, timestamp, with headers of ours after its own. It goes to the
-    partition of the number that its record's has, modulo the topic's: what was in order stays in order.
+    A letter is the record as it was (key, value, headers, timestamp) with our headers after its own. It goes to the
+    partition with its record's number, modulo the `partitions` of the topic, so that order is kept.
     """
 
     def __init__(self, outlet: Outlet, sources: Sequence[Source], partitions: int) -> None:
@@ -137,10 +137,10 @@ class Letters:
         self.taken = 0
 
     def __iter__(self) -> Iterator[Letter]:
-        """Raises LakeUnavailable for a part that has gone, ProofFailed for one that is not what the ledger says."""
+        """Raises LakeUnavailable for a part that is gone, ProofFailed for one that is not what the ledger says."""
         for source in self._sources:
             files = [_rows(self._outlet.lake, part, source.ranges) for part in source.parts]
-            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            # Files cut by record time overlap in offsets and are merged; all others follow one another.
             for rows in in_order(files) if source.slice.by_time else chain.from_iterable(files):
                 for row in rows.to_pylist():
                     self.taken += 1
@@ -161,7 +161,7 @@ class Letters:
 
 @contextmanager
 def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
-    """The part where readers find it, or where it was staged: whoever published it may have died before showing it."""
+    """The part, visible or still staged: the run that published it may have died before showing it."""
     file: BinaryIO | None = None
     for path in (part.path, part.staged):
         with suppress(FileNotFoundError):
@@ -182,7 +182,7 @@ def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
 
 
 def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """The rows of a part that are due, in its order, a few at a time."""
+    """The due rows of a part, in its order, a few at a time."""
     with _open_part(lake, part) as opened:
         for rows in rows_in(opened, _COLUMNS, _READ_ROWS):
             stamps = rows.column("timestamp").cast(pa.int64())

@@ -1,8 +1,8 @@
-"""Whether so many records broke the contract that a batch must not be published, and what they have in common.
+"""Whether too many records broke the contract for a batch to be published, and what these records have in common.
 
-Decided on proven receipts before anything is published: a batch that goes beyond the feed's limit stays staged. The
-next run takes it over and publishes it when the limit allows, or reads it again when what it is made to was mended. No
-value of a record is told, and nothing that a terminal obeys: where records are, and why they are there.
+This is decided on proven receipts, before anything is published. A batch beyond the feed's limit stays staged. The next
+run takes it over and publishes it if the limit then allows, or reads it again if schema or contract were mended. Texts
+say where records are and why, never a record's value, and hold nothing that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
 from sluice.pipelines.vocabulary.units import many
 
 MOST_FAULTS = 1000
-"""Kinds of fault that are told apart; what comes after them is one more."""
+"""The most kinds of fault that are told apart; all later ones count as one more kind."""
 ROWS_AT_ONCE = 1 << 16
 _SAID = 5
 _MOST_TEXT = 120
@@ -43,8 +43,8 @@ class QuarantineKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Records that are wrong in the same way: how many, and the first of them as `topic:partition:offset`. The texts of
-    the kind are short, and on one line."""
+    """Records that are wrong in the same way: how many, and the first as `topic:partition:offset`. The kind's texts
+    are short and on one line."""
 
     kind: QuarantineKind
     records: int
@@ -108,13 +108,13 @@ def _places(parts: Sequence[Part], lake: Lake) -> str:
 
 
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
-    """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads what says so and
-    no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
+    """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads reasons and no
+    values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
     return rank_faults(fault for path in files for fault in _faults(path, lake))
 
 
 def rank_faults(faults: Iterable[Fault]) -> list[Fault]:
-    """The faults, those of a kind added up, the most frequent first."""
+    """The faults, added up by kind, the most frequent first."""
     found: dict[QuarantineKind, Fault] = {}
     for fault in faults:
         if fault.kind not in found and len(found) >= MOST_FAULTS:
@@ -127,7 +127,7 @@ _OTHERS = QuarantineKind("", "others", None, None, "of further kinds")
 
 
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
-    """A file's rows are of one partition."""
+    """The faults in one file, whose rows are all of one partition."""
     columns = ["topic", "partition", "offset", *QuarantineKind._fields]
     for rows in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
         for kind, records, first in kinds_of(rows):
@@ -136,7 +136,7 @@ def _faults(path: str, lake: Lake) -> Iterator[Fault]:
 
 
 def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:
-    """Rows of the quarantine by kind: how many, and the offset of the first."""
+    """The kinds among the rows: how many rows each has, and the offset of its first."""
     if not rows.num_rows:
         return []
     grouped = pa.Table.from_batches([rows]).group_by(list(QuarantineKind._fields), use_threads=False)
@@ -152,6 +152,6 @@ def _printable(kind: QuarantineKind) -> QuarantineKind:
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal obeys, and short: names of fields come from records."""
+    """A short text without control characters: names of fields come from records."""
     short = text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in short)

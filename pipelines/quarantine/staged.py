@@ -1,7 +1,7 @@
-"""What lies staged and was not published: the receipts of live batches, and why a run would not publish them.
+"""What is staged and not published: the receipts of live batches, and why a run would not publish them.
 
-Promise: whether a batch is refused is decided here by the same functions, on the same receipts, as the run that takes
-it over will decide by the feed's files as they are now. It is kept nowhere, so mending a file mends the answer.
+Promise: a refusal is decided here by the same functions, on the same receipts, as by the run that takes the batch over,
+with the feed's files as they are now. The answer is stored nowhere, so mending a file mends the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.pipelines.vocabulary.side_by_side import each
 
 
 def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
-    """One receipt of each slice of which there is one, the first by attempt: as the proof chooses."""
+    """One receipt for each slice that has any: the first by attempt, as the proof chooses."""
     staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
     found = [r for r in each(lambda p: receipt_at(p, lake), staged) if r]
     first: dict[str, Receipt] = {}
@@ -34,8 +34,8 @@ def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ..
 
 
 def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:
-    """The live batches of landing, with what they have staged as the feed's files make it now: a slice that was made
-    otherwise is read again, and counts for nothing."""
+    """The live landing batches, with the receipts that today's feed files would produce. A slice of another shape does
+    not count: it will be read again."""
     shape = effective_shape(feed, state).name
     for batch in state.live():
         if not batch.rewrites:
@@ -46,7 +46,7 @@ def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iter
 def refusals_of_staged(
     feed: Feed, ledger: Ledger, state: State, lake: Lake, dead: Collection[int]
 ) -> dict[int, BatchRefused]:
-    """By number, why those of the `dead` live batches that are read to their ends would not be published."""
+    """By number, why those of the `dead` live batches that are completely read would not be published."""
     whole = [
         (batch, receipts)
         for batch, receipts in (staged_batches(feed, ledger, state, lake) if dead else ())
