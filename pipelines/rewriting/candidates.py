@@ -1,4 +1,4 @@
-"""Which receipts hold quarantined records that were asked for, and what trying them comes to."""
+"""Which receipts hold the quarantined records that were asked for, and how trying these records turns out."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 OFFSET_WEIGHT = 8 << 10
-"""Bytes of files that a re-landed record counts for: with batches of 2 GiB an entry tells of some 250,000."""
+"""How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A receipt with quarantined records that were asked for, and what came of trying them."""
+    """A receipt with quarantined records that were asked for, and the outcome of trying them."""
 
     receipt: Receipt
     trial: Trial
@@ -46,14 +46,14 @@ class Candidate:
 
     @property
     def bytes(self) -> int:
-        """What bounds a batch: the files, and what the offsets of re-landed records take in its ledger entry."""
+        """The size that bounds a batch: its files, and the offsets of re-landed records in its ledger entry."""
         return sum(p.bytes for p in self.parts) + OFFSET_WEIGHT * self.trial.fit.total()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayCandidates:
-    """What would come of a replay, by the state below entry `number`: the candidates, in order, of which those count
-    where something fits; `unfit` are slices whose landed rows would lose something in today's types, and what."""
+    """What a replay would do, by the state below entry `number`: the candidates in order. `unfit` are slices whose
+    landed rows would lose something in today's types, each with what it would lose."""
 
     number: int
     shape: Shape
@@ -69,8 +69,8 @@ class ReplayCandidates:
 def find(
     feed: Feed, lake: Lake, ledger: Ledger, asked: Filter, mender: Mender | None, report: Reporter = lambda p: None
 ) -> ReplayCandidates:
-    """Try what is in quarantine and asked for. Nothing is written. Raises ProofFailed for a part that is not what the
-    ledger says, LakeUnavailable for one that was replaced meanwhile."""
+    """Try the quarantined records that were asked for. Writes nothing. Raises ProofFailed for a part that is not what
+    the ledger says, LakeUnavailable for one that was replaced meanwhile."""
     state = ledger.read()
     shape = effective_shape(feed, state)
     receipts = [r for r in asked.receipts(ledger, state, feed.window) if r.counts.quarantined]
@@ -94,7 +94,7 @@ def find(
 
 @contextmanager
 def _still_there(ledger: Ledger, r: Receipt) -> Iterator[None]:
-    """A file that cannot be read because the receipt was replaced meanwhile is no damage: LakeUnavailable."""
+    """Raises LakeUnavailable, not damage, when a file cannot be read because its receipt was replaced meanwhile."""
     try:
         yield
     except (PartUnreadable, ProofFailed):
@@ -121,7 +121,7 @@ def _try_records(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Me
 
 
 def _unfit(lake: Lake, r: Receipt, schema: pa.Schema) -> str:
-    """Why the slice's landed rows cannot have today's types; empty when they can."""
+    """Why the slice's landed rows do not fit today's types; empty when they do."""
     for part in r.parts:
         if part.kind is PartKind.LANDED:
             with parquet.open_parquet(lake, part.path) as file:

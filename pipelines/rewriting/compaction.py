@@ -1,10 +1,10 @@
-"""Compaction: the many small parts of a window merged into few, without Kafka and without Spark.
+"""Compaction: merges the many small parts of a window into few, without Kafka and without Spark.
 
-    find what is small and follows itself → plan (reserves, names what it replaces) → merge → prove → publish → swap
+    find small parts that follow each other → plan (reserves, names what it replaces) → merge → prove → publish → swap
 
-Guarantees: rows, offsets and coordinates stay as they are, and so does the account; each row is in exactly one part
-that counts, before, after and at any crash between. It is a batch like any other, but all or nothing; when its run
-dies, the parts are as they were, and whoever comes next gives the batch up.
+Guarantees: rows, offsets and coordinates stay as they are, and so does the account. Each row is in exactly one part
+that counts: before, after, and at any crash in between. It is a batch like any other, but all or nothing. When its run
+dies, the parts are as they were, and the next command that meets the batch gives it up.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ REQUEST = Request(RequestKind.COMPACT)
 
 @dataclass(frozen=True, slots=True)
 class PendingMerges:
-    """What there is to merge, oldest windows first, by the state below entry `number`.
+    """What there is to merge by the state below entry `number`, oldest windows first.
 
-    `incomplete` are windows (their starts, ms) with small parts that are left alone because some of them is owed.
+    `incomplete` are windows (their starts, ms) whose small parts are left alone because part of the window is owed.
     """
 
     number: int
@@ -46,10 +46,10 @@ class PendingMerges:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What was merged, with the receipt that took its place, None where it is only foreseen; `batches` did it.
+    """What was merged, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
 
-    `busy`: which other live batch reserves it (its id), by window (None: outside windows); that was left alone. `met`:
-    these batches, how their runs stand, and the ways out.
+    `busy` says by window (None: outside windows) which other live batch reserves parts, which were therefore left
+    alone. `met` reports these batches: whether their runs are alive, and the ways out.
     """
 
     merged: tuple[tuple[Merge, Receipt | None], ...] = ()
@@ -79,7 +79,7 @@ def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Pend
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
-    """Runs of small receipts of one kind of place, each no larger than one file should be, that save files."""
+    """Runs of small receipts with the same key, window and folder that fit into one file and save files."""
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for r in receipts:
         s = r.slice
@@ -92,7 +92,7 @@ def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSetti
 
 
 def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tuple[Receipt, ...]]:
-    """Neighbours that fit into one file. What has half of one is left alone: no row is written anew for ever."""
+    """Neighbours that fit into one file. Receipts of half a file or more are left alone, so that rewriting ends."""
     run: list[Receipt] = []
     held, folders = 0, frozenset[str]()
     for r in receipts:
@@ -109,14 +109,14 @@ def _runs(state: State, receipts: Sequence[Receipt], target: int) -> Iterator[tu
 
 
 def _follows(state: State, run: Sequence[Receipt], r: Receipt) -> bool:
-    """Whether it goes on where the run ends, with no boundary of a window between: they may be pinned later, too."""
+    """Whether it starts where the run ends, with no window boundary in between; boundaries may be pinned later, too."""
     offsets, s = state.boundaries.get(r.slice.key, NO_PINS).offsets, r.slice
     bounded = bisect_right(offsets, run[0].slice.start) < bisect_left(offsets, s.end)
     return run[-1].slice.end == s.start and not bounded
 
 
 def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = None) -> Compacted:
-    """What `compact` would merge now; what a dead run was merging, too. Writes nothing."""
+    """What `compact` would merge now, including what a dead run was merging. Writes nothing."""
     ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
     found, busy = find(feed, ledger, asked), dict[int | None, int]()
     state = ledger.read()
@@ -130,10 +130,10 @@ def foresee_compaction(feed: Feed, edges: Edges, asked: Sequence[int] | None = N
 
 
 def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner, report: Reporter) -> Compacted:
-    """Merge what `find` finds, a batch after the other. What a batch put in place stays, whatever stops the next.
+    """Merge what `find` finds, batch by batch. What one batch put in place stays, whatever stops the next.
 
-    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises PlanBusy while another
-    one merges, OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
+    Rewriting batches of dead runs are given up first, and reported. Raises PlanBusy while another run merges,
+    OwnershipLost, ProofFailed for a part that is not what the ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
@@ -151,5 +151,5 @@ def compact(feed: Feed, edges: Edges, asked: Sequence[int] | None, owner: Owner,
 
 
 def threads(settings: CompactionSettings, cores: int) -> int:
-    """How many merges go on at once."""
+    """How many merges run at once."""
     return max(min(cores, settings.memory // MERGE_BYTES), 1)

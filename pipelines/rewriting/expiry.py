@@ -1,8 +1,8 @@
-"""Expiry: what landed before a time is not kept any longer. First the decision in the ledger, then the files.
+"""Expiry: what landed before a time is no longer kept. First the decision in the ledger, then the files.
 
-Guarantees: the decision is made on the very state that it is put on, for whole windows of every partition, and only
-where nothing is owed and nobody is at work; the account stays closed: what was landed is retired. A crash leaves files
-that do not count; `remove_retired` brings that home, whoever calls it, however often.
+Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
+nothing is owed there and nobody is at work. The account stays closed: what had landed is retired. A crash leaves files
+that do not count; `remove_retired` removes them, whoever calls it, any number of times.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ENDLESS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What there is to retire before a time (ms): receipts wholly below the boundary of their partition.
+    """What there is to retire before a time (ms): receipts that lie wholly below the boundary of their partition.
 
-    `across` lie across it, outside windows: they are kept.
+    Those in `across` lie across the boundary, outside windows, and are kept.
     """
 
     before: int
@@ -56,7 +56,7 @@ class Retirement:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """`number` of the entry; None when there was nothing to retire. What was removed, from earlier decisions too."""
+    """`number` is the entry's; None when there was nothing to retire. `removed` includes files of earlier decisions."""
 
     expiry: Retirement
     number: int | None
@@ -65,14 +65,14 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Lake paths of parts, and of the manifests of windows that are not whole any longer."""
+    """Lake paths of removed parts, and of the manifests of windows that are no longer whole."""
 
     parts: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
 
 
 def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
-    """What `expire` would retire now. Raises as it does; writes nothing."""
+    """What `expire` would retire now. Raises as `expire` does, and writes nothing."""
     return _retirement(ledger, ledger.read(), feed, before, settings, liveness)
 
 
@@ -88,9 +88,9 @@ def expire(
 ) -> Retired:
     """Retire everything that landed before a boundary of windows (ms), then remove its files.
 
-    Batches of dead runs that wrote parts anew are given up first, and told to `report`. Raises UsageError for a time at
-    which no window begins, or none has ended yet in some partition, WindowIncomplete while anything before it is owed,
-    PlanBusy while any other live batch reserves something there.
+    Rewriting batches of dead runs are given up first, and reported. Raises UsageError for a time at which no window
+    begins, or none has ended yet in some partition; WindowIncomplete while anything before it is owed; PlanBusy while
+    any other live batch reserves something there.
     """
     give_up_dead(ledger, liveness, None, report)
     found = Retirement(before, ())
@@ -108,9 +108,9 @@ def expire(
 
 
 def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
-    """Remove what is visible and does not count any more, and the manifests of windows that lost rows. Idempotent.
+    """Remove visible files that no longer count, and the manifests of windows with retired rows. Idempotent.
 
-    Staged files of such parts go first: a sleeper with an old fold cannot bring one back (DESIGN §13).
+    Staged files of such parts go first, so that a sleeping run with an old fold cannot bring one back (DESIGN §13).
     """
     roll_forward(ledger, lake, feed)
     state = ledger.read()
@@ -157,7 +157,7 @@ def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings
 
 
 def _end(state: State, key: Key, before: int) -> int:
-    """Where the partition is cut. A life that ended before that time is wholly below it."""
+    """Where to cut the partition. A life that ended before the time lies wholly below it."""
     at = windows.boundary_of(state, key, before)
     if at is not None:
         return at
@@ -197,7 +197,7 @@ def _check_free(state: State, feed: str, ends: dict[Key, int], liveness: Livenes
 
 
 def windows_of(expiry: Retirement, settings: WindowSettings) -> Iterator[tuple[int | None, list[Receipt]]]:
-    """The receipts by the window (its start, ms; None: outside windows) that they lie in, oldest first."""
+    """The receipts by their window (its start, ms; None: outside windows), oldest first."""
     by_window: dict[int | None, list[Receipt]] = {}
     for r in expiry.receipts:
         w = r.slice.window

@@ -1,7 +1,7 @@
-"""A mending function that somebody wrote, asked record by record: it is loaded by name, and trusted with nothing.
+"""A mending function, written by a user: loaded by name, called record by record, and trusted with nothing.
 
-Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched that says what happened in words that
-hold no value of the record.
+Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched whose text says what happened and never
+holds a value of the record.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a mending function is given: the record as it came, `timestamp` in ms, and why it is in quarantine."""
+    """The argument of a mending function: the record as it came, `timestamp` in ms, and why it is in quarantine."""
 
     key: bytes | None
     value: bytes | None
@@ -44,17 +44,17 @@ class Record:
 
 
 class Botched(Exception):
-    """No value came of it: the text says which error, raised where, or what it returned."""
+    """The function gave no value. The text says which error it raised and where, or what it returned."""
 
 
 class Mender:
-    """A function that is given a record and gives its value mended: bytes, text, a dict or list for JSON, or None."""
+    """A function that takes a record and returns its mended value: bytes, text, a dict or list for JSON, or None."""
 
     def __init__(self, function: Callable[[Record], Any], file: str) -> None:
         self._function, self._file = function, file
 
     def mend(self, record: Record) -> bytes | None:
-        """The value that the record should have had; None: it is left in quarantine. Raises Botched."""
+        """The value that the record should have had; None leaves it in quarantine. Raises Botched."""
         try:
             value = _bytes_of(self._function(record))
         except Botched:
@@ -141,7 +141,7 @@ def _unloadable(place: str, file: Path | None, error: BaseException) -> UsageErr
 
 
 def _place(error: BaseException, file: str) -> tuple[str, int] | None:
-    """File and line of an error: where it left `file`, or else where it was raised; None for one in our own import."""
+    """File and line of an error: where it left `file`, or else where it was raised; None if in our own import."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
     frames = [(f.filename, f.lineno or 1) for f in traceback.extract_tb(error.__traceback__)]
@@ -151,7 +151,7 @@ def _place(error: BaseException, file: str) -> tuple[str, int] | None:
 
 
 def _function(module: ModuleType, name: str) -> Callable[[Record], Any]:
-    """The function of that name. Raises UsageError for what cannot be called with a record."""
+    """The function of that name. Raises UsageError if it cannot be called with a record."""
     file, found = module.__file__, getattr(module, name, None)
     if found is None:
         raise UsageError(f"{file} has no function {name}", remedy="name one that it defines at its top level")

@@ -1,8 +1,8 @@
-"""Parts of slices that follow each other, written anew as parts of one slice: every row as it was, in its order.
+"""Writes the parts of adjoining slices anew as parts of one slice, with every row as it was and in order.
 
-Promises: a part is read only while it is what the ledger says, by its SHA-256; what was written is read back and
-compared, row by row, with what it was made of; memory holds a few row groups, whatever the parts hold. All else is as
-in landing: settings, folders, names, what a file says of itself.
+Promises: a part is read only while its SHA-256 is what the ledger says. What was written is read back and compared, row
+by row, with its source. Memory holds a few row groups, however large the parts are. Settings, folders, names and file
+metadata are as in landing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MERGE_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Merge:
-    """Receipts of slices that follow each other without a gap; `slice` takes their place."""
+    """Receipts of slices that follow each other without a gap. `slice` covers them all."""
 
     receipts: tuple[Receipt, ...]
 
@@ -51,14 +51,14 @@ class Merge:
 
     @property
     def files_after(self) -> int:
-        """One of each kind in each folder."""
+        """The number of files afterwards: one of each kind in each folder."""
         return len({(p.kind, p.path.rpartition("/")[0]) for p in self.parts})
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteContext:
-    """Where the parts of one batch are read and written anew, in several threads at once. Once `stop` is set they end,
-    with Failed."""
+    """What the threads of one batch share to read parts and write them anew. Once `stop` is set, they end with
+    Failed."""
 
     lake: Lake
     feed: str
@@ -69,19 +69,19 @@ class RewriteContext:
     stop: Event
 
     def writer(self, s: Slice, kind: PartKind, schema: pa.Schema) -> PartWriter:
-        """What takes the slice's rows of a kind."""
+        """A writer for the slice's rows of one kind."""
         target = PartTarget(self.feed, self.batch, self.plan_hash, self.attempt, s, kind)
         return PartWriter(self.lake, target, schema, self.settings, ROW_GROUP_BYTES)
 
     def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
-        """The rows of the receipts' parts of a kind, in offset order."""
+        """The rows of the receipts' parts of one kind, in offset order."""
         for r in receipts:
             files = [self.rows_of(place(p)) for p in r.parts if p.kind is kind]
             # Files by the records' own time lie beside each other in the order, all others one after the other.
             yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 
     def rows_of(self, path: str) -> Rows:
-        """The rows of one file, so many at once as take little memory."""
+        """The rows of one file, in batches that take little memory."""
         for rows in rows_of(self.lake, path):
             if self.stop.is_set():
                 raise Failed("it was ended early", remedy="nothing was changed; run it again")
@@ -95,7 +95,7 @@ class Merger:
     desk: RewriteContext
 
     def merge(self, m: Merge) -> Receipt:
-        """The receipt of the slice whose parts are staged. One that fails leaves none behind.
+        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
 
         Raises ProofFailed, LakeFull, LakeUnavailable.
         """
@@ -124,7 +124,7 @@ class Merger:
             writer.write(rows)
 
     def _receipt(self, m: Merge, parts: tuple[Part, ...]) -> Receipt:
-        """All classes as they were; what came over the wire, too, and what the rows said."""
+        """The merged receipt: the sums of counts and input bytes, and the tallies and drift of all rows."""
         rs, last = m.receipts, m.receipts[-1]
         counts = sum((r.counts for r in rs), Counts())
         tallies, drift = sum_tallies_and_drift(rs, counts.landed)
@@ -154,8 +154,8 @@ class Merger:
 
 
 def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tuple[Tally, ...], tuple[Drift, ...]]:
-    """What the rows of slices of one format said to contract and schema; a field is missing when none of all those
-    that `landed` has it."""
+    """The tallies and drift of slices of one format, added up. A field is missing only if none of the `landed` rows
+    has it."""
     tallies: dict[int, Tally] = {}
     drifts: dict[tuple[DriftKind, str], Drift] = {}
     for r in receipts:
@@ -169,10 +169,10 @@ def sum_tallies_and_drift(receipts: Iterable[Receipt], landed: int) -> tuple[tup
 
 
 def visible_path(part: Part) -> str:
-    """Where it is read."""
+    """Where readers find the part."""
     return part.path
 
 
 def staged_path(part: Part) -> str:
-    """Where it was written."""
+    """Where the part was staged."""
     return part.staged

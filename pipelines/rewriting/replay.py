@@ -1,12 +1,12 @@
-"""Replay: quarantined records made rows after what refused them was mended, and put where they belong.
+"""Replay: makes rows of quarantined records, after their cause was mended, and puts them where they belong.
 
     try each record by the feed's shape of today → plan → old rows and new ones in offset order, the rest stays →
     prove → publish → swap
 
-Guarantees: Kafka is not asked; a record is landed or in quarantine, before, after and at any crash between; rows that
-had landed keep their values, in today's types; what stays in quarantine keeps its bytes, whatever was tried on them.
-Positions, manifests and commits stay as they are. A record that was tried and does not fit says why it does not today,
-and so does one that a mending function left alone; one that was mended in vain, or not asked for, says what it said.
+Guarantees: Kafka is not asked. A record is landed or in quarantine: before, after, and at any crash in between. Landed
+rows keep their values, in today's types. What stays in quarantine keeps its bytes, whatever was tried on them.
+Positions, manifests and commits stay as they are. A record that was tried and does not fit gets today's reason, and so
+does one that a mending function left alone. One that was mended in vain, or not asked for, keeps its old reason.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ RELANDED = pa.schema(
         pa.field("mended", pa.bool_(), nullable=False),
     ]
 )
-"""What is kept of a re-landed record beside its row: why it was in quarantine."""
+"""What is kept about a re-landed record beside its row: why it was in quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What was re-landed, with the receipt that took its place, None where it is only foreseen; `batches` did it.
+    """What was re-landed, each with the receipt that took its place (None in a dry run), and the `batches` that did it.
 
-    `busy`: which other live batch reserves it (its id), by window (None: outside windows); that was left alone. `met`:
-    these batches, how their runs stand, and the ways out.
+    `busy` says by window (None: outside windows) which other live batch reserves slices, which were therefore left
+    alone. `met` reports these batches: whether their runs are alive, and the ways out.
     """
 
     found: ReplayCandidates
@@ -78,12 +78,12 @@ class Replayed:
 
     @property
     def trial(self) -> Trial:
-        """What came of all that was asked for."""
+        """The outcome of trying everything that was asked for."""
         return total(c.trial for c in self.found.candidates)
 
     @property
     def landed(self) -> Trial:
-        """What came of the slices that were written anew, or would be."""
+        """The outcome for the slices that were written anew, or would be."""
         return total(c.trial for c, _ in self.done)
 
 
@@ -100,11 +100,11 @@ def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | Non
 
 
 def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner: Owner, report: Reporter) -> Replayed:
-    """Land what fits by now, a batch after the other. What a batch put in place stays, whatever stops the next.
+    """Land what fits by now, batch by batch. What one batch put in place stays, whatever stops the next.
 
-    A mending function is asked twice of each record. Batches of dead runs that wrote parts anew are given up first,
-    and told to `report`. Raises SchemaChanged, PlanBusy while another one replays, OwnershipLost, ProofFailed for a
-    part that is not what the ledger says, LakeFull, LakeUnavailable.
+    A mending function is called twice for each record. Rewriting batches of dead runs are given up first, and reported.
+    Raises SchemaChanged, PlanBusy while another run replays, OwnershipLost, ProofFailed for a part that is not what the
+    ledger says, LakeFull, LakeUnavailable.
     """
     with edges.liveness.beat(owner):
         ledger = Ledger.offline(edges.lake, feed.name, edges.clock, owner.run)
@@ -112,10 +112,10 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
         give_up_dead(ledger, edges.liveness, REQUEST.kind, report)
         roll_forward(ledger, edges.lake, feed.name)
         _tidy(ledger, edges.lake)
-        if ledger.read().origins:  # else nothing is in quarantine; and it is for a landing to begin a ledger
+        if ledger.read().origins:  # else nothing is in quarantine, and only a landing may begin a ledger
             declare(feed, ledger)
         found = find(feed, edges.lake, ledger, asked, mender, report)
-        # A mending function is asked by one thread: nobody promised that it stands more.
+        # One thread calls a mending function: nobody promised that it is thread-safe.
         at_once = 1 if mender else threads(feed.compaction, os.cpu_count() or 1)
         how: RewriteMethod[Candidate] = RewriteMethod(
             REQUEST, "replay", lambda desk: Replayer(desk, asked, found.shape, mender).replay, at_once
@@ -127,7 +127,7 @@ def replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | None, owner
 
 
 def _tidy(ledger: Ledger, lake: Lake) -> None:
-    """Remove what batches that were given up noted of the records that they would have landed."""
+    """Remove the notes of abandoned batches about records that they would have landed."""
     batches = ledger.read().batches
     for path in list(lake.list(paths.relanded_folder(ledger.feed))):
         held = batches.get(paths.relanded_batch(path) or 0)
@@ -145,7 +145,7 @@ class Replayer:
     mender: Mender | None
 
     def replay(self, c: Candidate) -> Receipt:
-        """The receipt of the slice whose parts are staged. One that fails leaves none behind.
+        """Stage the parts of one slice and return its receipt. A failure leaves none behind.
 
         Raises ProofFailed, LakeFull, LakeUnavailable, and Failed for a landed value that today's types do not hold.
         """
@@ -198,7 +198,7 @@ class _SliceReplay:
             self._desk.lake.remove(self._notes)
 
     def _before(self) -> Rows:
-        """The rows that had landed, in today's types; today's contract sees them too."""
+        """The rows that had landed, in today's types. Today's contract sees them, too."""
         for rows in self._desk.rows((self._old,), PartKind.LANDED, visible_path):
             now = recast(rows, self._schema)
             if self._checks:
@@ -206,7 +206,7 @@ class _SliceReplay:
             yield now
 
     def _relanded(self, notes: pq.ParquetWriter) -> Rows:
-        """The rows that fit now; the others go into the smaller quarantine on the way."""
+        """The rows that fit now. On the way, the others are written to the new, smaller quarantine."""
         for rows in self._desk.rows((self._old,), PartKind.QUARANTINED, visible_path):
             chosen, rest = self._by.asked.split(rows, self._old.slice.tp)
             found = self._sorter.sort_out(chosen) if chosen.num_rows else Sorted((), None, NO_OFFSETS)
@@ -225,7 +225,7 @@ class _SliceReplay:
         self._refused.write(recast(left, QUARANTINED))
 
     def _note(self, notes: pq.ParquetWriter, rows: pa.RecordBatch, found: Sorted) -> None:
-        """Why those that fit were in quarantine."""
+        """Note why the records that fit were in quarantine."""
         if not len(found.offsets):
             return
         self._new.append(found.offsets)
@@ -235,7 +235,7 @@ class _SliceReplay:
         notes.write_batch(recast(were.append_column(RELANDED.field("mended"), flags(mended)), RELANDED))
 
     def _receipt(self, parts: tuple[Part, ...]) -> Receipt:
-        """The classes as they are now; what the rows say to today's contract, and what drifted when they were read."""
+        """The new receipt: today's counts and contract results, and the drift seen when the records were read."""
         old, new, mended = self._old, _ranges(self._new), _ranges(self._mended)
         n = sum(r.span for r in new)
         counts = old.counts + Counts(landed=n, quarantined=-n)
@@ -256,13 +256,13 @@ class _SliceReplay:
         return made
 
     def _drift(self, landed: int) -> tuple[Drift, ...]:
-        """As it was seen when the records were read. A field is missing still when no re-landed one has it either."""
+        """The drift seen when the records were read. A field stays missing when no re-landed record has it either."""
         known = [d.field for d in self._old.drift if d.kind is DriftKind.MISSING]
         more = tuple(self._sorter.missing[f] for f in known if f in self._sorter.missing)
         return sum_tallies_and_drift([self._old, replace(self._old, tallies=(), drift=more)], landed)[1]
 
     def _check_same(self, made: Receipt) -> None:
-        """Read back: but for what was re-landed, the rows of both kinds are what they were."""
+        """Read back: apart from what was re-landed, the rows of both kinds are unchanged."""
         new = np.concatenate(self._new)
         self._same(made, PartKind.LANDED, plain(self._schema), before=NO_OFFSETS, after=new)
         self._same(made, PartKind.QUARANTINED, plain(RawFormat.schema), before=new, after=NO_OFFSETS)
@@ -278,7 +278,7 @@ class _SliceReplay:
 
 
 def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
-    """The rows in these columns, without those of these offsets."""
+    """The rows in these columns, without those at the offsets `but`."""
     for some in rows:
         keep = np.flatnonzero(~np.isin(offsets_of(some), but))
         if len(keep):
@@ -286,13 +286,13 @@ def _seen_as(rows: Rows, schema: pa.Schema, but: Any) -> Rows:
 
 
 def in_offset_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of all in one."""
+    """The rows of all batches in one, in offset order."""
     together = pa.concat_batches(batches)
     return together.take(fixed_width(pa.int64(), np.argsort(offsets_of(together), kind="stable")))
 
 
 def _ranges(offsets: Sequence[Any]) -> tuple[Range, ...]:
-    """Ever larger offsets as ranges."""
+    """Increasing offsets as ranges."""
     all_ = np.concatenate(offsets)
     if not len(all_):
         return ()

@@ -1,9 +1,9 @@
-"""Parts that count written anew, without Kafka and without Spark: what compaction and replay have in common.
+"""Writes landed parts anew, without Kafka and without Spark: what compaction and replay have in common.
 
     plan (reserves, names what it replaces) → write → prove → publish → swap
 
-Guarantees: a batch is all or nothing; each row is in exactly one part that counts, before, after and at any crash
-between; when its run dies, the parts are as they were, and whoever comes next gives the batch up.
+Guarantees: a batch is all or nothing. Each row is in exactly one part that counts: before, after, and at any crash in
+between. When its run dies, the parts are as they were, and the next command that meets the batch gives it up.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
 
 MAX_PIECES = 1000
-"""Pieces that one batch writes at most."""
+"""The most pieces that one batch writes."""
 _ENDLESS = 1 << 62
 
 
 class RewritePiece(Protocol):
-    """What takes the place of parts: `slice` that of all of them."""
+    """Parts to be written anew. `slice` covers all of them."""
 
     @property
     def slice(self) -> Slice: ...
@@ -49,7 +49,7 @@ P = TypeVar("P", bound=RewritePiece)
 
 @dataclass(frozen=True, slots=True)
 class RewriteMethod(Generic[P]):
-    """One way of writing anew: who asks, what the stage is called, what writes a piece, and how many at once."""
+    """One way of writing anew: the request, the name of the stage, what writes a piece, and how many at once."""
 
     request: Request
     stage: str
@@ -63,7 +63,7 @@ def rewriting(state: State) -> list[Batch]:
 
 
 def give_up_dead(ledger: Ledger, liveness: Liveness, kind: RequestKind | None, report: Reporter) -> None:
-    """Give up the batches of dead runs that wrote parts anew, and say so. Raises PlanBusy while one of this kind is at
+    """Give up the rewriting batches of dead runs, and report them. Raises PlanBusy while one of this kind is at
     work."""
     found = rewriting(ledger.read())
     verdicts = owners.judge_batches(liveness, found)
@@ -81,7 +81,7 @@ def _one_at_once(feed: str, batch: Batch, verdict: Verdict) -> PlanBusy:
 
 
 def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) -> tuple[Met, ...]:
-    """Of batches that something was left alone for: how their runs stand, and the ways out."""
+    """Reports of the busy batches: whether their runs are alive, and the ways out."""
     batches = ledger.read().batches
     found = [b for i in sorted(set(busy)) if (b := batches[i]).status is BatchStatus.PLANNED]
     verdicts = owners.judge_batches(liveness, found)
@@ -91,8 +91,8 @@ def company(feed: str, ledger: Ledger, liveness: Liveness, busy: Iterable[int]) 
 def is_free(
     state: State, s: Slice, since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
 ) -> bool:
-    """Whether what counted of the slice below entry `since` still does, and no live batch reserves any of it; one that
-    does is put into `busy`, by window."""
+    """Whether what counted of the slice below entry `since` still counts, and no live batch reserves any of it. A batch
+    that does is put into `busy`, by window."""
     if any(at >= since and r.meets(s.range) for at, r in state.superseded.get(s.key, ())):
         return False
     for batch, other in state.live_slices():
@@ -103,7 +103,7 @@ def is_free(
 
 
 class Rewriting(Generic[P]):
-    """One call, of what counted below entry `since`: `done`, `batches` and `busy` grow as it goes on."""
+    """One call that rewrites what counted below entry `since`. `done`, `batches` and `busy` grow as it goes on."""
 
     def __init__(
         self,
@@ -123,14 +123,14 @@ class Rewriting(Generic[P]):
         self._total = self._written = 0
 
     def all(self, pieces: Sequence[P]) -> None:
-        """Batch after batch. What a batch put in place stays, whatever stops the next."""
+        """Rewrite the pieces, batch by batch. What one batch put in place stays, whatever stops the next."""
         self._total = sum(p.slice.span for p in pieces)
         for some in _batches(pieces, self._feed.compaction.batch_bytes):
-            if (planned := self._planned(some)) is not None:
+            if (planned := self._plan_free(some)) is not None:
                 self._carry_out(*planned)
 
-    def _planned(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
-        """The plan in the ledger, of those pieces that nobody else is at; None when none is left."""
+    def _plan_free(self, pieces: Sequence[P]) -> tuple[int, Plan, Sequence[P]] | None:
+        """Plan the pieces that nobody else works on; None when none is left."""
         left: list[P] = []
 
         def decide(state: State) -> PlanEntry | None:
@@ -158,7 +158,7 @@ class Rewriting(Generic[P]):
         try:
             try:
                 receipts = self._write(batch, plan, pieces)
-            finally:  # who was taken for dead may find no files any more
+            finally:  # a run that was taken for dead may find its files gone
                 check_owner(ledger, batch, self._owner)
             proven, failures = prove(plan, batch, receipts, lake)
             if failures:
@@ -174,7 +174,7 @@ class Rewriting(Generic[P]):
         self.batches.append(batch)
 
     def _write(self, batch: int, plan: Plan, pieces: Sequence[P]) -> list[Receipt]:
-        """The receipts of all pieces; the first that fails ends the others."""
+        """The receipts of all pieces. The first failure ends the others."""
         feed, stop, out = self._feed, Event(), []
         whole = feed.landing.model_copy(update={"target_file_bytes": _ENDLESS})
         write = self._how.writer(
@@ -194,7 +194,7 @@ class Rewriting(Generic[P]):
 
 
 def _batches(pieces: Iterable[P], most: int) -> Iterator[list[P]]:
-    """The pieces in turn, as many at once as have `most` bytes."""
+    """The pieces in order, in groups of at most `most` bytes."""
     batch: list[P] = []
     for p in pieces:
         if batch and (len(batch) == MAX_PIECES or sum(b.bytes for b in batch) + p.bytes > most):

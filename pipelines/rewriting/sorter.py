@@ -1,4 +1,4 @@
-"""Quarantined records of one slice, tried by a shape, mended before where a function is given."""
+"""Tries the quarantined records of one slice by a shape, after a mending function if there is one."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ NO_OFFSETS = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """A chunk of tried records: the rows that fit, and those that do not and were not mended, as the quarantine has
-    them; `mended` are the offsets of those that fit whose bytes are not the log's."""
+    """A chunk of tried records: the rows that fit, and, as the quarantine has them, those that do not and were not
+    mended. `mended` are the offsets of fitting rows whose bytes are not the log's."""
 
     landed: tuple[pa.RecordBatch, ...]
     refused: pa.RecordBatch | None
@@ -42,13 +42,13 @@ class Sorted:
 
     @property
     def offsets(self) -> Any:
-        """Of the rows that fit."""
+        """The offsets of the rows that fit."""
         found = [offsets_of(rows) for rows in self.landed]
         return np.concatenate(found) if found else NO_OFFSETS
 
 
 class Sorter:
-    """Tries the quarantine's records of one slice by a shape, mended before where there is a function for that.
+    """Tries the quarantined records of one slice by a shape, after a mending function if there is one.
 
     `trial`, `seen` and `missing` grow with it.
     """
@@ -63,7 +63,7 @@ class Sorter:
         self._format = replace(shape, dropping=False).format()
 
     def sort_out(self, rows: pa.RecordBatch) -> Sorted:
-        """Try rows of the quarantine. What does not fit is given back with the reason of today."""
+        """Try quarantined rows. Those that do not fit are returned with today's reason."""
         for kind, records, _ in kinds_of(rows):
             self.trial.tried[kind] += records
         landed: list[pa.RecordBatch] = []
@@ -86,7 +86,7 @@ class Sorter:
         return found
 
     def _left_alone(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The rows that no value was given for, as they came: they stay, and say why they do not fit today."""
+        """The rows for which the function gave no value: they stay, with the reason why they do not fit today."""
         alone = rows.take(fixed_width(pa.int64(), np.array(self._alone, np.int64)))
         for piece in self._format.convert(self._slice, _records(alone)):
             self.seen.add(piece)
@@ -101,12 +101,12 @@ class Sorter:
                 self.missing[d.field] = self.missing[d.field] + d if d.field in self.missing else d
 
     def look_at(self, rows: pa.RecordBatch) -> None:
-        """Let the contract see rows that stay, whatever they are."""
+        """Show the contract rows that stay in quarantine."""
         for piece in self._format.convert(self._slice, _records(rows)):
             self.seen.add(piece)
 
     def _renewed(self, rows: pa.RecordBatch, refused: pa.RecordBatch, changed: Any) -> pa.RecordBatch:
-        """Why records do not fit today, beside the batch that read them; without those that were mended in vain."""
+        """Today's reasons, with the batch that read the records; without records that were mended in vain."""
         now = recast(quarantine_rows(refused, 0, self._format.contract), plain(QUARANTINED))
         for kind, records, first in kinds_of(now):
             count_first(self.trial.why, kind, records, f"{self._slice.tp}:{first}")
@@ -115,7 +115,7 @@ class Sorter:
         return now.set_column(now.schema.get_field_index("batch"), QUARANTINED.field("batch"), batches)
 
     def _records(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Any]]:
-        """The records that are tried, a bounded amount at a time, with the offsets of those with other bytes."""
+        """The records to try, a bounded amount at a time, with the offsets of those whose bytes differ."""
         if self._mender is None:
             yield _records(rows), NO_OFFSETS
             return
@@ -150,7 +150,7 @@ def _records(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_values(rows: pa.RecordBatch, held: Sequence[tuple[int, bytes]]) -> tuple[pa.RecordBatch, Any]:
-    """Some of the rows as the decoder would have made them with these values, and the offsets of those that differ."""
+    """The chosen rows as the decoder would have made them with these values, and the offsets that differ."""
     some = _records(rows.take(fixed_width(pa.int64(), np.array([at for at, _ in held], np.int64))))
     values = _binary([value for _, value in held])
     column = some.schema.get_field_index("value")

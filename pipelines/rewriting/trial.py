@@ -1,4 +1,4 @@
-"""What came of trying quarantined records again, counted."""
+"""The counted outcome of trying quarantined records again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.pipelines.quarantine.limit import QuarantineKind
 
 @dataclass(slots=True)
 class Trial:
-    """What came of trying records: by the kind that they were refused as, how many were tried and how many fit; why
+    """The outcome of trying records. By the kind they were refused as: how many were tried and how many fit. Then why
     the others do not, with the first of each; how many the mending function left alone, how many of these fit as they
     are, and what went wrong in it.
     """

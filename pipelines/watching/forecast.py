@@ -1,7 +1,7 @@
-"""What is about to happen to a feed: how far behind it is, when it will have caught up, what retention will take first.
+"""Forecasts for a feed: how far behind it is, when it will have caught up, and what retention will take first.
 
-Pure: the ledger's fold, what Kafka said, and the time come in. A forecast warns early rather than late: a range is at
-risk from the moment on at which Kafka may delete its first record, though segments usually go later.
+These are pure functions of the ledger's fold, what Kafka said, and the time. A forecast warns early rather than late: a
+range is at risk from the moment at which Kafka may delete its first record, though segments usually go later.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sluice.pipelines.vocabulary.units import DAY, show_about, show_duration
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """A partition's stable offsets that are not accounted for, from its frontier on; `since`: when the first of them
-    that Kafka still holds was stamped (ms), where that is known.
+    """A partition's stable offsets that are not accounted for, from its frontier on. `since` is when the first of them
+    that Kafka still holds was stamped (ms), if known.
     """
 
     key: Key
@@ -42,7 +42,7 @@ class Backlog:
 
 
 def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Backlog, ...]:
-    """What each partition owes that has an origin, those that owe nothing left out."""
+    """The backlog of each partition that has an origin and owes something."""
     known = ((k, p) for k, p in sorted(partitions.items()) if k in state.origins)
     found = (Backlog(k, p, state.owed(k, p.stable_end)) for k, p in known)
     return tuple(o for o in found if o.ranges)
@@ -52,7 +52,7 @@ def backlogs(state: State, partitions: Mapping[Key, PartitionState]) -> tuple[Ba
 
 
 def production(state: State, key: Key, end: int, now: int) -> float | None:
-    """Offsets a second that were produced into a partition in the last day or so, from a pinned boundary up to `end`.
+    """Offsets a second produced into a partition in the last day or so, from a pinned boundary up to `end`.
 
     None before any boundary is pinned.
     """
@@ -65,28 +65,28 @@ def production(state: State, key: Key, end: int, now: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchPace:
-    """One published batch: offsets that it read, and the ms from its plan to its publish entry."""
+    """How fast a published batch was: the offsets it read, and the ms from its plan to its publish entry."""
 
     offsets: int
     ms: int
 
 
 _SHORTEST = 1000
-"""Ms below which a batch tells of the clock rather than of its work."""
+"""Batches shorter than this (ms) say more about the clock than about their work."""
 _FURTHEST = 100
-"""So many times what a batch read, its rate is taken for."""
+"""A batch's rate is trusted for up to this many times what it read."""
 
 
 def landing(recent: Sequence[BatchPace]) -> float | None:
-    """Offsets a second while a batch is at work, by the fastest of them: a small one tells more of its start than of
-    its work. None when there is none to tell from.
+    """Offsets a second while a batch is at work, by the fastest batch: a small one says more about its start than
+    about its work. None without batches.
     """
     return max((w.offsets * 1000 / w.ms for w in recent if w.ms >= _SHORTEST), default=0.0) or None
 
 
 def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | None:
-    """How long (ms) runs one after another take to catch up, and no less than the shortest of them; None: not known,
-    not ever at these rates, or too far beyond what was ever landed to be told.
+    """How long (ms) consecutive runs take to catch up, and no less than the shortest of them. None if it is unknown,
+    never at these rates, or too far beyond what was ever landed.
     """
     landed = landing(recent)
     gain = (landed or 0) - (produced or 0)
@@ -100,7 +100,7 @@ def eta(lag: int, recent: Sequence[BatchPace], produced: float | None) -> int | 
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """Owed ranges that Kafka will soon delete: the first of their records from `at` (ms) on, by the setting `why`."""
+    """Owed ranges that Kafka will soon delete, beginning at `at` (ms), because of the setting `why`."""
 
     key: Key
     ranges: tuple[Range, ...]
@@ -119,8 +119,8 @@ _ANY_MOMENT = "may be deleted at any moment"
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Kafka may begin to delete what a partition owes at `at` (ms); until `until`, as far as one looks ahead, all that
-    is stamped up to `stamped` (ms), or all below `below`, whichever bound deletes first.
+    """Kafka may begin to delete what a partition owes at `at` (ms). As far as we look ahead, it deletes everything
+    stamped up to `stamped` (ms), or everything below `below`, whichever bound comes first.
     """
 
     owed: Backlog
@@ -145,10 +145,10 @@ def deletions(
     notice: int,
     needed: int = 0,
 ) -> Iterator[Deletion]:
-    """What deletion begins within `notice` ms, or before the `needed` ms that landing takes have passed.
+    """The deletions that begin within `notice` ms, or before the `needed` ms that landing takes have passed.
 
-    Of a topic that keeps records for less than twice the notice, within half of what it keeps. `rates`: offsets a
-    second that are produced into each partition. Topics without config are unknown.
+    For a topic that keeps records for less than twice the notice, half of what it keeps is the notice. `rates` are the
+    offsets a second produced into each partition. Topics without config are left out.
     """
     for o in found:
         config = configs.get(o.key.topic)
@@ -169,12 +169,12 @@ def _by_age(o: Backlog, config: TopicConfig, now: int, notice: int, needed: int)
 def _by_size(
     o: Backlog, config: TopicConfig, rate: float | None, now: int, notice: int, needed: int
 ) -> Deletion | None:
-    """By the mean size of what the partition holds now: Kafka tells no more."""
+    """Computed from the mean size of the records in the partition now: Kafka tells no more."""
     p, first = o.partition, o.held[0].start
     span = p.high_watermark - p.log_start
     if config.retention_bytes is None or not p.log_bytes or span <= 0:
         return None
-    kept = int(config.retention_bytes * span / p.log_bytes)  # so many offsets fit in
+    kept = int(config.retention_bytes * span / p.log_bytes)  # how many offsets fit in
     room = kept - (p.high_watermark - first)
     ahead = 0 if rate is None else int(rate * max(notice, needed) / 1000)
     if room > ahead:
@@ -188,7 +188,7 @@ def _by_size(
 
 @dataclass(frozen=True, slots=True)
 class KafkaExpiry:
-    """Something that Kafka forgets at `at` (ms) unless it is used before, by the setting `why`."""
+    """Something that Kafka forgets at `at` (ms) unless it is used before, because of the setting `why`."""
 
     what: str
     at: int
@@ -203,7 +203,7 @@ class KafkaExpiry:
 def expiries(
     group: str, transactional_id: str | None, used: int | None, config: BrokerConfig
 ) -> tuple[KafkaExpiry, ...]:
-    """The group's offsets, and the transactional id where commits use one, both last used at `used` (ms)."""
+    """When Kafka forgets the group's offsets and the transactional id, if commits use one. Last `used` is in ms."""
     lasting = [
         (f"committed offsets of group {group}", "offsets.retention.minutes", config.offsets_retention),
         (f"transactional id {transactional_id}", "transactional.id.expiration.ms", config.transactional_id_expiration),

@@ -1,7 +1,8 @@
-"""How old what a feed owes is: the stamp of the record at a position, without reading any record.
+"""What is about to happen to one feed: how far behind it is, how old that is, and what Kafka will delete or forget.
 
-Kafka is asked for first records by time, all partitions at once. A position at a pinned boundary, which is where a
-feed stands that lands whole windows, is found by the first question; the others by bisecting the window they are in.
+`look_ahead` asks Kafka and the ledger and puts the answers of `forecast` together. `stamps` finds how old owed records
+are without reading any: it asks Kafka for first records by time, all partitions at once. A position at a pinned
+boundary, where a feed of whole windows stands, is found by the first question; the others by bisecting their window.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.kafka import BrokerConfig, Key, OffsetAtTime, PartitionState
 from sluice.pipelines.vocabulary.units import many
-from sluice.pipelines.watching import forecast, outlook
+from sluice.pipelines.watching import forecast
 from sluice.pipelines.watching.forecast import AtRisk, Backlog, BatchPace, Deletion, KafkaExpiry
 
 QUESTIONS = 8
-"""Requests to each leader at most, however many partitions."""
+"""The most requests to each leader, however many partitions there are."""
 
 _FINENESS = 16
-"""An age is told to a 16th of it; never younger than it is, where stamps are in order."""
+"""An age is exact to a 16th of it, and never too young if stamps are in order."""
 
 
 def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: int) -> dict[Key, int]:
-    """When (ms) the first record at or above each position was stamped, or shortly before; left out: no such record.
+    """When (ms) the first record at or above each position was stamped, or shortly before. Positions without such a
+    record are left out.
 
-    Where stamps are out of order, the start of the position's window may serve: nobody knows better without reading.
+    If stamps are out of order, this may be the start of the position's window: only reading would tell more.
     """
     searches = {k: _search(state, k, position, now) for k, position in positions.items()}
     for _ in range(QUESTIONS):
@@ -45,7 +47,7 @@ def stamps(cluster: Cluster, state: State, positions: Mapping[Key, int], now: in
 
 @dataclass(slots=True)
 class _TimeSearch:
-    """The record at `position` is stamped between `low` and `high` (ms), and most likely at `hint` or soon after."""
+    """The record at `position` is stamped between `low` and `high` (ms), most likely at `hint` or soon after."""
 
     position: int
     hint: int
@@ -56,7 +58,7 @@ class _TimeSearch:
 
     @property
     def question(self) -> int:
-        """The hint, then the log's first record where nothing is known before the position, then the middle."""
+        """The hint; then the log's first record if nothing is known before the position; then the middle."""
         return (self.low and (self.low + self.high) // 2) if self.asked else self.hint
 
     def done(self, now: int) -> bool:
@@ -69,14 +71,14 @@ class _TimeSearch:
             self.low = hit.timestamp if hit and self.exact else self.low
         elif hit.offset == self.position:
             self.low, self.exact = hit.timestamp, True
-        elif hit.timestamp >= self.high:  # a record before the position, stamped after all of this, hides the rest
+        elif hit.timestamp >= self.high:  # a record before the position, stamped after all this, hides the rest
             self.low, self.exact = (time if first else self.low), True
         else:
             self.low = max(hit.timestamp, 1)
 
 
 def _search(state: State, key: Key, position: int, now: int) -> _TimeSearch:
-    """Between the boundaries around the position. Where one is just there, a late record may be older than it."""
+    """A search between the boundaries around the position. A late record may be older than a boundary there."""
     pins = state.boundaries.get(key, NO_PINS)
     before, at = bisect_left(pins.offsets, position), bisect_right(pins.offsets, position)
     low = pins.times[before - 1] if before else 0
@@ -86,12 +88,12 @@ def _search(state: State, key: Key, position: int, now: int) -> _TimeSearch:
 
 
 RECENT = 5
-"""Published batches that the landing rate is told from."""
+"""How many published batches the landing rate is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unwarned:
-    """Topics whose settings Kafka does not tell this client, so that nobody knows what retention will take."""
+    """Topics whose settings this client may not read, so that nothing can warn of retention."""
 
     topics: tuple[str, ...]
     bootstrap: str
@@ -112,8 +114,8 @@ class Unwarned:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One feed at `now` (ms). Rates are offsets a second, None where nothing tells them; `eta` (ms) is how long runs
-    one after another take to catch up, None where that is not known, or never.
+    """One feed at `now` (ms). Rates are in offsets a second, None if unknown. `eta` (ms) is how long consecutive runs
+    take to catch up; None if that is unknown, or never.
     """
 
     now: int
@@ -126,40 +128,40 @@ class Outlook:
     expiries: tuple[KafkaExpiry, ...] = ()
     broker: BrokerConfig = field(default_factory=BrokerConfig)
     compacted: tuple[str, ...] = ()
-    """Topics that Kafka compacts: of records of one key it may keep the newest alone, whether they landed or not."""
+    """Topics that Kafka compacts: it may keep only the newest record of a key, whether older ones landed or not."""
     unwarned: Unwarned | None = None
 
     @property
     def lost(self) -> tuple[Backlog, ...]:
-        """Partitions of which something owed is gone from Kafka."""
+        """The partitions that owe something which is gone from Kafka."""
         return tuple(o for o in self.owed if o.lost)
 
     @property
     def since(self) -> int | None:
-        """When the oldest record that is owed was stamped (ms), where that is known."""
+        """When the oldest owed record was stamped (ms), if known."""
         return min((o.since for o in self.owed if o.since is not None), default=None)
 
     @property
     def age(self) -> int | None:
-        """How old (ms) that record is; 0 when nothing is owed."""
+        """How old (ms) the oldest owed record is; 0 when nothing is owed."""
         if not self.owed:
             return 0
         return None if self.since is None else max(0, self.now - self.since)
 
     @property
     def falls_behind(self) -> bool:
-        """Whether more is produced than lands, as far as that is known."""
+        """Whether more is produced than lands, as far as is known."""
         return bool(self.landing and self.production and self.production >= self.landing)
 
     def ages(self) -> dict[Key, int]:
-        """How old (ms) the oldest owed record of each partition is, where that is known."""
+        """How old (ms) the oldest owed record of each partition is, where known."""
         return {o.key: max(0, self.now - o.since) for o in self.owed if o.since is not None}
 
 
 def look_ahead(
     feed: Feed, ledger: Ledger, state: State, cluster: Cluster, partitions: Mapping[Key, PartitionState], now: int
 ) -> Outlook:
-    """What is about to happen to the feed, whose partitions stand like this.
+    """What is about to happen to the feed, given the state of its partitions.
 
     Raises KafkaUnavailable, LakeUnavailable.
     """
@@ -191,12 +193,12 @@ def look_ahead(
 
 def _with_stamps(cluster: Cluster, state: State, owed: Sequence[Backlog], now: int) -> tuple[Backlog, ...]:
     first = {o.key: o.held[0].start for o in owed if o.held}
-    found = outlook.stamps(cluster, state, first, now) if first else {}
+    found = stamps(cluster, state, first, now) if first else {}
     return tuple(replace(o, since=found.get(o.key)) for o in owed)
 
 
 def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
-    """Where what is at risk ends, all asked at once; what goes first comes first."""
+    """The ranges at risk, the first to go first. Kafka is asked once for all their ends."""
     times = {d.owed.key.tp: d.stamped + 1 for d in due if d.stamped is not None}
     ends = cluster.offsets_at(times) if times else {}
     hits = ((d, ends.get(d.owed.key.tp)) for d in due)
@@ -204,8 +206,8 @@ def _at_risk(cluster: Cluster, due: Sequence[Deletion]) -> tuple[AtRisk, ...]:
 
 
 def work(ledger: Ledger, state: State) -> list[BatchPace]:
-    """The newest batches that landed something, from plan to publish: none that wrote anew what had landed, and none
-    that adopted what an earlier attempt had finished, whose time is not its own.
+    """The pace of the newest batches that landed something. Left out are batches that wrote parts anew, and those that
+    adopted slices of an earlier attempt, whose time is not their own.
     """
     recent = [b for b in state.batches.values() if b.published is not None and not b.rewrites][-RECENT:]
     entries = ((b, ledger.publication(b)) for b in recent)
@@ -214,5 +216,5 @@ def work(ledger: Ledger, state: State) -> list[BatchPace]:
 
 
 def _committed_at(ledger: Ledger, state: State) -> int | None:
-    """When (ms) offsets were last written, by the intent that announced it."""
+    """When (ms) offsets were last written, by the time of the intent."""
     return ledger.entry(state.last_mark).at if state.last_mark >= 0 else None

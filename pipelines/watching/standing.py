@@ -1,6 +1,4 @@
-"""How one window stands: landed, retired since, partial, held, owed, failed, at work on, or not closed; and who owes
-what of it.
-"""
+"""How one window stands: landed, retired, partial, held, owed, failed, running, or not closed; and who owes what of it."""
 
 from __future__ import annotations
 
@@ -24,10 +22,9 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owes:
-    """What one partition still owes of a window. `ranges` is None while a boundary of it is not resolved.
+    """What one partition still owes of a window. `ranges` is None while a boundary of the window is not resolved.
 
-    `held_at`: the stable end, where that lies below the window's end; `held_by`: the transaction that holds it there,
-    where it is known.
+    `held_at` is the stable end if it lies below the window's end; `held_by` is the transaction that holds it, if known.
     """
 
     key: Key
@@ -42,9 +39,9 @@ class Owes:
 
 @dataclass(frozen=True, slots=True)
 class WindowStanding:
-    """One window: its start (ms), and of its offsets how many are accounted for, of how many.
+    """One window by its start (ms): `done` of its `span` offsets are accounted for.
 
-    `span` is None while a boundary is not resolved; `batch` is the one that is at work on it, or failed.
+    `span` is None while a boundary is not resolved. `batch` is the one that works on the window, or failed.
     """
 
     window: int

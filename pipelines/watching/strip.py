@@ -18,13 +18,14 @@ from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract
 from sluice.pipelines.watching.standing import Owes, Standing, WindowStanding
 
 RECENT = 20
-"""Batches that failed in part, of which the newest so many are asked for what failed."""
+"""How many of the newest partly failed batches are looked at for what failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideFacts:
-    """What is known besides the ledger: `stable_ends` and `holders` as Kafka told; batches by window: `running` those
-    live whose run lives, `failed` those live whose run is dead, and those that published and failed in part.
+    """What is known beside the ledger. `stable_ends` and `holders` come from Kafka. `running` and `failed` are batches
+    by window: `running` are live batches whose run is alive, `failed` are live batches whose run is dead and batches
+    that published only in part.
     """
 
     stable_ends: Mapping[Key, int] = field(default_factory=dict)
@@ -37,7 +38,7 @@ LEDGER_ALONE = OutsideFacts()
 
 
 def last_windows(state: State, settings: WindowSettings, now: int, count: int) -> range:
-    """The starts of the newest windows, the open one included; none before the feed's first."""
+    """The starts of the newest windows, including the open one; none before the feed's first."""
     if state.first_window is None:
         return range(0)
     end = settings.start_of(now) + settings.length
@@ -51,7 +52,7 @@ def outside_facts(
     holders: Mapping[TopicPartition, OpenTransaction],
     gone: Sequence[Batch],
 ) -> OutsideFacts:
-    """What live batches are at work on, and what failed. `gone` are the live batches whose runs are dead."""
+    """Collect the facts: what live batches work on, and what failed. `gone` are live batches whose run is dead."""
     dead = {b.id for b in gone}
     running = {w: b.id for b, w in _reserved_windows(state) if b.id not in dead}
     unfinished = {w: b.id for b, w in _reserved_windows(state) if b.id in dead}
@@ -72,7 +73,7 @@ def _failed_in_part(ledger: Ledger, state: State) -> dict[int, int]:
 def standings(
     state: State, settings: WindowSettings, asked: Sequence[int], now: int, outside: OutsideFacts
 ) -> tuple[WindowStanding, ...]:
-    """How each of the asked-for windows (their starts, ms) stands, in that order."""
+    """How each of the windows `asked` for (their starts, ms) stands, in that order."""
     partitions = [_Partition(state, k, settings) for k in state.known()]
     return tuple(_standing(state, partitions, settings, window, now, outside) for window in asked)
 
@@ -85,7 +86,7 @@ def standing(
 
 
 class _Partition:
-    """One partition's accounts, looked at by one window after the other."""
+    """One partition's account, looked at window by window."""
 
     def __init__(self, state: State, key: Key, settings: WindowSettings) -> None:
         self.key = key
@@ -107,7 +108,7 @@ class _Partition:
         return r.span - sum(d.span for d in due), r.span, Owes(self.key, due, *held)
 
     def _unresolved(self, window: int) -> int:
-        """What has landed above the start of a window whose end is not pinned: all of it lies in this window, or in
+        """What has landed above the start of a window whose end is not pinned. All of it lies in this window, or in
         later ones that are not pinned either.
         """
         start = windows.boundary_of(self._state, self.key, window)

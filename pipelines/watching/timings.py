@@ -1,4 +1,4 @@
-"""Where the time of a batch's tasks went, by activity, as their receipts say it."""
+"""Where the time of a batch's tasks went, by activity, from their receipts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ACTIVITIES = {
     "encode": "encoding Parquet",
     "write": "writing to the lake",
 }
-"""What a task does to records, in this order, as receipts call it, and in words."""
+"""What a task does to records, in this order: the name in receipts, and in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Time of one thread: nanoseconds by activity, and what was done in it. `records` are those that were visible."""
+    """Thread time in nanoseconds by activity, and what was done in it. `records` counts the visible ones."""
 
     ns: dict[str, int] = field(default_factory=dict)
     records: int = 0
@@ -40,12 +40,12 @@ class Spent:
         return Spent(ns, *amounts)
 
     def per_record(self, ns: int) -> float:
-        """0 where there were no records."""
+        """`ns` for each record; 0 without records."""
         return ns / self.records if self.records else 0.0
 
 
 def spent(receipts: Iterable[Receipt]) -> Spent:
-    """All of these receipts together; what an earlier attempt finished took none of it."""
+    """The sum of these receipts, without slices that an earlier attempt had finished."""
     return sum(map(_spent, (r for r in receipts if not r.adopted)), Spent(dict.fromkeys(ACTIVITIES, 0)))
 
 

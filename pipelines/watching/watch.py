@@ -1,8 +1,8 @@
-"""What somebody should look at: new topics, a recreated one, lag, a transaction that hangs, windows that stay partial,
+"""What somebody should look at: new and recreated topics, lag, hanging transactions, windows that stay partial, and
 records that retention takes. Each finding has its way out in its text.
 
-One Kafka is asked once for all feeds that read it (`view`), then each feed is looked at by its ledger (`watch`).
-Nothing is touched, and a feed that never ran has no findings.
+Kafka is asked once for all feeds that read it (`view`); then each feed is checked against its ledger (`watch`). Nothing
+is changed, and a feed that never ran has no findings.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sluice.pipelines.watching.standing import Standing, WindowStanding
 T = TypeVar("T")
 
 LAG = "lag"
-"""What the finding of a feed that is late is about."""
+"""The subject of the finding that a feed is late."""
 
 WINDOWS = 100
-"""Owed windows, the oldest, that are looked at for those that stay partial."""
+"""How many of the oldest owed windows are checked for those that stay partial."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`about` tells findings of a feed apart, and stays the same while one lasts.
+    """`about` identifies a finding within its feed, and stays the same as long as the finding lasts.
 
     `severe`: records are or will be lost, or nothing lands any more.
     """
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """One feed: what was found, the severe ones first, and its outlook (None: it never ran, or another Kafka)."""
+    """One feed's findings, severe ones first, and its outlook (None: it never ran, or Kafka is another cluster)."""
 
     findings: tuple[Finding, ...]
     outlook: Outlook | None = None
@@ -59,7 +59,7 @@ class WatchResult:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One Kafka at one moment, for every feed that reads it; partitions as under read_committed."""
+    """One Kafka at one moment, for every feed that reads it. Partitions are seen as with read_committed."""
 
     cluster_id: str
     topics: Mapping[str, str]
@@ -68,7 +68,7 @@ class View:
 
 
 def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
-    """What the feeds need to know of their Kafka. Raises KafkaUnavailable and the like."""
+    """Everything the feeds need to know about their Kafka. Raises KafkaUnavailable and the like."""
     topics = cluster.topics()
     wanted = sorted({t for f in feeds for t in _matched_topics(f, topics)[0]})
     found: dict[str, list[PartitionState]] = {t: [] for t in wanted}
@@ -79,7 +79,7 @@ def view(cluster: Cluster, feeds: Iterable[Feed]) -> View:
 
 
 def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) -> WatchResult:
-    """What is to be told of one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
+    """The findings for one feed at `now` (ms). Raises KafkaUnavailable, LakeUnavailable, LedgerCorrupt."""
     state = ledger.read()
     if not state.origins:
         return WatchResult(())
@@ -89,7 +89,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
         return WatchResult((Finding("cluster", error.message, error.remedy, severe=True),))
     topics, gone = _matched_topics(feed, seen.topics)
     partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
-    if _unlike(feed, state, partitions):  # or a run landed more since Kafka was asked: it is asked once more
+    if _unlike(feed, state, partitions):  # perhaps a run landed more since we asked Kafka: ask once more
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
     changed = _unlike(feed, state, partitions)
     sound = {origins.key_of(state, p): p for p in partitions if p.tp not in changed}
@@ -109,7 +109,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
 
 
 def _matched_topics(feed: Feed, available: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[UnknownTopic, ...]]:
-    """The feed's topics that are there, and why others are not."""
+    """The feed's topics that exist, and errors for those that do not."""
     try:
         return match(feed.topics, available), ()
     except UnknownTopic as error:
@@ -172,7 +172,7 @@ def _late(feed: Feed, outlook: Outlook) -> Iterator[Finding]:
 
 
 def hanging(held: Iterable[HeldBack]) -> Iterator[Finding]:
-    """Transactions that keep records from being stable, and that nobody has written to for long."""
+    """Findings for transactions that hold records back and have been idle for long."""
     for each in held:
         if each.overdue and each.by is not None:
             yield Finding(f"transaction {each.by.producer_id} {each.held[0].tp}", each.text, each.remedy)
@@ -181,7 +181,7 @@ def hanging(held: Iterable[HeldBack]) -> Iterator[Finding]:
 def _partial(
     feed: Feed, ledger: Ledger, state: State, sound: Mapping[Key, PartitionState], now: int
 ) -> Iterator[Finding]:
-    """The oldest windows that closed long ago and of which only a part has landed."""
+    """A finding for the oldest window that closed long ago and has landed only in part."""
     closed = now - feed.alerts.partial - feed.window.settle - feed.window.length
     late = [w for w in windows.owed_windows(state, feed.window, now) if w <= closed][:WINDOWS]
     ends = {k: p.stable_end for k, p in sound.items()}
