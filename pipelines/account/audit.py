@@ -1,5 +1,5 @@
-"""Does the account close? Every offset from origin to frontier in exactly one class, every part where and what the
-ledger says, nothing else under `data/` (DESIGN §8, invariants of §12 by number).
+"""Does the account close? Every offset from origin to frontier is in exactly one class, every part is where and what
+the ledger says, and nothing else lies under `data/` (DESIGN §8; invariants by their number in §12).
 
 `audit` proves it from ledger and files; `rescan` proves it against Kafka itself, value by value.
 """
@@ -30,9 +30,9 @@ from sluice.pipelines.vocabulary.side_by_side import each
 
 @dataclass(frozen=True, slots=True)
 class AuditProblem:
-    """One way in which the account does not close; `invariant` is its number in DESIGN §12.
+    """One way in which the account does not close. `invariant` is its number in DESIGN §12.
 
-    Of a file, `file` is its place in the lake, and `remedy` what mends it.
+    If it is about a file, `file` is its place in the lake and `remedy` says what mends it.
     """
 
     invariant: int
@@ -46,7 +46,7 @@ class AuditProblem:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAccount:
-    """Where one partition's offsets are. `holes` lie above the frontier, below what landed; `files` counts parts."""
+    """Where one partition's offsets are. `holes` lie between the frontier and what landed; `files` counts parts."""
 
     key: Key
     origin: int
@@ -91,7 +91,7 @@ def live_receipts(ledger: Ledger, state: State) -> list[Receipt]:
 
 
 def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> AuditReport:
-    """Prove the account from the ledger and the files. `hashes` reads every byte again; else sizes and footers.
+    """Prove the account from the ledger and the files. `hashes` reads every byte; otherwise only sizes and footers.
 
     A file that cannot be read is a problem like any other. Raises LedgerCorrupt, LedgerTooNew, LakeUnavailable.
     """
@@ -141,7 +141,7 @@ def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
 
 
 def _again(r: Receipt) -> Iterator[AuditProblem]:
-    """What was re-landed is among what landed, what was mended among that."""
+    """Re-landed offsets must be among the landed ones, and mended ones among the re-landed."""
     relanded, span = union(r.relanded), sum(x.span for x in r.relanded)
     inside = not relanded or (r.slice.start <= relanded[0].start and relanded[-1].end <= r.slice.end)
     if span > r.counts.landed or not inside:
@@ -191,7 +191,7 @@ def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> lis
 
 
 def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[AuditProblem]:
-    """What is wrong with the file that stands in the part's place, which has so many bytes."""
+    """What is wrong with the file, of so many bytes, that stands in the part's place."""
     if size is None:
         return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
     if size != part.bytes:

@@ -1,4 +1,4 @@
-"""Where is that record? For any offset: the file and row that hold it, or the named reason why none does."""
+"""Where is that record? For any offset: the file and row that hold it, or the reason why none does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
 
 
 class Class(StrEnum):
-    """The class that an offset ended in, or why it is in none yet."""
+    """The class that an offset is in, or why it is in none yet."""
 
     LANDED = "landed"
     QUARANTINED = "quarantined"
@@ -45,7 +45,7 @@ class Class(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`text` is one sentence for people. For landed records: lake path, row group and row within it (from 0)."""
+    """`text` is one sentence for people. Landed records have a lake path, row group and row within it (from 0)."""
 
     tp: TopicPartition
     offset: int
@@ -61,7 +61,7 @@ class Explanation:
 
 
 def explain(ledger: Ledger, lake: Lake, tp: TopicPartition, offset: int) -> Explanation:
-    """What the ledger and the files say of one offset, of the topic's current incarnation. Raises PartUnreadable."""
+    """What ledger and files say about one offset of the topic's current incarnation. Raises PartUnreadable."""
     state = ledger.read()
     key = state.current.get(tp)
     if key is None:
@@ -81,7 +81,7 @@ def _explain_offset(ledger: Ledger, lake: Lake, state: State, key: Key, offset: 
 
 
 def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tuple[int, int, Receipt] | None:
-    """(batch, publish entry, receipt) that covers the offset, newest first; its window says where to look."""
+    """The newest (batch, publish entry, receipt) that covers the offset. Its window says where to look first."""
     if not any(r.start <= offset < r.end for r in state.landed.get(key, ())):
         return None
     for number in _candidates(state, key, offset):
@@ -94,7 +94,7 @@ def _publication_of(ledger: Ledger, state: State, key: Key, offset: int) -> tupl
 
 
 def _candidates(state: State, key: Key, offset: int) -> Iterator[int]:
-    """Numbers of publish entries, those of the offset's own window first, each newest first."""
+    """Numbers of publish entries: those of the offset's own window first, and the newest first in each."""
     (piece,) = windows.pieces(state, key, Range(offset, offset + 1))
     first = state.published_in.get(piece.window, ())
     yield from sorted(first, reverse=True)
@@ -120,7 +120,7 @@ def _explain_landed(lake: Lake, tp: TopicPartition, offset: int, batch: int, num
 
 
 def _relanding_text(ledger: Ledger, lake: Lake, key: Key, offset: int, number: int, r: Receipt) -> str:
-    """Which replay landed it, and why it had been in quarantine; empty for what was landed at once."""
+    """Which replay landed it, and why it had been in quarantine; empty if it landed at once."""
     if not _among(offset, r.relanded):
         return ""
     state, replayed = ledger.read(), None
@@ -170,7 +170,7 @@ _UNREAD: dict[Class, tuple[Callable[[State], Accounted], str]] = {
 
 
 def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
-    """(row group, row in it) of the offset in a part; row groups are chosen by their statistics."""
+    """(row group, row in it) of the offset in a part. Row groups are chosen by their statistics."""
     with _open_part(lake, part) as file:
         column = landed_columns.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
@@ -185,7 +185,7 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
 
 
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:
-    """Where the offset is in a column of them, which increases."""
+    """The position of the offset in an increasing column of offsets."""
     # Not pc.index(): making its scalar imports pandas, a second of the two that an answer may take.
     known = np.concatenate([int64s(c) for c in offsets.chunks])
     at = int(np.searchsorted(known, offset))
@@ -210,7 +210,7 @@ def _open_part(lake: Lake, part: Part) -> AbstractContextManager[pq.ParquetFile]
 
 
 def _leaf(file: pq.ParquetFile, index: int) -> int:
-    """The Parquet column of a top-level field (nested fields before it take several)."""
+    """The index of a top-level field's Parquet column. Nested fields before it take several columns."""
     name = file.schema_arrow.field(index).name
     names = [file.schema.column(i).path for i in range(len(file.schema))]
     return names.index(name)

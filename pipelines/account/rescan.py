@@ -1,9 +1,10 @@
-"""Proof against Kafka itself: what landed and what is in quarantine, compared with what the log holds now (invariants 1
+"""Proof against Kafka itself: landed and quarantined records are compared with what the log holds now (invariants 1
 and 3).
 
-Rows are made again by the shape that made them, as the ledger has it, so that a feed's schema and contract may have
-changed since. Which rows its contract refused is the quarantine's word; that their bytes are the log's is checked. A
-row that a replay put there was made by one of the shapes that its slice has had; one with mended bytes is not compared.
+Rows are made again by the shape that made them, which the ledger has, so the feed's schema and contract may have
+changed since. Which rows the contract refused is taken from the quarantine; that their bytes are the log's is checked.
+A row that a replay re-landed was made by one of the shapes that its slice has had. One with mended bytes is not
+compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sluice.pipelines.vocabulary.receipts import PartKind, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What comparing one slice gave: landed records compared, and the first difference if there is one."""
+    """The comparison of one slice: how many landed records were compared, and the first difference, if any."""
 
     records: int
     problem: AuditProblem | None
@@ -51,11 +52,11 @@ def rescan(
     partitions: Mapping[Key, PartitionState],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> AuditReport:
-    """The report with every landed slice that Kafka still holds read again and compared.
+    """The report, after reading again and comparing every landed slice that Kafka still holds.
 
-    `shape` is the feed's, for what the ledger has no shape of; `partitions` is today's log by key. Slices of other
-    incarnations, or below the log start, are counted as not comparable. What cannot be read, of the lake or of the log,
-    is a problem, and ends the comparison of its slice alone. `progress` hears (offsets done, of all).
+    `shape` is the feed's, for slices whose shape the ledger does not have; `partitions` is today's log by key. Slices
+    of other incarnations, or below the log start, are counted as not comparable. Anything unreadable, in the lake or in
+    the log, is a problem and ends the comparison of its slice only. `progress` is called with (offsets done, all).
     """
     receipts = live_receipts(ledger, ledger.read())
     held = [r for r in receipts if _log_holds(r, partitions)]
@@ -80,28 +81,28 @@ def _log_holds(r: Receipt, partitions: Mapping[Key, PartitionState]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """A shape, and what makes rows by it; its contract is left out."""
+    """A shape and the format that makes its rows, without its contract."""
 
     shape: Shape
     format: Format
 
 
 class _Makers:
-    """What made the rows of receipts."""
+    """Finds what made the rows of a receipt."""
 
     def __init__(self, ledger: Ledger, shape: Shape) -> None:
         self._ledger, self._state, self._own = ledger, ledger.read(), shape
         self._made: dict[str, _Maker] = {}
 
     def of(self, r: Receipt) -> list[_Maker]:
-        """The maker of the receipt's rows first; after a replay, those of what it replaced too."""
+        """The maker of the receipt's rows, and, after a replay, those of the receipts that it replaced."""
         names = [r.format]
         if r.relanded:
             names += [b.format for b in self._before(r)]
         return [self._named(name) for name in dict.fromkeys(names)]
 
     def _before(self, r: Receipt) -> Iterator[Receipt]:
-        """Every receipt that was ever published of the slice's offsets."""
+        """Every receipt ever published for the slice's offsets."""
         published = (e for _, e in self._ledger.entries() if isinstance(e, PublishEntry))
         mine = (b for e in published for b in e.receipts if b.slice.key == r.slice.key)
         return (b for b in mine if b.slice.start < r.slice.end and r.slice.start < b.slice.end)
@@ -130,7 +131,7 @@ def _from_kafka(s: Slice, fetcher: Fetcher, isolation: Isolation) -> Iterator[pa
 def _compare_slice(
     feed: str, r: Receipt, makers: Sequence[_Maker], lake: Lake, log: Iterator[pa.RecordBatch]
 ) -> Compared:
-    """One slice's files beside its log, whatever state they are in."""
+    """Compare one slice's files with its log, whatever state they are in."""
     s, remedy = r.slice, parquet.of_slice(feed, r.slice)
     try:
         return _SliceComparison(r, makers, lake).compare(log)
@@ -156,7 +157,7 @@ class _SliceComparison:
         self._compared = self._dropped = 0
 
     def compare(self, log: Iterator[pa.RecordBatch]) -> Compared:
-        """Chunk by chunk; the first difference ends it."""
+        """Compare chunk by chunk, up to the first difference."""
         s = self._receipt.slice
         for chunk in filter(len, log):
             problem = self._chunk(chunk)
@@ -180,7 +181,7 @@ class _SliceComparison:
         )
 
     def _placed(self, there: Array, mine: Array, bad: Array) -> AuditProblem | None:
-        """Each record of the log in one place, and nothing else."""
+        """Each record of the log is in exactly one place, and nothing else is there."""
         s, ours = self._receipt.slice, np.concatenate([mine, bad])
         strange = ours[~np.isin(ours, there)]
         if len(strange):
@@ -196,7 +197,7 @@ class _SliceComparison:
     def _same_bytes(
         self, chunk: pa.RecordBatch, there: Array, refused: pa.Table | None, bad: Array
     ) -> AuditProblem | None:
-        """What is in quarantine has the log's bytes."""
+        """Quarantined records have the log's bytes."""
         if refused is None:
             return None
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(there, bad).astype(np.int32)))
@@ -225,7 +226,7 @@ class _SliceComparison:
         return self._problem(mine[wrong[0]], "is not what landed") if len(wrong) else None
 
     def _fitting(self, maker: _Maker, offsets: Array, mine: Array, bad: Array) -> AuditProblem | None:
-        """Without a contract, and before any replay, what fits is neither in quarantine nor dropped."""
+        """Without a contract, and before any replay, a record that fits is neither in quarantine nor dropped."""
         if self._receipt.relanded or maker.shape.contract:
             return None
         kept_back = offsets[~np.isin(offsets, mine)]
@@ -248,7 +249,7 @@ def _rows_at(rows: pa.Table, places: Array) -> pa.Table:
 
 
 def _equal(mine: pa.Table, made: pa.Table) -> Array:
-    """Which rows are the same in all columns of `mine`; what is not made is null."""
+    """Which rows are equal in all columns of `mine`. Columns that are not made are null."""
     same = np.ones(mine.num_rows, np.bool_)
     for field, column in zip(mine.schema, mine.columns, strict=True):
         if field.name not in made.schema.names:
@@ -274,7 +275,7 @@ def _mask(truths: pa.ChunkedArray) -> Array:
 
 
 def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
-    """The rows of a kind in offset order; by record time, a slice's files are sorted together."""
+    """The rows of a kind in offset order. Files cut by record time are merged."""
     batches = _batches(r, lake, kind)
     if not r.slice.by_time:
         yield from batches
@@ -290,7 +291,7 @@ def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]
 
 
 class _RowCursor:
-    """Rows in offset order, taken up to an offset at a time."""
+    """Rows in offset order, taken up to a given offset each time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches

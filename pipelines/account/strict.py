@@ -1,8 +1,8 @@
-"""The strict audit: what Sluice can decide by itself beyond the account, with Kafka and the lake as they stand.
+"""The strict audit: everything that Sluice can check beyond the account, against Kafka and the lake as they are now.
 
-The committed offsets that Kafka holds, and every commit that the ledger records, against what was published by then
-(invariants 7 and 8); cluster, topic ids and ends of the logs (12, 3); windows and their manifests (4). What cannot be
-compared is named, so that nobody takes silence for proof.
+It checks the committed offsets in Kafka, and every commit in the ledger, against what was published by then (invariants
+7 and 8); cluster, topic ids and the ends of logs (12, 3); windows and their manifests (4). What cannot be compared is
+named, so that nobody takes silence for proof.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice.pipelines.vocabulary.receipts import Receipt
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Landed records that Kafka does not hold any more, and why: they were not compared."""
+    """Landed records that were not compared because Kafka no longer holds them, and why."""
 
     key: Key
     ranges: tuple[Range, ...]
@@ -41,7 +41,7 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Strict:
-    """What was found, and how much was looked at: committed offsets (Kafka's and the ledger's), and windows."""
+    """The problems, and how much was checked: committed offsets (in Kafka and in the ledger), and windows."""
 
     problems: tuple[AuditProblem, ...]
     unseen: tuple[Unseen, ...]
@@ -55,9 +55,9 @@ class Strict:
 
 
 def strict(ledger: Ledger, lake: Lake, feed: Feed, found: Survey) -> Strict:
-    """Hold ledger, committed offsets and manifests against one another. `found` is how Kafka stands now.
+    """Check ledger, committed offsets and manifests against one another. `found` is Kafka as it is now.
 
-    The survey has refused a ledger that lost entries: no mark is above the fold.
+    The survey has already refused a ledger that lost entries, so no mark is above the fold.
     """
     state = found.state
     by_ledger, recorded = _in_the_ledger(ledger)
@@ -95,7 +95,7 @@ def _ids(state: State, found: Survey) -> Iterator[AuditProblem]:
 
 
 def _in_the_ledger(ledger: Ledger) -> tuple[list[AuditProblem], int]:
-    """Every commit entry against the fold below it, and how many there are."""
+    """Check every commit entry against the fold below it; also how many there are."""
     problems, looked, state, waiting = list[AuditProblem](), 0, State(), list[Entry]()
     for number, entry in ledger.entries():
         if isinstance(entry, CommitEntry):
@@ -115,7 +115,7 @@ def _ahead(state: State, number: int, entry: CommitEntry) -> Iterator[AuditProbl
 
 
 def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[AuditProblem]:
-    """What Kafka holds now: nothing ahead of what was published when it was committed, nothing behind the ledger."""
+    """Check Kafka's offsets: none ahead of what was published when it was committed, none behind the ledger."""
     for key, frontier in state.frontiers().items():
         held = found.committed.get(key.tp)
         if held is None or key not in found.partitions:
@@ -141,7 +141,7 @@ def _check_verdict(
 
 
 def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -> Iterator[AuditProblem]:
-    """The mark beside the offset names the intent that was to write it, in this life of the topic."""
+    """The mark beside the offset must name the intent that wrote it, in this life of the topic."""
     mark = Mark.parse(held.metadata)
     if mark is None or mark.ledger != state.ledger_id or mark.incarnation != key.incarnation:
         return
@@ -159,7 +159,7 @@ def _check_mark(ledger: Ledger, state: State, key: Key, held: CommittedOffset) -
 
 
 def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[AuditProblem]:
-    """A window has its manifest exactly when it is complete, and it names the pinned boundaries."""
+    """A window must have a manifest exactly when it is complete, with the pinned boundaries."""
     standing = set(lake.list(paths.manifest_folder(feed.name)))
     length = feed.window.length
     for window in windows.manifest_windows(state, feed.window):
@@ -173,7 +173,7 @@ def _manifests(lake: Lake, feed: Feed, state: State) -> Iterator[AuditProblem]:
 
 
 def _stands_right(lake: Lake, path: str, state: State) -> Iterator[AuditProblem]:
-    """What was declared complete is accounted for, at the boundaries that it names, in any life of the topic."""
+    """A window declared complete must be accounted for, at the boundaries it names, in any life of the topic."""
     lasts, content = paths.manifest_window(path), lake.get(path)
     if lasts is None or content is None:
         yield AuditProblem(10, f"{path} is no window's manifest", path, "move that file out of the lake's folder")

@@ -1,7 +1,7 @@
 """What is known of one batch: its plan, its receipts, its contract, and the batches before it.
 
-From the ledger and, for a batch that is not published, from the receipts that its tasks left in staging. Nothing of
-the feed's file goes in: what a batch was held against is what the ledger keeps of it.
+It comes from the ledger and, for a batch that is not published, from the receipts that its tasks left in staging. The
+feed's file plays no part: the ledger keeps what the batch was checked against.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Past:
 
     @property
     def share(self) -> float:
-        """Of the records that landed or were refused, those that were refused."""
+        """The share of refused records among all that landed or were refused."""
         seen = self.landed + self.quarantined
         return self.quarantined / seen if seen else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a partition is behind: offsets that are owed, and how old (ms) the oldest is where that is known."""
+    """How far a partition is behind: the owed offsets, and the age (ms) of the oldest, if known."""
 
     key: Key
     offsets: int
@@ -83,7 +83,7 @@ class BatchAccount:
 
     @cached_property
     def outcomes(self) -> list[ExpectationOutcome]:
-        """What came of each expectation that is decided."""
+        """The result of each expectation that is decided."""
         return contract_results(self.contract, self.receipts, self.results) if self.contract else []
 
     def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
@@ -106,7 +106,7 @@ class BatchAccount:
 
     @cached_property
     def timings(self) -> dict[str, int]:
-        """Nanoseconds of all tasks together by activity, the longest first; adopted slices took none of it."""
+        """Nanoseconds of all tasks by activity, longest first, without adopted slices."""
         ns = spent(self.receipts).ns
         return dict(sorted(((a, n) for a, n in ns.items() if n), key=lambda item: (-item[1], item[0])))
 
@@ -114,7 +114,7 @@ class BatchAccount:
 def account(
     ledger: Ledger, lake: Lake, number: int, why: str = "", failures: Sequence[SliceFailure] = ()
 ) -> BatchAccount:
-    """The batch of that number. `why` and `failures`: what is known besides of one that was not published.
+    """The batch with that number. `why` and `failures` add what else is known of one that was not published.
 
     Raises UsageError when there is no such batch, LedgerCorrupt, LakeUnavailable.
     """
@@ -151,7 +151,7 @@ def newest(state: State, feed: str) -> int:
 
 
 def behind(outlook: Outlook) -> tuple[PartitionLag, ...]:
-    """What each partition owes, by an outlook; those that owe nothing are left out."""
+    """What each partition owes, from an outlook. Partitions that owe nothing are left out."""
     ages = outlook.ages()
     return tuple(PartitionLag(o.key, sum(r.end - r.start for r in o.ranges), ages.get(o.key)) for o in outlook.owed)
 
@@ -164,12 +164,12 @@ def _batch(state: State, feed: str, number: int) -> Batch:
 
 
 def _shape(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> Shape:
-    """What the newest of the slices was made to, as far as the ledger knows it."""
+    """The shape of the newest slice, as far as the ledger knows it."""
     return (shape_named(ledger, state, receipts[-1].format) if receipts else None) or RAW
 
 
 def _before(ledger: Ledger, state: State, batch: Batch) -> Sequence[Past]:
-    """The batches that landed something before this one, the oldest first."""
+    """The batches that landed something before this one, oldest first."""
     before = [b for b in state.batches.values() if b.id < batch.id and b.published is not None and not b.merges]
     recent = sorted(before, key=lambda b: b.published or 0)[1 - PAST :]
     entries = each(ledger.publication, recent)

@@ -1,4 +1,4 @@
-"""Sections of the page about how much and how long: rows, lag, time, history, slices."""
+"""Sections of the page about amounts and times: rows, lag, time, history, slices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "h
 
 
 def legend(pairs: Sequence[tuple[str, str]]) -> Html:
-    """What colours mean."""
+    """What the colours mean."""
     marks = (tag("span", lying([(1, kind)], 1), name) for name, kind in pairs)
     return tag("div", *(Html(m.replace(' class="bar"', "")) for m in marks), class_="legend")
 
@@ -155,7 +155,7 @@ def timings(a: BatchAccount) -> Html:
 
 
 def _seconds(ns: int) -> str:
-    """As long as it is in words."""
+    """A duration in words."""
     if ns < 1e9:
         return f"{ns / 1e6:,.0f} ms"
     return f"{ns / 1e9:,.2f} s" if ns < 100e9 else f"{ns / 1e9:,.0f} s"
@@ -210,7 +210,7 @@ def _when(p: Past) -> str:
 
 
 def slices(a: BatchAccount) -> Html | None:
-    """What was read in one go, and the files of each."""
+    """The slices of the batch, each with its files."""
     if not a.receipts:
         return None
     ordered = sorted(a.receipts, key=lambda r: (r.slice.key, r.slice.start))

@@ -1,7 +1,7 @@
-"""HTML made of elements, so that no text from outside is ever markup: what is not `Html` is escaped, and harmless.
+"""HTML made of elements, so that outside text is never markup: all that is not `Html` is escaped and made harmless.
 
-Harmless: control characters, those that turn the direction of text, and halves of surrogate pairs are shown as
-escapes; a text of any length is cut.
+Harmless means: control characters, characters that change the direction of text, and halves of surrogate pairs are
+shown as escapes, and long text is cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Html(str):
 
 
 def tag(element: str, /, *inside: str, **attributes: str | float | None) -> Html:
-    """An element. Attributes: `class_` is `class`, `_` is `-`; those that are None are left out."""
+    """An element. In attribute names, `class_` means `class` and `_` means `-`. None leaves an attribute out."""
     said = "".join(f' {_attribute(k)}="{plain(str(v))}"' for k, v in attributes.items() if v is not None)
     if element in _VOID:
         return Html(f"<{element}{said}>" if element in ("meta", "br") else f"<{element}{said}/>")
@@ -36,7 +36,7 @@ def _attribute(name: str) -> str:
 
 
 def join_html(pieces: Iterable[str]) -> Html:
-    """One after the other."""
+    """The pieces, one after the other."""
     return Html("".join(p if isinstance(p, Html) else plain(p) for p in pieces))
 
 
@@ -46,7 +46,7 @@ def plain(text: str, most: int = LONGEST) -> Html:
 
 
 def value(text: str, most: int = CELL) -> Html:
-    """A text from outside, which reads from left to right or from right to left without turning what is beside it."""
+    """A text from outside. Its writing direction does not affect what is beside it."""
     return tag("bdi", cut(text, most))
 
 
@@ -55,7 +55,7 @@ def cut(text: str, most: int) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text with escapes in the place of what is not seen."""
+    """The text with escapes in place of invisible characters."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _KEPT else _escape(c) for c in text)
@@ -66,7 +66,7 @@ def _escape(c: str) -> str:
 
 
 def readable(data: bytes, most: int = CELL) -> str:
-    """Bytes as text where they are UTF-8, with escapes for those that are not."""
+    """Bytes as text, with escapes for those that are not UTF-8."""
     text = data[: 4 * most + 4].decode("utf-8", "backslashreplace").replace("\n", "\\n")
     return cut(text, most)
 
@@ -99,13 +99,13 @@ def table(
 
 
 def section(name: str, title: str, *inside: str, note: str = "") -> Html:
-    """A part of the page with its heading; `note` stands below it."""
+    """A section of the page with its heading. `note` is shown below it."""
     said = [tag("p", note, class_="note")] if note else []
     return tag("section", tag("h2", title), *said, *inside, id=name)
 
 
 def details(summary: str, *inside: str) -> Html:
-    """What is opened by those who ask for it."""
+    """A part that readers can open."""
     return tag("details", tag("summary", summary), *inside)
 
 
@@ -124,7 +124,7 @@ def size(n: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A share as percent; a small one is never called none, nor a large one all."""
+    """A share in percent. A small one is never shown as 0%, nor a large one as 100%."""
     if not whole:
         return "–"
     of = 100 * part / whole

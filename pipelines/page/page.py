@@ -1,6 +1,6 @@
-"""The page: what is known of a batch, what it refused and how its columns look, put into one HTML file.
+"""The page: what is known of a batch, what it refused and how its columns look, in one HTML file.
 
-Pure: values in, text out. Every table is bounded, and says what it leaves out.
+Pure: values in, text out. Every table is bounded and says what it leaves out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LARGEST = 290_000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that a page says. `behind`: what each partition owed when the batch was done; None: nobody asked Kafka."""
+    """Everything a page shows. `behind`: what each partition owed when the batch was done; None: not asked."""
 
     account: BatchAccount
     rejects: Rejects
@@ -71,7 +71,7 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
 
 
 def _within_size_limit(sections: list[tuple[tuple[str, str], Html]]) -> list[tuple[tuple[str, str], Html]]:
-    """The sections, without the largest ones where all would be too large: names can be long, whatever is counted."""
+    """The sections, without the largest ones if the page would be too large: even counts can have long names."""
     left = LARGEST - len(CSS) - 20_000  # for the head
     while sum(len(s.encode()) for _, s in sections) > left:
         i = max(range(len(sections)), key=lambda i: len(sections[i][1]))
@@ -97,7 +97,7 @@ def _header(a: BatchAccount, names: Sequence[tuple[str, str]]) -> Html:
 
 
 def verdict(a: BatchAccount) -> tuple[str, str, str]:
-    """What became of the batch in a word, its colour, and a sentence."""
+    """The outcome of the batch: a word, its colour, and a sentence."""
     when = _request(a.plan) + ("" if a.at is None else f", published {show_instant(a.at - a.at % 1000)}")
     if a.batch.status is BatchStatus.ABANDONED:
         return "given up", "bad", f"{when}. Nothing of it is published; its ranges are owed again."

@@ -1,7 +1,7 @@
-"""How the values of a batch's columns are spread: of those that its contract is about, and the records' times.
+"""How the values of a batch's columns are spread: the columns in its contract, and the records' times.
 
-From the batch's own files through DuckDB; of a large batch a sample is read, whole row groups at even distances, and it
-is said how large it is. Memory is bounded by the sample's rows and bytes and by what DuckDB is given; texts are cut
+DuckDB reads the batch's own files. Of a large batch it reads a sample, whole row groups at even distances, and the page
+says how large the sample is. Memory is bounded by the sample's rows and bytes and by DuckDB's limit; texts are cut
 before they are counted.
 """
 
@@ -45,7 +45,7 @@ Placed = tuple[Receipt, Part]
 
 
 class Bin(NamedTuple):
-    """Values between `low` and `high`, which are words; `edge`: those beyond the range that is drawn."""
+    """The count of values between `low` and `high`, which are texts. `edge`: those beyond the drawn range."""
 
     label: str
     rows: int
@@ -121,7 +121,7 @@ def _open_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many of them, at even distances."""
+    """At most so many items, at even distances."""
     if len(items) <= most:
         return list(items)
     return [items[i * len(items) // most] for i in range(most)]
@@ -180,7 +180,7 @@ class _SampleTable:
                 self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))
 
     def ready(self) -> None:
-        """All is read that will be."""
+        """Everything to be read has been read."""
         if self._read:
             self._db.register("t", pa.Table.from_batches(self._read))
 
@@ -298,7 +298,7 @@ def _stored_columns(c: _SampleColumn, column: pa.Array) -> dict[str, pa.Array]:
 
 
 def _number_format(t: pa.DataType) -> Any:
-    """How numbers of the column are written; None when it holds none."""
+    """How to write the column's numbers; None when it holds none."""
     if pa.types.is_timestamp(t):
         per_ms = _PER_MS[t.unit]
         return lambda v: show_instant(int(v / per_ms) // 1000 * 1000)
@@ -345,7 +345,7 @@ class _Scale:
 
     @classmethod
     def of(cls, low: float, high: float, p1: float, p99: float, whole: bool) -> _Scale:
-        """From the least to the most; from the 1st to the 99th percentile where a few values are far outside."""
+        """A scale from the least to the largest value; from the 1st to the 99th percentile if a few lie far outside."""
         start, end = (p1, p99) if p99 > p1 and high - low > 3 * (p99 - p1) else (low, high)
         if whole and end - start < BINS:
             start = float(int(start))

@@ -1,4 +1,4 @@
-"""Sections of the page about what records were like: quarantine, contract, columns, drift."""
+"""Sections of the page about the records: quarantine, contract, columns, drift."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAME = 80
 
 
 def quarantine(a: BatchAccount, found: Rejects) -> Html:
-    """What was refused, ranked, with a few records of each."""
+    """What was refused, most frequent first, with a few records of each kind."""
     refused, seen = a.counts.quarantined, a.counts.quarantined + a.counts.landed
     if not refused:
         if a.counts.dropped:
@@ -102,7 +102,7 @@ def _sample(s: Sample) -> Html:
 
 
 def _marked_value(s: Sample) -> Iterator[Html]:
-    """The value, with a mark where the trouble is."""
+    """The value, with a mark at the byte that is wrong."""
     data, byte = s.value or b"", s.byte
     if byte is None or byte >= len(data):
         yield value(("…" if s.cut else "") + readable(data))
@@ -125,7 +125,7 @@ _MARKS = {"good": "✓", "warn": "!", "bad": "✗", "info": "·"}
 
 
 def contract(a: BatchAccount, found: Profiles) -> Html:
-    """Every expectation in words, the broken ones first, with examples."""
+    """Every expectation in words, broken ones first, with examples."""
     if a.contract is None:
         return section("contract", "Contract", note="This batch was held against no contract.")
     decided = {o.expectation.place: o for o in a.outcomes}
@@ -230,7 +230,7 @@ def _card(p: Profile) -> Html:
 
 
 def _repeats(p: Profile) -> bool:
-    """Whether it has values that are there more than once: others are not worth a list."""
+    """Whether some values occur more than once: otherwise a list is not worth it."""
     return bool(p.top) and p.top[0][1] > 1
 
 

@@ -1,7 +1,7 @@
-"""Making a batch's report, and keeping it in the lake beside the ledger.
+"""Makes a batch's report and keeps it in the lake beside the ledger.
 
-A report is a convenience: a run that cannot write it says so and goes on, and it can be made anew as long as the
-batch's files are there. Written by the run it knows the lag, which is asked of Kafka; made anew it does not.
+A report is a convenience: a run that cannot write it says so and goes on. It can be made again as long as the batch's
+files are there. The run that lands the batch asks Kafka for the lag; a report made again does not have it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make(a: BatchAccount, lake: Lake, behind: Sequence[PartitionLag] | None = No
 
 
 def columns_to_profile(a: BatchAccount) -> list[str]:
-    """The columns whose values are shown: the records' times, and what the contract is about in its order."""
+    """The columns whose values are shown: the records' times, and the contract's columns in its order."""
     checked = (c for e in (a.contract.expectations if a.contract else ()) for c in catalogue.columns(e))
     return list(dict.fromkeys([*_time(a), *checked]))
 
@@ -47,7 +47,7 @@ def _time(a: BatchAccount) -> list[str]:
 
 
 def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount:
-    """A batch that is not published, with what keeps it from that by the feed's policies as they are now."""
+    """An unpublished batch, with the reason why the feed's policies of today keep it from being published."""
     if a.published or a.why:
         return a
     try:
@@ -59,7 +59,7 @@ def with_reason(a: BatchAccount, policies: Policies, lake: Lake) -> BatchAccount
 
 
 def path_of(a: BatchAccount) -> str:
-    """Where the report stands in the lake; each attempt at a batch that was not published has its own."""
+    """The lake path of the report. Each attempt at an unpublished batch has its own."""
     return paths.batch_page_path(a.feed, a.batch.id, "" if a.published else a.batch.owner.token)
 
 
@@ -71,7 +71,7 @@ def keep(
     why: str = "",
     failures: Sequence[SliceFailure] = (),
 ) -> str:
-    """Make a batch's report and put it into the lake; its path there. Raises what `account` and `make` do."""
+    """Make a batch's report, put it into the lake and return its path. Raises as `account` and `make` do."""
     found = account(ledger, lake, batch, why, failures)
     lake.put(path := path_of(found), make(found, lake, behind))
     return path

@@ -1,6 +1,6 @@
 """A mending function, written by a user: loaded by name, called record by record, and trusted with nothing.
 
-Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched whose text says what happened and never
+Promise: whatever it raises or returns, the caller gets bytes, None, or a Botched. Its text says what happened and never
 holds a value of the record.
 """
 

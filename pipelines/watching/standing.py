@@ -1,4 +1,4 @@
-"""How one window stands: landed, retired, partial, held, owed, failed, running, or not closed; and who owes what of it."""
+"""How one window stands: landed, retired, partial, held, owed, failed, running, not closed; and who owes what of it."""
 
 from __future__ import annotations
 
