@@ -196,7 +196,7 @@ def markers(patch: Patch) -> None:
         records = p.records if (p := self._world.now_of(tp)) else ()
         return next((OffsetAtTime(o, r.stamp) for o, r in enumerate(records) if r.stamp >= time), None)
 
-    patch.setattr(Kafka, "_first", first)
+    patch.setattr(Kafka, "first", first)
 
 
 TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
