@@ -167,7 +167,7 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
             for tp, span in window_ranges(state, edges.cluster, partitions, start, start + feed.window.length).items():
                 ranges.setdefault(tp, []).append(span)
     if unknown := ranges.keys() - {p.tp for p in partitions}:
-        raise UsageError(f"{min(unknown)} is no partition of {feed.name}", remedy=f"it reads {feed.topics}")
+        raise UsageError(f"{min(unknown)} is not a partition of {feed.name}", remedy=f"it reads {feed.topics}")
     all_ = stretches(partitions, {tp: union(r) for tp, r in ranges.items()} if asked.ranged else None)
     if not all_:
         raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if asked.ranged else ''}")

@@ -73,7 +73,10 @@ def _column(entry: CatalogueEntry, name: object, types: Types) -> None:
         raise _unknown_column(name, types)
     if family(types[name]) not in entry.families:
         known = ", ".join(f for f in Family if f in entry.families)
-        raise Wrong(f"`{safe_text(name)}` is {types[name].kind}, of which it says nothing", f"it is about {known}")
+        raise Wrong(
+            f"`{safe_text(name)}` is {types[name].kind}, which this expectation does not support",
+            f"it is about {known}",
+        )
 
 
 def _unknown_column(name: str, types: Types) -> Wrong:
@@ -83,7 +86,7 @@ def _unknown_column(name: str, types: Types) -> Wrong:
         return Wrong(what, f"`{top}` as a whole may be null or not; or make the field a column of its own")
     near = get_close_matches(name, types, n=1)
     hint = f"did you mean `{near[0]}`?" if near else f"columns: {', '.join([*types][:40])}"
-    return Wrong(f"`{safe_text(name)}` is no column of this feed", hint)
+    return Wrong(f"`{safe_text(name)}` is not a column of this feed", hint)
 
 
 def _each(entry: CatalogueEntry, kwargs: Mapping[str, Any], types: Types) -> Iterator[Flaw]:
@@ -288,9 +291,9 @@ def _of_python(pattern: str) -> None:
             re.compile(pattern)
     except re.error as error:
         at = f" at position {error.pos + 1}" if error.pos is not None else ""
-        raise Wrong(f"is no regular expression{at}: {safe_text(error.msg)}", _BOTH) from None
+        raise Wrong(f"is not a regular expression{at}: {safe_text(error.msg)}", _BOTH) from None
     except (Warning, RecursionError, OverflowError, MemoryError):
-        raise Wrong("is no regular expression that means one thing", _BOTH) from None
+        raise Wrong("is not a regular expression with one meaning", _BOTH) from None
 
 
 def _of_re2(pattern: str) -> None:
@@ -329,7 +332,7 @@ def _is_range(said: Any) -> bool:
 def _windows(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
     for i, window in enumerate(_list(said, MOST_WINDOWS)):
         if not _is_window(window):
-            what = f"[{i}] is no window"
+            what = f"[{i}] is not a window"
             raise Wrong(
                 what, f"write such as {WINDOW}; constraint_fn: {', '.join(FUNCTIONS)}; range: 1 to {MOST_RANGE}"
             )

@@ -141,12 +141,12 @@ def _exact_value(t: Type, number: int | Decimal) -> Value:
             exponent = exact.normalize(_EXACT).as_tuple().exponent
             fits = isinstance(exponent, int) and -exponent <= t.scale
             if not fits or abs(exact) >= 10 ** (t.precision - t.scale):
-                raise ValueError(f"is no value of {t}")
+                raise ValueError(f"is not a value of {t}")
             return exact
         case _:
             low, high = whole_range(t)
             if not isinstance(number, int) or not low <= number <= high:
-                raise ValueError(f"is no value of {t}")
+                raise ValueError(f"is not a value of {t}")
             return number
 
 
@@ -167,7 +167,7 @@ def _nanoseconds(said: object) -> int:
 def _in_unit(nanoseconds: int, unit: str) -> int:
     whole, rest = divmod(nanoseconds, PER_UNIT[unit])
     if rest or not -(1 << 63) <= whole < 1 << 63:
-        raise ValueError(f"is no time in {unit}")
+        raise ValueError(f"is not a time in {unit}")
     return whole
 
 

@@ -119,9 +119,9 @@ def _document(data: bytes) -> dict[str, Any]:
         _check_depth(found)
         if isinstance(found, dict):
             return found
-        what, remedy = "is no suite", 'write {"name": "…", "expectations": […], "meta": {…}}'
+        what, remedy = "is not a suite", 'write {"name": "…", "expectations": […], "meta": {…}}'
     except json.JSONDecodeError as error:
-        what = f"is no JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
+        what = f"is not JSON at line {error.lineno}, column {error.colno}: {error.msg[:1].lower()}{error.msg[1:]}"
         remedy = "mend it there; json.tool shows it too"
     except _ContractRefused as refused:
         what, remedy = str(refused), ""
@@ -157,7 +157,7 @@ def _int(text: str) -> int:
 
 
 def _constant(text: str) -> float:
-    raise _ContractRefused(f"has {text}, which is no number of JSON")
+    raise _ContractRefused(f"has {text}, which is not a number in JSON")
 
 
 def _check_depth(value: object, level: int = 0) -> None:
@@ -176,7 +176,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _ContractRefused("has half of a surrogate pair, which is no character") from None
+        raise _ContractRefused("has half of a surrogate pair, which is not a character") from None
 
 
 _SUITE = ("name", "id", "expectations", "meta", "notes", "suite_parameters")
@@ -213,7 +213,7 @@ def _of_suite(suite: Mapping[str, Any]) -> Iterator[ContractProblem]:
 
 def _of_item(item: object, place: str, types: Mapping[str, Type]) -> Iterator[ContractProblem]:
     if not isinstance(item, dict):
-        yield ContractProblem(place, "is no expectation", 'write {"type": "expect_…", "kwargs": {…}}')
+        yield ContractProblem(place, "is not an expectation", 'write {"type": "expect_…", "kwargs": {…}}')
         return
     type_ = item.get("type")
     if not isinstance(type_, str) or type_ not in ENTRIES:

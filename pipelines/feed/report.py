@@ -41,7 +41,9 @@ class Report:
 def load_report(path: Path) -> Report:
     """The report in the file. Raises FeedError."""
     if not _NAME.fullmatch(path.stem) or path.stem in _TAKEN:
-        raise FeedError(f"{path}: {path.stem!r} is no name for a report", remedy="a-z, 0-9 and _, such as revenue.sql")
+        raise FeedError(
+            f"{path}: {path.stem!r} is not a name for a report", remedy="a-z, 0-9 and _, such as revenue.sql"
+        )
     sql = _text(path)
     head = [line.strip()[2:].strip() for line in _head(sql)]
     feeds = [found[1] for line in head if (found := _FEED.fullmatch(line))]

@@ -24,7 +24,7 @@ def s3_address(text: str) -> str:
     """The address `s3://bucket` or `s3://bucket/prefix`, without a slash at the end. Raises ValueError."""
     found = _ADDRESS.fullmatch(text)
     if found is None or any(part in (".", "..") for part in found[2].split("/")):
-        raise ValueError("is no s3://bucket/prefix")
+        raise ValueError("is not s3://bucket/prefix")
     return text.rstrip("/")
 
 
@@ -36,7 +36,7 @@ def bucket_and_prefix(address: str) -> tuple[str, str]:
 
 def _endpoint(text: str) -> str:
     if not _ENDPOINT.fullmatch(text):
-        raise ValueError("is no address such as https://s3.example:9000")
+        raise ValueError("is not an address such as https://s3.example:9000")
     return text.rstrip("/")
 
 

@@ -79,7 +79,7 @@ def parse_start(value: object) -> Start:
             return Start(kind, parse(value))
         except ValueError:
             continue
-    raise ValueError("is no place to start")
+    raise ValueError("is not a place to start")
 
 
 class OnLoss(StrEnum):
@@ -287,7 +287,7 @@ def _conf_value(value: object) -> object:
 def _even_window(length: int) -> int:
     """Checks that an hour, or else a day, holds a whole number of windows. Raises ValueError."""
     if length < MINUTE or length % MINUTE or (HOUR % length and (length % HOUR or DAY % length)):
-        raise ValueError("is no part of an hour in whole minutes, nor of a day in whole hours (15m, 1h, 6h, 1d)")
+        raise ValueError("does not divide an hour in whole minutes, nor a day in whole hours (15m, 1h, 6h, 1d)")
     return length
 
 

@@ -58,7 +58,7 @@ def _judge(claim: Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> O
             return receipt
         except SluiceError as e:
             failures.insert(0, failure(s, e))
-    return failures[0] if failures else failure(s, _proof_failed(s, "no task spoke of this slice"))
+    return failures[0] if failures else failure(s, _proof_failed(s, "no task reported this slice"))
 
 
 def failure(s: Slice, error: Exception) -> SliceFailure:

@@ -30,7 +30,7 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
         if sha256(file) == part.sha256:
             return
     raise ProofFailed(
-        f"{part.path} is not the file that the ledger tells of: nothing is made of it",
+        f"{part.path} is not the file that the ledger names: nothing is made from it",
         remedy=f"{parquet.remedy(part.path)}; see what else is: sluice audit {feed} --hashes",
     )
 

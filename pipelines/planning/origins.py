@@ -91,7 +91,7 @@ def _topic_recreated(known: Key, partition: PartitionState, feed: str) -> TopicR
 def _log_truncated(partition: PartitionState, log_end: int, read: int, feed: str) -> LogTruncated:
     return LogTruncated(
         f"{partition.tp} was read up to {read}, but that part of the log now ends at {log_end}: it was truncated",
-        remedy="find out which broker lost it (unclean leader election?); what comes now in place of the lost records"
+        remedy="find out which broker lost it (unclean leader election?); what now stands in place of the lost records"
         f" is landed from {log_end} on after: {accepting(feed, 'truncated')}",
         topic=partition.topic,
         partition=partition.partition,

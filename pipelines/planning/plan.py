@@ -194,7 +194,7 @@ def _explicit(
         raise _unknown_partition(TopicPartition(r.topic, r.partition), by_tp)
     stable_end = partitions[key].stable_end
     if not 0 <= r.start < r.end:
-        raise UsageError(f"{key}: [{r.start}, {r.end}) is no range", remedy="give START-END with 0 ≤ START < END")
+        raise UsageError(f"{key}: [{r.start}, {r.end}) is not a range", remedy="give START-END with 0 ≤ START < END")
     if r.end > stable_end:
         raise UsageError(
             f"{key}: [{r.start}, {r.end}) reaches beyond the stable end {stable_end}",
@@ -208,7 +208,7 @@ def _explicit(
 def _pinned_range(state: State, key: Key, start: int, end: int) -> Range:
     if (found := windows.range_between(state, key, start, end)) is None:
         raise UsageError(
-            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they were cut otherwise there",
+            f"{key} has no windows from {show_window(start)} to {show_window(end)}: they had another length then",
             remedy="ask for windows of the length that the feed had then, or for offsets by number",
         )
     return found
@@ -224,7 +224,7 @@ def check_only(only: Sequence[TopicPartition], by_tp: Mapping[TopicPartition, Ke
 def _unknown_partition(tp: TopicPartition, by_tp: Mapping[TopicPartition, Key]) -> UsageError:
     known = sorted(by_tp)
     listed = ", ".join(map(str, known[:6])) + (f" … ({len(known)} in all)" if len(known) > 6 else "")
-    return UsageError(f"{tp} is no partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
+    return UsageError(f"{tp} is not a partition of this feed", remedy=f"its partitions are: {listed or 'none'}")
 
 
 def overlapping(state: State, request: Request, found: Sequence[Owed]) -> Iterator[tuple[Batch, Slice]]:
@@ -275,7 +275,7 @@ def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
 
 def _beyond_limits(due: Sequence[Owed]) -> UsageError:
     return UsageError(
-        f"{sum(o.span for o in due)} offsets are beyond the feed's limits of one run, and are replaced only as a whole",
+        f"{sum(o.span for o in due)} offsets exceed the feed's limits of one run, and are replaced only as a whole",
         remedy="replace less at once (a window, some partitions by --only), or raise `limits` in the feed",
     )
 

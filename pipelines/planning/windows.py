@@ -44,7 +44,7 @@ def check_aligned(window: int, settings: WindowSettings) -> None:
     """Raises UsageError for a time (ms) at which no window of the feed begins."""
     if window % settings.length:
         raise UsageError(
-            f"{show_window(window)} is no start of a window: windows of this feed last "
+            f"{show_window(window)} is not the start of a window: windows of this feed last "
             f"{show_duration(settings.length)}",
             remedy=f"ask for the window that begins at {show_window(settings.start_of(window))}",
         )

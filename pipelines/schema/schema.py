@@ -144,7 +144,7 @@ class SchemaError(ValueError):
 def parse_schema(given: object) -> Schema:
     """The schema given by a mapping of names to types. Raises SchemaError."""
     if not isinstance(given, Mapping) or not given:
-        raise SchemaError([SchemaProblem("", "is no mapping of names to types", "write such as `order_id: string`")])
+        raise SchemaError([SchemaProblem("", "is not a mapping of names to types", "write such as `order_id: string`")])
     fields: list[Field] = []
     problems: list[SchemaProblem] = []
     for name, value in given.items():
@@ -201,7 +201,7 @@ def _field(name: str, value: object, place: str, level: int) -> Field:
             raise SchemaProblem(where, "is nested too deeply", f"at most {MOST_LEVELS} levels; `json` keeps the rest")
         return Field(name, Type(Kind.STRUCT, fields=_members(value, where, level + 1)))
     if not isinstance(value, str):
-        raise SchemaProblem(where, "is no type", "write a type such as `string`, or a mapping of names to types")
+        raise SchemaProblem(where, "is not a type", "write a type such as `string`, or a mapping of names to types")
     return _TypeParser(value, where, level).field(name)
 
 
@@ -270,7 +270,7 @@ class _TypeParser:
         self._take(")")
         if not 1 <= precision <= 38 or scale > precision:
             self._at = begin
-            raise self._problem("a decimal has 1 to 38 digits, of which not more can follow the point")
+            raise self._problem("a decimal has 1 to 38 digits, and no more of them can follow the point")
         return Type(Kind.DECIMAL, precision, scale)
 
     def _time(self, kind: Kind) -> Type:

@@ -119,7 +119,7 @@ def _headers(number: int, bits: int) -> list[tuple[str, bytes]]:
 
 
 def _spoil(value: bytes, how: int) -> bytes:
-    """Cut off, not JSON at all, the wrong type, or bytes that are no UTF-8."""
+    """Cut off, not JSON at all, the wrong type, or bytes that are not UTF-8."""
     return (
         value[: len(value) // 2],
         b"order failed: timeout",

@@ -196,7 +196,7 @@ def test_some_partitions_of_a_window(world: World, instance: dg.DagsterInstance)
 
 @pytest.mark.parametrize(
     ("window", "said"),
-    [(hour(7), "not closed yet"), (hour(0) + 60_000, "no start of a window"), (hour(-1), "Kafka holds no record")],
+    [(hour(7), "not closed yet"), (hour(0) + 60_000, "not the start of a window"), (hour(-1), "Kafka holds no record")],
 )
 def test_a_window_that_is_none_is_refused_with_the_reason(world: World, window: int, said: str) -> None:
     world.land_unrecorded(in_hour(0))

@@ -133,14 +133,17 @@ def test_bounds_that_are_understood(column: str, value: Any) -> None:
         ({"column": "n", "min_value": 1, "row_condition": "n > 1"}, "row_condition: is not supported"),
         ({"column": "n", "min_value": 1, "batch_id": "x"}, "batch_id: is not supported"),
         ({"min_value": 1}, "column: is missing"),
-        ({"column": "amont", "min_value": 1}, "column: `amont` is no column of this feed → did you mean `amount`?"),
+        ({"column": "amont", "min_value": 1}, "column: `amont` is not a column of this feed → did you mean `amount`?"),
         ({"column": "zzzzz", "min_value": 1}, "no column of this feed → columns: amount, n, small"),
         ({"column": "lines.sku", "min_value": 1}, "`lines.sku` is inside `lines`: fields inside others"),
         ({"column": "lines[].sku", "min_value": 1}, "is inside `lines`"),
         ({"column": ["n"], "min_value": 1}, "column: should be a column's name"),
-        ({"column": "s", "min_value": 1}, "`s` is string, of which it says nothing → it is about numbers"),
-        ({"column": "_extra", "min_value": 1}, "`_extra` is json, of which it says nothing"),
-        ({"column": "lines", "min_value": 1}, "`lines` is list, of which it says nothing"),
+        (
+            {"column": "s", "min_value": 1},
+            "`s` is string, which this expectation does not support → it is about numbers",
+        ),
+        ({"column": "_extra", "min_value": 1}, "`_extra` is json, which this expectation does not support"),
+        ({"column": "lines", "min_value": 1}, "`lines` is list, which this expectation does not support"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
@@ -155,22 +158,25 @@ def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
         (one(IN_SET, column="s", value_set=[]), "value_set: should be a list of 1 to 10,000"),
         (one(IN_SET, column="s", value_set=["a", 1]), "value_set: [1] should be text in quotes"),
         (one(IN_SET, column="s", value_set=["a", None]), "[1] should be text in quotes → nulls are not looked at"),
-        (one(IN_SET, column="n", value_set=[1.5]), "value_set: [0] is no value of int64"),
-        (one(IN_SET, column="small", value_set=[1, 128]), "value_set: [1] is no value of int8"),
-        (one(IN_SET, column="amount", value_set=["0.001"]), "value_set: [0] is no value of decimal(12,2)"),
-        (one(IN_SET, column="at", value_set=["2026-01-01T00:00:00.0001"]), "value_set: [0] is no time in ms"),
+        (one(IN_SET, column="n", value_set=[1.5]), "value_set: [0] is not a value of int64"),
+        (one(IN_SET, column="small", value_set=[1, 128]), "value_set: [1] is not a value of int8"),
+        (one(IN_SET, column="amount", value_set=["0.001"]), "value_set: [0] is not a value of decimal(12,2)"),
+        (one(IN_SET, column="at", value_set=["2026-01-01T00:00:00.0001"]), "value_set: [0] is not a time in ms"),
         (one(IN_SET, column="b", value_set=[1]), "value_set: [0] should be true or false"),
-        (one(IN_SET, column="raw", value_set=["x"]), "`raw` is binary, of which it says nothing"),
-        (one(REGEX, column="n", regex="a"), "`n` is int64, of which it says nothing → it is about strings"),
-        (one(REGEX, column="s", regex="(a"), "regex: is no regular expression at position 1: missing )"),
+        (one(IN_SET, column="raw", value_set=["x"]), "`raw` is binary, which this expectation does not support"),
+        (
+            one(REGEX, column="n", regex="a"),
+            "`n` is int64, which this expectation does not support → it is about strings",
+        ),
+        (one(REGEX, column="s", regex="(a"), "regex: is not a regular expression at position 1: missing )"),
         (one(REGEX, column="s", regex="(?=a)"), "regex: is not taken by RE2 at position 1: invalid perl operator: (?="),
         (one(REGEX, column="s", regex=r"(a)\1"), r"is not taken by RE2 at position 4: invalid escape sequence: \1"),
         (one(REGEX, column="s", regex="((a{100}){100}){100}"), "is not taken by RE2"),
-        (one(REGEX, column="s", regex="[[:alpha:]]"), "is no regular expression that means one thing"),
+        (one(REGEX, column="s", regex="[[:alpha:]]"), "is not a regular expression with one meaning"),
         (one(REGEX, column="s", regex="a{,3}"), "has {,n} at position 2 → write {0,n}"),
         (one(REGEX, column="s", regex=r"a\Z"), "is not taken by RE2"),
         (one(REGEX, column="s", regex="a" * 1001), "should be a regular expression of at most 1000 characters"),
-        (one(REGEX + "_list", column="s", regex_list=["a", "("]), "regex_list: [1] is no regular expression"),
+        (one(REGEX + "_list", column="s", regex_list=["a", "("]), "regex_list: [1] is not a regular expression"),
         (one(REGEX + "_list", column="s", regex_list=["a"], match_on="some"), "match_on: is none of its words"),
         (one(EQUAL, column_A="n", column_B="s"), "compares strings with whole numbers"),
         (one(EQUAL, column_A="amount", column_B="f"), "compares decimals with floats"),
@@ -178,10 +184,10 @@ def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
         (one(SUM, column_list=["n"], sum_total=1), "column_list: should be a list of 2 to 32"),
         (one(SUM, column_list=["n", "n"], sum_total=1), "column_list: should be a list of columns, each once"),
         (one(SUM, column_list=["amount", "f"], sum_total=1), "adds floats to decimals"),
-        (one(SUM, column_list=["n", "s"], sum_total=1), "`s` is string, of which it says nothing"),
+        (one(SUM, column_list=["n", "s"], sum_total=1), "`s` is string, which this expectation does not support"),
         (one(VOLUME, min_value=-1), "min_value: should be a whole number from 0 on"),
         (one(VOLUME, min_value={"$PARAMETER": "low"}), "has a $PARAMETER that none of its windows gives"),
-        (one(VOLUME, min_value=1, windows=[{"range": 3}]), "windows: [0] is no window"),
+        (one(VOLUME, min_value=1, windows=[{"range": 3}]), "windows: [0] is not a window"),
         (
             one("expect_column_mean_to_be_betwen", column="n"),
             "is not supported → did you mean expect_column_mean_to_be",
@@ -193,7 +199,7 @@ def test_wrong_arguments_are_named(kwargs: dict[str, Any], error: str) -> None:
         ({"kwargs": {}}, "expectations[0]: type: is missing"),
         ({"type": 5}, "expectations[0]: type: should be text"),
         ({"expectation_type": IN_SET, "kwargs": {}}, "is an expectation of Great Expectations before 1.0"),
-        ("x", "expectations[0]: is no expectation"),
+        ("x", "expectations[0]: is not an expectation"),
         (one(BETWEEN, "fatal", column="n", min_value=1), "severity: is none of them → choose critical, warning, info"),
         (one(BETWEEN, column="n", min_value=1) | {"mostly": 1}, f"{BETWEEN}: mostly: is unknown"),
         (one(BETWEEN, column="n", min_value=1) | {"kwargs": []}, "kwargs: should be an object"),
@@ -206,15 +212,15 @@ def test_wrong_expectations_are_named(item: Any, error: str) -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b"", "is no JSON at line 1, column 1"),
-        (b'{"a": 1,}', "is no JSON at line 1, column"),
-        (b"[]", "is no suite"),
+        (b"", "is not JSON at line 1, column 1"),
+        (b'{"a": 1,}', "is not JSON at line 1, column"),
+        (b"[]", "is not a suite"),
         (b"\xff", "is not UTF-8"),
         (b" " * (MAX_BYTES + 1), "is larger than 256 KiB"),
         (b"[" * 100_000, "is nested too deeply"),
         (b'{"meta": ' * 40 + b"1" + b"}" * 40, "is nested too deeply"),
         (b'{"name": "a", "name": "b"}', "has the key `name` twice"),
-        (b'{"n": NaN}', "has NaN, which is no number of JSON"),
+        (b'{"n": NaN}', "has NaN, which is not a number in JSON"),
         (b'{"n": 1e999}', "of more digits than a float keeps"),
         (b'{"n": 0.12345678901234567890}', "of more digits than a float keeps"),
         (b'{"n": ' + b"9" * 5000 + b"}", "a whole number of more than 39 digits"),
@@ -269,7 +275,7 @@ def test_coordinates_and_the_columns_of_raw_feeds_are_columns() -> None:
     assert parsed(one(null, column="kafka_key"), one(null, column="_extra"), one(null, column="lines"))
     raw = suite(one(null, column="value"), one(BETWEEN, column="partition", min_value=0))
     assert len(parse_contract(raw, None).expectations) == 2
-    with pytest.raises(ContractError, match="`kafka_key` is no column"):
+    with pytest.raises(ContractError, match="`kafka_key` is not a column"):
         parse_contract(suite(one(null, column="kafka_key")), None)
 
 
@@ -300,7 +306,7 @@ def test_a_wrong_contract_names_its_file_its_expectation_and_place(feeds: Path) 
     file.write_bytes(suite(one(BETWEEN, column="m", min_value=1)))
     with pytest.raises(FeedError) as caught:
         load_feed(feeds / "orders.yaml", {})
-    assert f"{file}: expectations[0] {BETWEEN}: column: `m` is no column of this feed" in str(caught.value)
+    assert f"{file}: expectations[0] {BETWEEN}: column: `m` is not a column of this feed" in str(caught.value)
     assert caught.value.__context__ is None
 
 

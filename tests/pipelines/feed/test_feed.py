@@ -181,7 +181,7 @@ def test_starts(write: Write, said: str, meant: Start, at_noon: int | None) -> N
     ],
 )
 def test_what_is_no_start_is_refused_with_the_choices(write: Write, said: object) -> None:
-    assert "start: is no place to start\n  → choose earliest, latest, a time" in refused(write(start=said))
+    assert "start: is not a place to start\n  → choose earliest, latest, a time" in refused(write(start=said))
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"format": "avro"}, "format: should be 'raw' or 'json'"),
         ({"format": "json"}, "`format: json` without a schema"),
         ({"schema": {"a": "string"}}, "a schema without `format: json`"),
-        ({"format": "json", "schema": {}}, "schema: is no mapping of names to types"),
-        ({"format": "json", "schema": "string"}, "schema: is no mapping of names to types"),
+        ({"format": "json", "schema": {}}, "schema: is not a mapping of names to types"),
+        ({"format": "json", "schema": "string"}, "schema: is not a mapping of names to types"),
         ({"format": "json", "schema": {"a": "decimal(39,2)"}}, "schema.a: cannot be read at position 8: a decimal has"),
         ({"format": "json", "schema": {"a": {"b": "list<int"}}}, "schema.a.b: cannot be read at the end: expected `>`"),
         ({"format": "json", "schema": {"a": "string", "A": "string"}}, ": differs from another field by case"),
@@ -230,10 +230,10 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"format": "json", "schema": {"a.b": "json"}}, "schema.a.b: has a name that cannot be a column's"),
         ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is no type"),
         ({"commit": "maybe"}, "commit: should be 'transactional', 'plain' or 'none'"),
-        ({"lake": "s3://"}, "lake: is no s3://bucket/prefix\n  → name a folder, or s3://bucket/prefix"),
-        ({"lake": "s3://bucket/a/../b"}, "lake: is no s3://bucket/prefix"),
-        ({"lake": "s3://bucket//b"}, "lake: is no s3://bucket/prefix"),
-        ({"s3": {"endpoint": "minio:9000"}}, "s3.endpoint: is no address such as https://"),
+        ({"lake": "s3://"}, "lake: is not s3://bucket/prefix\n  → name a folder, or s3://bucket/prefix"),
+        ({"lake": "s3://bucket/a/../b"}, "lake: is not s3://bucket/prefix"),
+        ({"lake": "s3://bucket//b"}, "lake: is not s3://bucket/prefix"),
+        ({"s3": {"endpoint": "minio:9000"}}, "s3.endpoint: is not an address such as https://"),
         ({"s3": {"access_key_id": SECRET}}, "s3: has only one of access_key_id and secret_access_key"),
         ({"s3": {"session_token": SECRET}}, "s3: has a session_token without the keys"),
         ({"s3": {"profile": "p", "access_key_id": SECRET, "secret_access_key": SECRET}}, "s3: has a profile and keys"),
@@ -257,11 +257,11 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"policies": {"quarantine_limit": {"sher": 1}}}, "policies.quarantine_limit.sher: is unknown"),
         ({"fetch": {"active_slices": 0}}, "fetch.active_slices: "),
         ({"spark": {"conf": {"a": [1]}}}, "spark.conf.a: "),
-        ({"window": "7h"}, "window.length: is no part of an hour"),
-        ({"window": "30s"}, "window.length: is no part of an hour"),
-        ({"window": "90s"}, "window.length: is no part of an hour"),
-        ({"window": "45m"}, "window.length: is no part of an hour"),
-        ({"window": "90m"}, "window.length: is no part of an hour"),
+        ({"window": "7h"}, "window.length: does not divide an hour"),
+        ({"window": "30s"}, "window.length: does not divide an hour"),
+        ({"window": "90s"}, "window.length: does not divide an hour"),
+        ({"window": "45m"}, "window.length: does not divide an hour"),
+        ({"window": "90m"}, "window.length: does not divide an hour"),
         ({"window": {"settle": "soon"}}, "window.settle: "),
         ({"window": {"lenght": "1h"}}, "window.lenght: is unknown\n  → did you mean `length`?"),
     ],

@@ -124,9 +124,9 @@ def test_ranges_that_overlap_are_asked_for_once() -> None:
     ("asked", "says"),
     [
         (AskedRange("orders", 0, 90, 101), "beyond the stable end 100"),
-        (AskedRange("orders", 0, 5, 5), "is no range"),
-        (AskedRange("orders", 0, -1, 5), "is no range"),
-        (AskedRange("orders", 7, 0, 5), "orders:7 is no partition"),
+        (AskedRange("orders", 0, 5, 5), "is not a range"),
+        (AskedRange("orders", 0, -1, 5), "is not a range"),
+        (AskedRange("orders", 7, 0, 5), "orders:7 is not a partition"),
     ],
 )
 def test_bad_ranges_are_refused(asked: AskedRange, says: str) -> None:

@@ -260,7 +260,7 @@ def test_pieces_are_cut_at_boundaries_and_named_by_window() -> None:
 @pytest.mark.parametrize(
     ("window", "says"),
     [
-        (START + 1, "is no start of a window"),
+        (START + 1, "is not the start of a window"),
         (START + 3 * HOUR, "not closed yet"),
     ],
 )

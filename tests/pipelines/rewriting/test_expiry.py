@@ -164,7 +164,7 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
 
 def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
     for before, says in (
-        (START + HOUR // 2, "is no start of a window"),
+        (START + HOUR // 2, "is not the start of a window"),
         (START + 3 * HOUR, "the nearest end of a window before it is 2015-08-19T18:00"),
     ):
         with pytest.raises(UsageError) as refused:
