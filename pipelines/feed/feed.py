@@ -90,7 +90,7 @@ class Feed(Settings):
     spark: SparkSettings = SparkSettings()
 
     @field_serializer("columns")
-    def _said(self, columns: Schema | None) -> dict[str, str] | None:
+    def _serialize_columns(self, columns: Schema | None) -> dict[str, str] | None:
         return columns.texts() if columns else None
 
     @property

@@ -271,11 +271,11 @@ class SparkSettings(Settings):
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
 
     @field_serializer("conf")
-    def _masked(self, conf: dict[str, str]) -> dict[str, str]:
+    def _mask_secrets(self, conf: dict[str, str]) -> dict[str, str]:
         return {k: MASK if _SECRET.search(k) else v for k, v in conf.items()}
 
     def __repr_args__(self) -> Any:
-        return [("master", self.master), ("conf", self._masked(self.conf))]
+        return [("master", self.master), ("conf", self._mask_secrets(self.conf))]
 
 
 def _conf_value(value: object) -> object:

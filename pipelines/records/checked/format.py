@@ -59,7 +59,7 @@ class ContractFormat:
         all_ = int64s(chunk.column(chunk.schema.get_field_index("offset")))
         records = chunk.take(fixed_width(pa.int32(), np.searchsorted(all_, offsets).astype(np.int32)))
         (raw,) = self._raw.convert(s, records)
-        return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.said(broken)], schema=REFUSED)
+        return pa.RecordBatch.from_arrays([*raw.landed.columns, *self._checks.reason_columns(broken)], schema=REFUSED)
 
 
 def _in_order(refused: pa.Table) -> pa.RecordBatch:

@@ -56,7 +56,7 @@ class RowChecks:
 
     def __init__(self, contract: Contract) -> None:
         self._expectations = [e for e in contract.expectations if entry(e).scope is Scope.ROW]
-        self._said = _ReasonColumns(contract)
+        self._reasons = _ReasonColumns(contract)
         self._schema: pa.Schema | None = None
         self._rows: list[_RowCheck] = []
         self._looked_at: list[int] = []
@@ -74,9 +74,9 @@ class RowChecks:
         found = self._hold([c.take(chosen) for c in held], offsets[alive])
         return RowResults(Broken(alive[found.broken.rows], found.broken.expectations), found.tallies)
 
-    def said(self, broken: Broken) -> list[pa.Array]:
+    def reason_columns(self, broken: Broken) -> list[pa.Array]:
         """What `REFUSED` says about each broken row: stage, reason, expectation, field, detail, byte."""
-        return self._said.of(broken.expectations)
+        return self._reasons.of(broken.expectations)
 
     def _prepare(self, schema: pa.Schema) -> None:
         names = list(dict.fromkeys(name for e in self._expectations for name in columns(e)))

@@ -189,7 +189,7 @@ rows = pa.RecordBatch.from_arrays([numbers, text_array(["a", "c"] * 5), numbers]
 checks = RowChecks(contract)
 broken = checks.hold(rows).broken
 assert broken.rows.tolist() == list(range(10)), broken
-checks.said(broken)
+checks.reason_columns(broken)
 assert "pandas" not in sys.modules
 assert "great_expectations" not in sys.modules
 """
