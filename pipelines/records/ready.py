@@ -1,12 +1,12 @@
-"""The compiled loops, made ready: once for this version of Sluice and numba, side by side, before anybody waits.
+"""Compiles the loops in advance: once for this version of Sluice and numba, side by side, before anybody waits.
 
     ready(report)                                   the driver before it plans, a worker before its first task
     python -m sluice.pipelines.records.ready                the same from a shell, in an installation
     python -m sluice.pipelines.records.ready typed.scan     one share of the work: what `ready` starts
 
-Compiled for the first time they take most of a minute of one core, in whatever process imports them. Promises: what is
-ready costs a look at one file; no two processes of a machine compile the same; where numba has nowhere to keep what it
-compiled, that is said and nothing is waited for here. numba itself is not imported but by a share.
+The first compilation takes most of a minute of one core, in whatever process imports the loops. Promises: once they are
+ready, this costs a look at one file. No two processes of a machine compile the same loops. Where numba cannot keep
+what it compiled, this says so and does not wait. Only a share imports numba itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
 SHARES = {"typed.scan": 23, "typed.fill": 15, "decode.loops": 11, "typed.names": 4, "checked.forms": 1}
-"""Modules with entry points, and about how many seconds of one core each takes; what takes longest comes first."""
+"""The modules with entry points, and about how many seconds of one core each takes. The longest comes first."""
 STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides
 _LOOK = 0.05  # seconds between looks at the processes
@@ -37,7 +37,7 @@ _HERE = Path(__file__).parent
 
 
 def ready(report: Reporter = lambda progress: None) -> None:
-    """Compile what is not compiled yet, unless there is nowhere to keep it. What fails here is compiled when needed."""
+    """Compile what is not compiled yet, unless there is nowhere to keep it. What fails is compiled when needed."""
     folder = _folder()
     if folder is None:
         report(Progress(STAGE, note=NOWHERE))
@@ -55,13 +55,13 @@ def ready(report: Reporter = lambda progress: None) -> None:
 
 
 def is_ready() -> bool:
-    """Whether nothing is to be compiled, as far as one look tells."""
+    """Whether everything is compiled, as far as one look at a file tells."""
     folder = _folder()
     return folder is not None and (folder / f"sluice-loops-{_fingerprint()}").exists()
 
 
 def describe_compiling() -> str:
-    """What is going on, why, and for how long, in a few words."""
+    """What is being compiled, why, and for about how long, in a few words."""
     cores = _cores()
     seconds = max(max(SHARES.values()) + _START, sum(s + _START for s in SHARES.values()) // cores)
     how = f"on {cores} cores, " if cores > 1 else ""
@@ -78,7 +78,7 @@ NOWHERE = (
 
 
 def _folder() -> Path | None:
-    """Where a mark is kept: in the folder that numba chooses, or beside it; None where it can write nowhere."""
+    """The folder of the mark: the one that numba chooses, or one beside it. None where nothing can be written."""
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         places = [Path(given)]
     else:
@@ -96,7 +96,7 @@ def _writable(folder: Path) -> bool:
 
 @cache
 def _fingerprint() -> str:
-    """Of all that compiled code depends on: its sources where they stand, numba, Python, this kind of processor."""
+    """A hash of what compiled code depends on: the sources and their place, numba, Python, the kind of processor."""
     files = [_HERE / "compiled.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
     stats = [(str(f), (s := f.stat()).st_mtime_ns, s.st_size) for f in files]
     versions = version("numba"), version("llvmlite"), platform.python_version()
@@ -104,7 +104,7 @@ def _fingerprint() -> str:
 
 
 def _processor() -> str:
-    """What code is compiled for: machines that share a home may differ."""
+    """The processor that code is compiled for. Machines that share a home folder may differ."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
         return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
@@ -113,7 +113,7 @@ def _processor() -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time; where files cannot be locked, any."""
+    """Let one process of this machine in at a time. Where files cannot be locked, let all in."""
     with (folder / "sluice-loops.lock").open("a") as lock:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,7 +121,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _side_by_side(done: Callable[[int], None]) -> bool:
-    """Whether every share was compiled, each in a process of its own, as many at once as there are cores."""
+    """Compile each share in its own process, as many at once as there are cores. Returns whether all succeeded."""
     waiting, running, ended = list(SHARES), list[subprocess.Popen[bytes]](), list[int]()
     try:
         while waiting or running:
@@ -150,7 +150,7 @@ def _cores() -> int:
 
 
 def _compile(share: str) -> None:
-    """The entry points of one module, and no others that it happens to import."""
+    """Compile the entry points of one module, and none of the modules that it imports."""
     from sluice.pipelines.records import compiled
 
     module, one = f"sluice.pipelines.records.{share}", compiled.compiled

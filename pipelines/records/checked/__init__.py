@@ -1,1 +1,1 @@
-"""Typed rows held against a contract, whole columns at a time."""
+"""Checks rows against a contract, whole columns at a time. Open `format` first, then `rows` and `checks`."""

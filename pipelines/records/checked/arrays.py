@@ -1,4 +1,4 @@
-"""Arrow arrays for checks, without pa.array() and pa.scalar(): their first call imports pandas into each worker."""
+"""Arrow arrays for checks, made without pa.array() and pa.scalar(), whose first call imports pandas in each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOATS = {Kind.FLOAT32: np.float32, Kind.FLOAT64: np.float64}
 
 
 def type_of(arrow: pa.DataType) -> Type:
-    """The type of landed values, as far as checks tell types apart."""
+    """The schema type of landed values, as far as checks tell types apart."""
     if pa.types.is_dictionary(arrow):
         return type_of(arrow.value_type)
     if pa.types.is_decimal(arrow):
@@ -30,7 +30,7 @@ def type_of(arrow: pa.DataType) -> Type:
 
 
 def array_of(arrow: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Values of the type's own measure: decimals and times as whole numbers of their last digit or unit."""
+    """An array of values in the type's own units: decimals and times count their last digit or unit."""
     if pa.types.is_string(arrow):
         return text_array(values)
     if pa.types.is_boolean(arrow):
@@ -47,7 +47,7 @@ def _truths(values: Sequence[Any]) -> pa.Array:
 
 
 def numpy_type(arrow: pa.DataType) -> np.dtype[Any]:
-    """Of the numbers of which a column is made."""
+    """The numpy type of the numbers that a column is made of."""
     kind = type_of(arrow).kind
     if kind in (Kind.FLOAT32, Kind.FLOAT64):
         return np.dtype(_FLOATS[kind])
@@ -57,19 +57,19 @@ def numpy_type(arrow: pa.DataType) -> np.dtype[Any]:
 
 
 def scalar(arrow: pa.DataType, value: Any) -> pa.Scalar:
-    """One value, as `array_of` takes it."""
+    """One value, in the units that `array_of` takes."""
     return array_of(arrow, [value])[0]
 
 
 def numbers(column: pa.Array) -> pa.Array:
-    """Times and dates as the whole numbers that they are; other columns as they are. Copies nothing."""
+    """Times and dates as whole numbers; other columns unchanged. Copies nothing."""
     if pa.types.is_timestamp(column.type):
         return column.view(pa.int64())
     return column.view(pa.int32()) if pa.types.is_date32(column.type) else column
 
 
 def without_nan(column: pa.Array) -> pa.Array:
-    """The column with NaN as nulls, which copies it where there is one."""
+    """The column with NaN replaced by null. Copies it only if it holds NaN."""
     if not pa.types.is_floating(column.type):
         return column
     nan = pc.is_nan(column)
@@ -81,25 +81,25 @@ def without_nan(column: pa.Array) -> pa.Array:
 
 
 def as_bools(mask: pa.BooleanArray) -> Array:
-    """A mask without nulls, a byte for each row."""
+    """A mask without nulls, as one byte per row."""
     bits = np.frombuffer(mask.buffers()[1], np.uint8)
     return np.unpackbits(bits, bitorder="little", count=mask.offset + len(mask))[mask.offset :].view(np.bool_)
 
 
 def places_of(mask: pa.BooleanArray) -> Array:
-    """Where it is true, in order."""
+    """The indices where the mask is true, in order."""
     found = pc.indices_nonzero(mask)
     return np.frombuffer(found.buffers()[1], np.uint64, len(found), found.offset * 8).astype(np.int64)
 
 
 def int32s(column: pa.Array, absent: int) -> Array:
-    """A column of 32-bit numbers, with `absent` for nulls."""
+    """A column of 32-bit numbers, with `absent` in place of nulls."""
     values = np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
     return values if not column.null_count else np.where(as_bools(pc.is_valid(column)), values, np.int32(absent))
 
 
 def is_ascii(column: pa.StringArray) -> bool:
-    """Whether a character is a byte in all of it."""
+    """Whether every character of the column is one byte."""
     if not len(column):
         return True
     ends = np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, column.offset * 4)

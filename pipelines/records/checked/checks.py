@@ -1,8 +1,8 @@
 """Each row expectation as a function over whole columns: which rows break it. docs/contracts.md says what each means.
 
-The semantics are Great Expectations' on pandas: nulls, and NaN which is one there, are not looked at unless the
-expectation is about them. Promise: no value of a record makes a check fail, nothing is rounded, and where all rows are
-as they should be hardly more than a bit for each is made.
+Checks mean what they mean in Great Expectations on pandas: nulls, and NaN as a null, are left out unless the
+expectation is about them. Promise: no value of a record makes a check raise, nothing is rounded, and while all rows are
+good a check makes hardly more than a bit per row.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from sluice.pipelines.schema.schema import Kind, Type
 
 Columns = Sequence[pa.Array]
 Check = Callable[[Columns], "CheckResult"]
-"""Of the expectation's columns, in its order."""
+"""Checks the expectation's columns, given in its order."""
 Breaks = Callable[[pa.Array], "pa.BooleanArray | None"]
-"""Which values of a column break it; null and false are fine, and so is None: all are."""
+"""Which values of a column break the expectation. Null and false are fine; None means that all are."""
 
 
 class CheckResult(NamedTuple):
-    """How many rows an expectation looked at, and which broke it: true in `broken`, None when there are none."""
+    """How many rows an expectation checked, and which broke it: true in `broken`, which is None when none did."""
 
     checked: int
     broken: pa.BooleanArray | None
 
 
 def check_of(expectation: Expectation, types: Sequence[pa.DataType]) -> Check:
-    """The check of a row expectation, for columns of these types."""
+    """The check for a row expectation, on columns of these types."""
     return _BUILDERS[expectation.type](expectation, types)
 
 
@@ -70,7 +70,7 @@ def _nulls(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Che
 
 
 def _values(breaks: Breaks) -> Check:
-    """Nulls are none of its business; of a column with few values, each is looked at once."""
+    """A check of one column, without its nulls. In a column of few values, each value is checked once."""
 
     def check(columns: Columns) -> CheckResult:
         column = without_nan(columns[0])
@@ -137,7 +137,7 @@ def _range(t: Type) -> tuple[int, int]:
 
 
 def _float_limits(t: Type, e: Expectation) -> tuple[float | None, float | None]:
-    """The nearest floats of the column's width that are allowed."""
+    """The allowed floats of the column's width that are nearest to the bounds."""
     low, high = _bounds(t, e)
     kind = _FLOATS[t.kind]
     first = None if low is None else _float(kind, low, math.inf, strict=argument(e, "strict_min"))
@@ -167,7 +167,7 @@ def _in_set(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Ch
 
 
 def _members(arrow: pa.DataType, said: Sequence[object]) -> pa.Array:
-    """Members of a set as an array, each once. Zero is in it with both signs: Arrow looks at the bits of floats."""
+    """The members of a set as an array, each once. It holds zero with both signs: Arrow compares floats' bits."""
     t = type_of(arrow)
     plain = arrow.value_type if pa.types.is_dictionary(arrow) else arrow
     found = [_to_units(t, member(t, v)) for v in said]
@@ -194,12 +194,12 @@ _LONGEST = (1 << 31) - 1
 
 
 def _length(column: pa.StringArray) -> pa.Array:
-    """In characters, as Unicode counts them; where each is a byte, from the offsets alone."""
+    """Lengths in Unicode characters. Where each character is one byte, the offsets alone tell them."""
     return pc.binary_length(column) if is_ascii(column) else pc.utf8_length(column)
 
 
 def _regex(e: Expectation, types: Sequence[pa.DataType], *, wanted: bool) -> Check:
-    """Anywhere in the value, as Great Expectations looks for them."""
+    """Patterns match anywhere in the value, as in Great Expectations."""
     patterns = [e.kwargs["regex"]] if "regex" in e.kwargs else e.kwargs["regex_list"]
     every = wanted and "regex_list" in e.kwargs and argument(e, "match_on") == "all"
     matching = [fixed_form(p) or partial(pc.match_substring_regex, pattern=p) for p in patterns]
@@ -260,7 +260,7 @@ def _pair(e: Expectation, types: Sequence[pa.DataType], *, greater: bool) -> Che
 
 
 def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
-    """Nulls are equal to one another."""
+    """Nulls count as equal to one another."""
     alike = _alike(types)
 
     def same(a: pa.Array, b: pa.Array) -> pa.BooleanArray:
@@ -277,8 +277,10 @@ def _different(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
 
 def _alike(types: Sequence[pa.DataType]) -> Callable[[Columns], list[pa.Array]]:
-    """What makes columns comparable exactly (whole numbers with floats: as floats), whatever is in them: Arrow's own
-    conversions fail on values out of range."""
+    """A function that makes columns exactly comparable, whatever is in them; whole numbers and floats become floats.
+
+    Arrow's own conversions would fail on values out of range.
+    """
     kinds = {type_of(t).kind for t in types}
     if len({*map(str, map(_value_type, types))}) == 1:
         return lambda columns: [numbers(c) for c in columns]
@@ -294,7 +296,7 @@ def _value_type(arrow: pa.DataType) -> pa.DataType:
 
 
 def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
-    """Exact, whatever the width."""
+    """The column as decimals: exact, whatever its width."""
     if not pa.types.is_decimal(column.type):
         digits = 20 if pa.types.is_uint64(column.type) else 19
         column = pc.cast(column, pa.decimal128(digits, 0))
@@ -304,8 +306,10 @@ def _decimal(column: pa.Array, times: int = 1) -> pa.Array:
 
 
 def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
-    """Each value by its place among the members, absent and null by places of their own; a table says which go
-    together."""
+    """Each value becomes its index among the members; absent values and nulls have indices of their own.
+
+    A table says which indices go together.
+    """
     said = argument(e, "value_pairs_set")
     known = [_distinct(types[k], [pair[k] for pair in said]) for k in (0, 1)]
     table = np.zeros((len(known[0][0]) + 2, len(known[1][0]) + 2), np.bool_)
@@ -321,7 +325,7 @@ def _pairs(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
 
 def _distinct(arrow: pa.DataType, said: Sequence[object]) -> tuple[pa.Array, list[int]]:
-    """The members, each once, and the code of each of what was said."""
+    """The distinct members, and for each given value its code among them."""
     t = type_of(arrow)
     measured = [None if v is None else _to_units(t, member(t, v)) for v in said]
     order = {v: i for i, v in enumerate(dict.fromkeys(v for v in measured if v is not None))}
@@ -352,7 +356,7 @@ def _sum(e: Expectation, types: Sequence[pa.DataType]) -> Check:
 
 
 _SMALL = {Kind.INT8, Kind.INT16, Kind.INT32, Kind.UINT8, Kind.UINT16, Kind.UINT32}
-"""Whole numbers of which as many as an expectation can name add up to 64 bits."""
+"""Whole-number types whose sums fit into 64 bits, with as many columns as an expectation can name."""
 
 
 def _adds_up(number: Callable[[pa.Array], pa.Array], total: pa.Scalar) -> Callable[[Columns], pa.BooleanArray]:
