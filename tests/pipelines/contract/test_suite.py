@@ -134,7 +134,7 @@ def test_bounds_that_are_understood(column: str, value: Any) -> None:
         ({"column": "n", "min_value": 1, "batch_id": "x"}, "batch_id: is not supported"),
         ({"min_value": 1}, "column: is missing"),
         ({"column": "amont", "min_value": 1}, "column: `amont` is not a column of this feed → did you mean `amount`?"),
-        ({"column": "zzzzz", "min_value": 1}, "no column of this feed → columns: amount, n, small"),
+        ({"column": "zzzzz", "min_value": 1}, "not a column of this feed → columns: amount, n, small"),
         ({"column": "lines.sku", "min_value": 1}, "`lines.sku` is inside `lines`: fields inside others"),
         ({"column": "lines[].sku", "min_value": 1}, "is inside `lines`"),
         ({"column": ["n"], "min_value": 1}, "column: should be a column's name"),

@@ -228,7 +228,7 @@ def test_start_has_no_default(write: Write, text: str) -> None:
         ({"format": "json", "schema": {"kafka_offset": "int64"}}, "schema.kafka_offset: `_extra` and names that begin"),
         ({"format": "json", "schema": {"_extra": "json"}}, "schema._extra: `_extra` and names that begin"),
         ({"format": "json", "schema": {"a.b": "json"}}, "schema.a.b: has a name that cannot be a column's"),
-        ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is no type"),
+        ({"format": "json", "schema": {"a": ["json"]}}, "schema.a: is not a type"),
         ({"commit": "maybe"}, "commit: should be 'transactional', 'plain' or 'none'"),
         ({"lake": "s3://"}, "lake: is not s3://bucket/prefix\n  → name a folder, or s3://bucket/prefix"),
         ({"lake": "s3://bucket/a/../b"}, "lake: is not s3://bucket/prefix"),

@@ -181,10 +181,10 @@ import sys
 import numpy as np, pyarrow as pa
 from sluice.pipelines.records.checked.rows import RowChecks
 from sluice.pipelines.contract.suite import parse_contract
-from sluice.pipelines.records.format import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.schema.schema import parse_schema
 contract = parse_contract({suite!r}, parse_schema({{"n": "int64", "s": "string"}}))
-numbers = fixed(pa.int64(), np.arange(5, 15))
+numbers = fixed_width(pa.int64(), np.arange(5, 15))
 rows = pa.RecordBatch.from_arrays([numbers, text_array(["a", "c"] * 5), numbers], names=["n", "s", "kafka_offset"])
 checks = RowChecks(contract)
 broken = checks.hold(rows).broken

@@ -149,14 +149,14 @@ def test_typing_imports_no_pandas() -> None:
     code = """
 import sys
 import numpy as np, pyarrow as pa
-from sluice.pipelines.records.format import fixed, text_array
+from sluice.pipelines.schema.arrays import fixed_width, text_array
 from sluice.pipelines.records.decode import SCHEMA
 from sluice.pipelines.records.typed.format import JsonFormat
 from sluice.pipelines.schema.schema import parse_schema
 from sluice.pipelines.vocabulary.receipts import Slice
 texts = text_array(['{"a": 0.12345678901234567890, "b": 7, "c": "x"}', '{"a": "b"}', '{"b": 300}']).cast(pa.binary())
-numbers = fixed(pa.int64(), np.arange(3))
-times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed(pa.int32(), np.zeros(3, np.int32))
+numbers = fixed_width(pa.int64(), np.arange(3))
+times, kinds = numbers.cast(SCHEMA.field("timestamp").type), fixed_width(pa.int32(), np.zeros(3, np.int32))
 columns = [texts, texts, numbers, times, kinds, pa.nulls(3, SCHEMA.field("headers").type)]
 chunk = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 form = JsonFormat(parse_schema({"a": "float64", "b": "int8", "c": "string"}))
