@@ -110,7 +110,7 @@ def in_vain(failed: int) -> str:
     return f"{failed} slices or partitions were asked for and did not land; they stay owed"
 
 
-def _standing(found: list[metadata.PartitionAccount], open_: int) -> str:
+def _standing(found: list[metadata.PartitionStanding], open_: int) -> str:
     if open_:
         return f"{open_} of {len(found)} partitions have holes below what landed, or ranges that a live batch reserves"
     if waiting := sum(bool(s.holes) for s in found):

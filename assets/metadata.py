@@ -276,7 +276,7 @@ _RANGE_NUMBERS = ("start", "end", "landed", "quarantined", "invisible", "files")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionAccount:
+class PartitionStanding:
     """How far one partition's account is closed. `holes` lie between the frontier and the furthest landed offset;
     `untried`: the first of them is what nothing was done about yet.
     """
@@ -293,18 +293,18 @@ class PartitionAccount:
         return not self.holes[self.untried :] and not self.reserved
 
 
-def standings(books: Books) -> list[PartitionAccount]:
+def standings(books: Books) -> list[PartitionStanding]:
     """Every current partition's account, by the ledger alone."""
     return [_standing(books, key) for key in books.state.known()]
 
 
-def _standing(books: Books, key: Key) -> PartitionAccount:
+def _standing(books: Books, key: Key) -> PartitionStanding:
     state = books.state
     origin, holes, reserved = state.origins[key].offset, state.holes(key), state.reserved(key)
-    return PartitionAccount(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
+    return PartitionStanding(key, origin, books.frontiers[key], holes, reserved, bool(holes) and books.untried(key))
 
 
-def of_standings(found: Sequence[PartitionAccount]) -> Metadata:
+def of_standings(found: Sequence[PartitionStanding]) -> Metadata:
     rows: list[dict[str, str | int]] = [
         {
             "partition": str(s.key),

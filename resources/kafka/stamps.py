@@ -86,7 +86,7 @@ class PartitionLog:
         return offset in self.records or not self.batches[offset].control
 
 
-class _Unreadable(Exception):
+class _NotReadOn(Exception):
     """It cannot be read on."""
 
 
@@ -110,7 +110,7 @@ class StampSearch:
         try:
             while (found := (yield from self._find())) is None and not self._asked:
                 yield from self._look_again()
-        except (_Unreadable, Unreadable):
+        except (_NotReadOn, Unreadable):
             return self._about(self._low)
         return found if found or self._read_all else self._about(self._seen.high)
 
@@ -140,7 +140,7 @@ class StampSearch:
 
     def _hear(self, want: Want) -> Generator[Want, Answer, Answer]:
         if self._asked == _QUESTIONS:
-            raise _Unreadable
+            raise _NotReadOn
         self._asked += 1
         heard = yield want
         self._seen.high = max(self._seen.high, heard.high_watermark)
@@ -197,7 +197,7 @@ class StampSearch:
                 self._seen.rows[batch.base] = _decode_stamps(self._seen.tp, batch, heard.records)
             except (CorruptBatch, UnsupportedBatch):  # landing names it, with the way out
                 self._low = batch.base
-                raise _Unreadable from None
+                raise _NotReadOn from None
         return self._seen.rows[batch.base]
 
     def _reaches(self, batch: Header) -> bool:
