@@ -139,7 +139,7 @@ def _refused(ledger: Ledger, state: State, committed: Any, found: dict[Key, Any]
     if commit.CommitVerdict.STALE in found.values():
         raise commit._stale_error(ledger.feed, state, committed)
     if moved := [k for k, v in found.items() if v is commit.CommitVerdict.MOVED]:
-        raise commit._moved_error(ledger.feed, state, moved, committed)
+        raise commit._moved_error(ledger.feed, state, moved, committed, {})
     return state, committed
 
 
