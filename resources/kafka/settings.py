@@ -16,7 +16,7 @@ _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup
 
 
 class KafkaAccess(Protocol):
-    """What the resources need of a feed's Kafka settings (`sluice.pipelines.feed.sections.KafkaSettings` is one)."""
+    """What the resources need of a feed's Kafka settings (`sluice.pipelines.feed.kafka.KafkaSettings` is one)."""
 
     @property
     def bootstrap(self) -> str:

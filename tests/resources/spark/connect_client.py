@@ -1,7 +1,7 @@
-"""Lands `test_spark.PLAN` through Spark Connect, and says what came of it: a process of its own, since a process that
+"""Lands `test_engine.PLAN` through Spark Connect, and says what came of it: a process of its own, since a process that
 was once a client of Spark Connect makes no other Spark any more.
 
-    python -m tests.resources.connect_client MASTER FOLDER [cancelled | dies]
+    python -m tests.resources.spark.connect_client MASTER FOLDER [cancelled | dies]
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _listens(port: int) -> bool:
     ],
 )
 def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, said: dict[str, object]) -> None:
-    ask = [sys.executable, "-m", "tests.resources.connect_client", connect, str(tmp_path), how]
+    ask = [sys.executable, "-m", "tests.resources.spark.connect_client", connect, str(tmp_path), how]
     done = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == said

@@ -232,7 +232,10 @@ def _in_a_process(code: str) -> str:
     return done.stderr
 
 
-_START = "from sluice.resources import java, spark; from sluice.pipelines.feed.sections import SparkSettings\n"
+_START = (
+    "from sluice.resources.local import java; from sluice.resources.spark import engine as spark\n"
+    "from sluice.pipelines.feed.sections import SparkSettings\n"
+)
 
 
 @pytest.mark.spark
