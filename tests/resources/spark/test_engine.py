@@ -138,7 +138,7 @@ def test_a_local_spark_obeys_nobody_else_on_the_machine(settings: SparkSettings)
 
 
 def test_the_folder_of_sockets_goes_with_the_process() -> None:
-    ask = "from sluice.resources import spark; print(spark._here()['spark.python.unix.domain.socket.dir'])"
+    ask = "from sluice.resources.spark import engine; print(engine._here()['spark.python.unix.domain.socket.dir'])"
     said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert not Path(said.stdout.strip()).exists()
 
@@ -146,7 +146,7 @@ def test_the_folder_of_sockets_goes_with_the_process() -> None:
 def test_where_no_socket_has_room_for_its_name_spark_goes_by_tcp(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    ask = "from sluice.resources import spark; print(spark._sockets(spark._here()['spark.local.dir']))"
+    ask = "from sluice.resources.spark import engine as spark; print(spark._sockets(spark._here()['spark.local.dir']))"
     environment = os.environ | {"TMPDIR": str(deep)}
     said = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout == "{}\n"
