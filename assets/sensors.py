@@ -17,12 +17,11 @@ from typing import Any, Self
 
 import dagster as dg
 
-from sluice.assets import checks, settling
+from sluice.assets import checks, internals, settling
 from sluice.assets.books import Books
 from sluice.assets.checks import WATCH
 from sluice.assets.evidence import landed_key
 from sluice.assets.feeds import read_feeds
-from sluice.assets.internals import executes
 from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
@@ -54,7 +53,7 @@ def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
     )
     def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         session: RunSession = context.resources.session
-        landing = executes(context.op_execution_context, landed_key(feed.name))
+        landing = internals.executes(context.op_execution_context, landed_key(feed.name))
         return dg.AssetCheckResult(**_looked_at(session, feed.name, landing=landing))
 
     return watched
@@ -168,7 +167,7 @@ class Tick:
             self.news.append(f"{feed.name} could not be looked at: {error.message}")
             return
         self.looked += 1
-        self._tell(feed.name, watched, newest)
+        self._tell(instance, feed.name, watched, newest)
 
     def _kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
         """The feed's Kafka, opened and asked once for all feeds that read it; one that fails, fails for all of them."""
@@ -183,7 +182,7 @@ class Tick:
             raise known
         return known
 
-    def _tell(self, name: str, seen: WatchResult, newest: int) -> None:
+    def _tell(self, instance: dg.DagsterInstance, name: str, seen: WatchResult, newest: int) -> None:
         """What came and what passed is news. The check is evaluated for these, and again after each materialization:
         Dagster shows a check that is older than that as not evaluated.
         """
@@ -192,7 +191,9 @@ class Tick:
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
-            self.events.append(dg.AssetCheckEvaluation(landed_key(name), WATCH, **checks.watch_check(seen)))
+            key = landed_key(name)
+            target = internals.newest(instance, key)  # by now: what was settled just before is newer than `newest`
+            self.events.append(checks.evaluation(key, WATCH, None, checks.watch_check(seen), target))
             self.cursor.told[name] = after
 
     @property

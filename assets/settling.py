@@ -34,7 +34,7 @@ def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Ite
     if books.is_complete(window):
         yield evidence.window_event(books, key, window, WHY)
         yield from checks.window_evaluations(instance, books, key, [window])
-    yield checks.evaluation(key, ACCOUNT, None, checks.account(books))
+    yield checks.evaluation(key, ACCOUNT, None, checks.account(books), internals.newest(instance, key))
     if (seen := internals.last_evaluation(instance, key, WATCH)) is not None:
         yield seen
 

@@ -20,7 +20,7 @@ from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
 from tests.assets.ui import Pages, opened
-from tests.assets.world import CATCH_UP, World, in_hour, versions
+from tests.assets.world import CATCH_UP, World, checks, in_hour, versions
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 JOB = """
@@ -163,6 +163,22 @@ def test_what_a_killed_run_left_the_next_one_tells(
             assert (pages.checks(LANDED)["complete"], pages.checks(LANDED)["account"]) == ("SUCCEEDED", "SUCCEEDED")
             assert pages.checks(COMMITTED) == {"frontier": "SUCCEEDED"}
     assert len(set(versions(instance, LANDED, "2024-05-01T02:00"))) == 1, "nothing runs again because of it"
+
+
+def test_checks_of_the_feed_name_the_materialization_that_they_speak_of(
+    world: World, instance: dg.DagsterInstance
+) -> None:
+    """Else Dagster compares times, of which SQLite keeps whole seconds: what is told within one would not count."""
+    world.run()
+    killed(world, instance, "2024-05-01T01:00")
+    bury_dead_runs(instance, prepare_home(world.project))
+    again = world.run().run_id
+    newest = instance.fetch_materializations(LANDED, limit=1).records[0]
+    assert newest.run_id != again, "it had nothing to land: what the killed run left was told without a run"
+    for name in ("account", "watch"):
+        target = checks(instance, again, name)[None].target_materialization_data
+        assert target is not None
+        assert target.storage_id == newest.storage_id
 
 
 def test_a_window_that_is_owed_stays_red(
