@@ -191,9 +191,8 @@ class Tick:
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
-            key = landed_key(name)
-            target = internals.newest(instance, key)  # by now: what was settled just before is newer than `newest`
-            self.events.append(checks.evaluation(key, WATCH, None, checks.watch_check(seen), target))
+            # Of what is newest by now: what was settled in this tick is newer than `newest`.
+            self.events.append(checks.feed_evaluation(instance, landed_key(name), WATCH, checks.watch_check(seen)))
             self.cursor.told[name] = after
 
     @property

@@ -34,8 +34,8 @@ def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Ite
     if books.is_complete(window):
         yield evidence.window_event(books, key, window, WHY)
         yield from checks.window_evaluations(instance, books, key, [window])
-    yield checks.evaluation(key, ACCOUNT, None, checks.account(books), internals.newest(instance, key))
-    if (seen := internals.last_evaluation(instance, key, WATCH)) is not None:
+    yield checks.feed_evaluation(instance, key, ACCOUNT, checks.account(books))
+    if (seen := _watch_again(instance, key)) is not None:
         yield seen
 
 
@@ -113,15 +113,20 @@ def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation
     """By the ledger; what the sensor sees is not in it, and stays as it was seen last."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:
-        return checks.evaluation(key, name, None, checks.account(books), internals.newest(instance, key))
+        return checks.feed_evaluation(instance, key, name, checks.account(books))
     if name == WATCH:
-        seen = internals.last_evaluation(instance, key, name)
-        return internals.with_target(seen, internals.newest(instance, key)) if seen else None
+        return _watch_again(instance, key)
     if p.partition is None:
         return None
     window, target = parse_window(p.partition), internals.targets(instance, key, [p.partition]).get(p.partition)
     found = {FRONTIER: checks.frontier_check(books, window)} if name == FRONTIER else checks.of_window(books, window)
     return checks.evaluation(key, name, window, found[name], target) if name in found else None
+
+
+def _watch_again(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
+    """What the sensor or a run saw last, as said of what landed by now."""
+    seen = internals.last_evaluation(instance, key, WATCH)
+    return internals.with_target(seen, internals.newest(instance, key)) if seen else None
 
 
 def _windows(partitions: Collection[str]) -> Iterator[int]:

@@ -153,7 +153,8 @@ def land_request(context: dg.OpExecutionContext, name: str, asked: RunConfig) ->
 
 def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: RunConfig) -> Events:
     books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
-    yield _of_the_feed(context, feed, ACCOUNT, checks.account(books, landed, context.run.run_id))
+    said = checks.account(books, landed, context.run.run_id)
+    yield checks.feed_evaluation(context.instance, landed_key(feed.name), ACCOUNT, said)
     landed.check()
 
 
@@ -182,15 +183,8 @@ def _land(
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
     yield from _publish_events(context, books, landed, request.window if context.has_partition_key else None, rolled)
     if watched:
-        yield _of_the_feed(context, feed, WATCH, checks.watch_check(watched))
+        yield checks.feed_evaluation(context.instance, landed_key(feed.name), WATCH, checks.watch_check(watched))
     return books, landed
-
-
-def _of_the_feed(context: Context, feed: Feed, name: str, said: Said) -> dg.AssetCheckEvaluation:
-    """A check without partitions. It names the materialization that it speaks of: without one, Dagster compares times,
-    and SQLite keeps those of checks by the second."""
-    key = landed_key(feed.name)
-    return evaluation(key, name, None, said, internals.newest(context.instance, key))
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
