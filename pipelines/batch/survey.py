@@ -15,11 +15,11 @@ from sluice.pipelines.ledger.entries import (
     BoundaryEntry,
     OriginItem,
 )
-from sluice.pipelines.ledger.marks import check_marks
+from sluice.pipelines.ledger.marks import Committed, check_marks
 from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
 from sluice.pipelines.planning.held_back import HeldBack
-from sluice.pipelines.planning.origins import Committed, Refusal
+from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed, Sizing
 from sluice.pipelines.ports import Cluster, Edges
 from sluice.pipelines.publishing.manifest import receipts_meeting

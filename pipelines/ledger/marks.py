@@ -11,6 +11,7 @@ from sluice.pipelines.ledger.tip import BEYOND, Trace, entries_lost
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 
 Committed = Mapping[TopicPartition, CommittedOffset | None]
+"""What a group holds; None for a partition without an offset."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sluice.pipelines.feed.sections import Start, StartKind
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import KeyRange, OriginItem, SkipEntry
+from sluice.pipelines.ledger.marks import Committed
 from sluice.pipelines.ports import Clock, Cluster
 from sluice.pipelines.vocabulary.errors import (
     ClusterChanged,
@@ -24,8 +25,6 @@ from sluice.pipelines.vocabulary.errors import (
 )
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range, subtract
-
-Committed = Mapping[TopicPartition, CommittedOffset | None]
 
 
 @dataclass(frozen=True, slots=True)
