@@ -95,7 +95,7 @@ def of_window(books: Books, window: int) -> Metadata:
 def of_quarantine(books: Books, window: int) -> Metadata:
     """What of a complete window broke the contract."""
     receipts = books.receipts_in(window)
-    parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
     rows, seen = sum(p.rows for p in parts), sum(r.counts.landed + r.counts.quarantined for r in receipts)
     folder = paths.window_folder(window, books.feed.window.length)
     return {

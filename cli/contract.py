@@ -291,7 +291,7 @@ def _write(path: Path, text: str, force: bool) -> None:
 def _quarantine_files(receipts: Sequence[Receipt]) -> list[str]:
     from sluice.pipelines.vocabulary.receipts import PartKind
 
-    return [p.staged for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    return [p.staged for r in receipts for p in r.of(PartKind.QUARANTINED)]
 
 
 def _proposal_view(

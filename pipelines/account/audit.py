@@ -134,7 +134,7 @@ def _sums(receipts: Iterable[Receipt]) -> Iterator[AuditProblem]:
         if r.counts.total != r.slice.span:
             yield AuditProblem(5, f"{r.slice}: classes add up to {r.counts.total}, the span is {r.slice.span}")
         for kind, count in ((PartKind.LANDED, r.counts.landed), (PartKind.QUARANTINED, r.counts.quarantined)):
-            rows = sum(p.rows for p in r.parts if p.kind is kind)
+            rows = sum(p.rows for p in r.of(kind))
             if rows != count:
                 yield AuditProblem(5, f"{r.slice}: {count} records {kind}, {rows} rows in its parts")
         yield from _again(r)

@@ -81,7 +81,7 @@ def check(claim: Claim, r: Receipt, lake: Lake) -> None:
     """
     check_account(r)
     for kind in PartKind:
-        parts = [p for p in r.parts if p.kind is kind]
+        parts = r.of(kind)
         _check_names(claim, r, parts)
         groups = [_row_groups(claim, r, part, lake) for part in parts]
         for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
@@ -96,7 +96,7 @@ def check_account(r: Receipt) -> None:
     if counts.total != s.span or min(_each(counts)) < 0:
         raise _proof_failed(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
     for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
-        rows = sum(p.rows for p in r.parts if p.kind is kind)
+        rows = sum(p.rows for p in r.of(kind))
         if rows != expected:
             raise _proof_failed(s, f"{expected} records {kind}, {rows} rows in its parts")
 

@@ -106,7 +106,7 @@ def look(
 def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -> pa.Table:
     """These columns of the rows that would land. Leaves out tombstones of typed feeds."""
     found = []
-    for part in (p for r in receipts for p in r.parts if p.kind is PartKind.LANDED):
+    for part in (p for r in receipts for p in r.of(PartKind.LANDED)):
         with lake.open(part.staged) as file:
             read = pq.ParquetFile(file)
             gone = [TOMBSTONE] if TOMBSTONE in read.schema_arrow.names else []

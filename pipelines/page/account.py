@@ -89,7 +89,7 @@ class BatchAccount:
     def parts(self, kind: PartKind) -> list[tuple[Receipt, Part]]:
         """The batch's files of a kind, in log order."""
         ordered = sorted(self.receipts, key=lambda r: (r.slice.key, r.slice.start))
-        return [(r, p) for r in ordered for p in r.parts if p.kind is kind]
+        return [(r, p) for r in ordered for p in r.of(kind)]
 
     @cached_property
     def bytes(self) -> int:

@@ -146,7 +146,7 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: 
     for r in receipts:
         window = None if r.slice.window is None else settings.start_of(r.slice.window)
         windows[window] = windows.get(window, WindowQuarantine(window)) + _account(window, r)
-        for part in quarantined_parts(r):
+        for part in r.of(PartKind.QUARANTINED):
             for kind, records, first in _count_kinds(lake, part, asked, r.slice.tp):
                 held = kinds.get((window, kind), QuarantineGroup(window, kind, 0, f"{r.slice.tp}:{first}"))
                 kinds[window, kind] = QuarantineGroup(window, kind, held.records + records, held.first)
@@ -158,10 +158,6 @@ def _counting(receipts: Iterable[Receipt], lake: Lake, asked: Filter, settings: 
 def _account(window: int | None, r: Receipt) -> WindowQuarantine:
     relanded, mended = sum(x.span for x in r.relanded), sum(x.span for x in r.mended)
     return WindowQuarantine(window, r.counts.landed, r.counts.quarantined, relanded, mended)
-
-
-def quarantined_parts(r: Receipt) -> list[Part]:
-    return [p for p in r.parts if p.kind is PartKind.QUARANTINED]
 
 
 def _count_kinds(
@@ -178,7 +174,7 @@ def _count_kinds(
 def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -> Iterator[tuple[Receipt, pa.Table]]:
     """The first `most` rows that are asked for, whole, with the receipts that hold them."""
     for r in receipts:
-        for part in quarantined_parts(r):
+        for part in r.of(PartKind.QUARANTINED):
             for rows in rows_of(lake, parquet.place(lake, part)):
                 found = asked.split(rows, r.slice.tp)[0].slice(0, most)
                 most -= found.num_rows

@@ -77,7 +77,7 @@ def owed_letters(ledger: Ledger, state: State, since: int) -> tuple[Source, ...]
     for batch in (b for b in state.batches.values() if b.published is not None and b.published > since):
         # What replaces a part is published later than the part, so nothing due lies in an older batch.
         entry = ledger.publication(batch)
-        lying += [r for r in state.receipts(batch.published or 0, entry) if _quarantined_parts(r)]
+        lying += [r for r in state.receipts(batch.published or 0, entry) if r.of(PartKind.QUARANTINED)]
         (anew if batch.request.replace else first).extend(_refused_ranges(batch, entry))
     due = by_key((*_ranges_not_committed(state, first), *_ranges_without_letter(ledger, state, anew, since)))
     return tuple(sorted(_sources(lying, due), key=lambda s: (s.slice.key, s.slice.start)))
@@ -114,11 +114,7 @@ def _sources(lying: Iterable[Receipt], due: Mapping[Key, Sequence[Range]]) -> It
     """The quarantined parts of the receipts, where letters of them are due."""
     for r in lying:
         if ranges := intersect(due.get(r.slice.key, ()), r.slice.range):
-            yield Source(r.slice, _quarantined_parts(r), ranges)
-
-
-def _quarantined_parts(r: Receipt) -> tuple[Part, ...]:
-    return tuple(p for p in r.parts if p.kind is PartKind.QUARANTINED)
+            yield Source(r.slice, r.of(PartKind.QUARANTINED), ranges)
 
 
 # -- the letters themselves

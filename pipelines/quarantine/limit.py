@@ -65,7 +65,7 @@ def check_quarantine(receipts: Sequence[Receipt], policies: Policies, lake: Lake
     if not _exceeds(counts, policies):
         return
     bad, all_ = counts.quarantined, counts.quarantined + counts.landed
-    parts = [p for r in receipts for p in r.parts if p.kind is PartKind.QUARANTINED]
+    parts = [p for r in receipts for p in r.of(PartKind.QUARANTINED)]
     faults = faults_of([p.staged for p in parts], lake)
     lines = [str(fault) for fault in faults[:_SAID]]
     if rest := faults[_SAID:]:

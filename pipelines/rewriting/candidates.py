@@ -14,7 +14,7 @@ from sluice.pipelines.landing.rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake
-from sluice.pipelines.quarantine.held import Filter, quarantined_parts
+from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting.mending import Mender
 from sluice.pipelines.rewriting.sorter import Sorter
@@ -78,7 +78,7 @@ def find(
     candidates: list[Candidate] = []
     for r in receipts:
         with _still_there(ledger, r):
-            for part in quarantined_parts(r):
+            for part in r.of(PartKind.QUARANTINED):
                 check_source(lake, feed.name, part)
             trial = _try_records(lake, r, asked, shape, mender)
         done += r.counts.quarantined
@@ -112,7 +112,7 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
 
 def _try_records(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
     sorter = Sorter(r.slice, shape, mender)
-    for part in quarantined_parts(r):
+    for part in r.of(PartKind.QUARANTINED):
         for rows in rows_of(lake, part.path):
             chosen, _ = asked.split(rows, r.slice.tp)
             if chosen.num_rows:

@@ -76,7 +76,7 @@ class RewriteContext:
     def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
         """The rows of the receipts' parts of one kind, in offset order."""
         for r in receipts:
-            files = [self.rows_of(place(p)) for p in r.parts if p.kind is kind]
+            files = [self.rows_of(place(p)) for p in r.of(kind)]
             # Files by the records' own time lie beside each other in the order, all others one after the other.
             yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 

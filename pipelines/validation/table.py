@@ -79,7 +79,7 @@ class StagedTable:
         self._places = [str(r.slice.tp) for r in receipts]
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
-            for part in (p for p in receipt.parts if p.kind is PartKind.LANDED):
+            for part in receipt.of(PartKind.LANDED):
                 for batch in parquet.batches(lake, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
                     self._insert(at, batch)
         if self._made:

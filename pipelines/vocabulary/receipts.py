@@ -138,6 +138,10 @@ class Receipt:
     mended: tuple[Range, ...] = ()
     adopted: bool = field(default=False, compare=False)
 
+    def of(self, kind: PartKind) -> tuple[Part, ...]:
+        """The parts that hold rows of this kind."""
+        return tuple(p for p in self.parts if p.kind is kind)
+
 
 @dataclass(frozen=True, slots=True)
 class SliceFailure:

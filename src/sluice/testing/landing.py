@@ -159,7 +159,7 @@ class LandedMessages:
         return sorted(found, key=lambda r: (r.slice.tp, r.slice.start))
 
     def _table(self, kind: PartKind) -> pa.Table:
-        parts = (p.path for r in self._receipts for p in r.parts if p.kind is kind)
+        parts = (p.path for r in self._receipts for p in r.of(kind))
         batches = [b for path in parts for b in parquet.batches(self.lake, path, _BATCH_ROWS)]
         table = pa.Table.from_batches(batches) if batches else self._schema(kind).empty_table()
         return table.cast(plain(table.schema)).replace_schema_metadata()
