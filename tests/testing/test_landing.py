@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 from sluice.pipelines.contract.expectation import Severity
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ledger.entries import OriginEntry, OriginItem
 from sluice.pipelines.vocabulary.errors import ContractBroken, FeedError, UnknownTopic, UsageError, WindowIncomplete
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.resources.lake_local import LocalLake
 from sluice.resources.reading import of_feed
 from sluice.testing import Message, land
 from sluice.testing.lake import MemoryLake
@@ -164,3 +168,15 @@ def test_a_report_is_over_one_complete_window(orders: Path, tmp_path: Path, monk
     assert asked[0].arrow(["id"]).to_pylist() == [{"id": 6}]
     with pytest.raises(WindowIncomplete):
         landed.report(report, "2026-01-01T07")
+
+
+def test_a_lake_that_came_from_a_kafka_is_left_alone(orders: Path, tmp_path: Path) -> None:
+    """What a run has planned there would be given up as a refused batch of a test's."""
+    ledger = Ledger(LocalLake(tmp_path / "lake"), "orders", lambda: 0, "run", "a-real-cluster")
+    key = Key("orders", 0, "id-1")
+    ledger.append(lambda s: OriginEntry(items=(OriginItem(key=key, offset=0, committed=None, why="test"),)))
+    before = ledger.read().number
+    with pytest.raises(UsageError, match="a-real-cluster") as refused:
+        land(orders, [Message(order(1))], lake=tmp_path / "lake")
+    assert "tmp_path" in refused.value.remedy
+    assert ledger.read().number == before

@@ -194,6 +194,7 @@ def land(
     ready.ready()
     clock = MemoryClock(BEGIN)
     ledger = Ledger(place, feed.name, clock, "", _CLUSTER)
+    _refuse_real(ledger, lake)
     _give_up_refused(ledger)
     state = ledger.read()
     begin = state.boundary_times[-1] if state.boundary_times else feed.window.start_of(BEGIN)
@@ -224,6 +225,15 @@ def _lake_at(lake: str | os.PathLike[str] | Lake | None) -> Lake:
     if "://" in str(lake):
         raise UsageError(f"{lake} is no folder", remedy="name a folder, or leave `lake` out to land in memory")
     return LocalLake(Path(lake))
+
+
+def _refuse_real(ledger: Ledger, lake: object) -> None:
+    """Nothing is given up, nor landed, in a lake that holds what came from a Kafka."""
+    if (cluster := ledger.read().cluster) not in ("", _CLUSTER):
+        raise UsageError(
+            f"the lake {lake} holds what feed {ledger.feed} landed from Kafka cluster {cluster}",
+            remedy="land into a folder of the test's own, such as tmp_path",
+        )
 
 
 def _give_up_refused(ledger: Ledger) -> None:
