@@ -12,7 +12,7 @@ from sluice.pipelines.schema.schema import parse_schema
 from tests.pipelines.records.typed.rows import FIRST, by_offset, convert
 
 DOCS = (Path(__file__).parents[4] / "docs" / "formats.md").read_text()
-FIELDS = DOCS.split("## What becomes of a field")[1].split("## What becomes of a value")[0]
+FIELDS = DOCS.split("## How a field lands")[1].split("## How a value lands")[0]
 CASES = re.findall(r"^\| `(.+?)` \| `(.+)` \| (.+) \|$", FIELDS, re.MULTILINE)
 
 
