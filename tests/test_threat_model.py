@@ -1,4 +1,4 @@
-"""The threat model names a test for what it says is held: each of them exists."""
+"""The threat model names a test for each attack that it says is stopped: each of these tests exists."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_every_threat_names_a_test() -> None:
-    tables = MODEL.read_text().partition("## What is tried")[2].partition("## What is not held")[0]
+    tables = MODEL.read_text().partition("## Attacks")[2].partition("## What is not protected")[0]
     rows = [
-        line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| tried", "| where"))
+        line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| attack", "| where"))
     ]
     assert [row for row in rows if not NAMED.search(row)] == []
 
