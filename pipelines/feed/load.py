@@ -17,7 +17,8 @@ from sluice.pipelines.vocabulary.errors import FeedError
 def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
     """The feed in the file, with the contract in the file beside it, if there is one. Raises FeedError.
 
-    Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`.
+    Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`, and
+    `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on.
     """
     found = _load(path, environ)
     if isinstance(found, Feed):
@@ -72,13 +73,16 @@ def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, .
         return (FileProblem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
     if path.suffix != ".yaml":
         return (FileProblem("", "does not end in .yaml", "rename it"),)
+    root = path.resolve().parent.parent
     try:
-        data = {"feed": path.stem} | read_yaml(path, environ)
+        read = read_yaml(path, environ, root)
     except YamlError as error:
         return error.problems
+    data = {"feed": path.stem} | read.data
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
-    return _validate(reaching_kafka(data, environ), path.resolve().parent.parent)
+    context = {"root": root, "filled_from_files": read.filled_from_files}
+    return _validate(reaching_kafka(data, environ), context)
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -89,11 +93,11 @@ def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str
     return data | {"kafka": kafka | {"bootstrap": known}}
 
 
-def _validate(data: dict[str, Any], root: Path) -> Feed | tuple[FileProblem, ...]:
+def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:
     found: Feed | None = None
     problems: tuple[FileProblem, ...] = ()
     try:
-        found = Feed.model_validate(data, context={"root": root})
+        found = Feed.model_validate(data, context=context)
     except ValueError as error:
         problems = problems_of(error, Feed)
     return found or problems

@@ -25,6 +25,7 @@ _REMEDIES = {
     "kafka": "see docs/feeds.md for the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
     "lake": "name a folder, or s3://bucket/prefix",
+    "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
     "s3": 'see docs/feeds.md, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",

@@ -14,7 +14,9 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    ValidationInfo,
     field_serializer,
+    field_validator,
     model_validator,
 )
 
@@ -22,7 +24,7 @@ from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text
 from sluice.pipelines.feed.topics import TopicName
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.kafka import FetchLimits
-from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE
+from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, safe_text
 
 
 class StartKind(StrEnum):
@@ -269,6 +271,17 @@ class SparkSettings(Settings):
 
     master: Text | None = None
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
+
+    @field_validator("conf")
+    @classmethod
+    def _secrets_are_named_so(cls, conf: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        """What comes from a file is a secret, and Spark itself hides only what is named like one."""
+        from_files = {k.removeprefix("spark.conf.") for k in (info.context or {}).get("filled_from_files", ())}
+        shown = sorted(k for k in conf if k in from_files and not _SECRET.search(k))
+        if shown:
+            names = ", ".join(map(safe_text, shown))
+            raise ValueError(f"has a value from a file in {names}, which Spark would show to everybody")
+        return conf
 
     @field_serializer("conf")
     def _mask_secrets(self, conf: dict[str, str]) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""Reads a YAML file strictly: plain data only, bounded, with `${NAME}` filled in from the environment.
+"""Reads a YAML file strictly: plain data only, bounded, with `${NAME}` filled in from the environment and
+`${file:PATH}` from a file.
 
 Guarantee: no Python objects, tags, anchors or duplicate keys, and bounded size and depth. No error holds what could be
-a secret: a value, a line of the file, or a variable's content. A scalar is null, true or false, a number or a string;
-dates, octals, `yes` and `no` stay strings.
+a secret: a value, a line of the file, or the content of a variable or of a file that is filled in. A scalar is null,
+true or false, a number or a string; dates, octals, `yes` and `no` stay strings.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import yaml
 
 MAX_BYTES = 256 << 10
 MAX_DEPTH = 16
+MAX_FILLED_BYTES = 64 << 10
+"""How much a file may hold that is filled in."""
 
-_VARIABLE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})?")
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?:file:(?!-)([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +41,27 @@ class YamlError(Exception):
         self.problems = problems
 
 
-def read_yaml(path: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The file's mapping. Variables are filled in; keys without a value are left out. Raises YamlError."""
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """What a file says. `filled_from_files` are the keys, dotted, whose values hold the content of another file."""
+
+    data: dict[str, Any]
+    filled_from_files: frozenset[str]
+
+
+def read_yaml(path: Path, environ: Mapping[str, str], root: Path) -> YamlFile:
+    """The file's mapping, its variables filled in. Keys without a value are left out.
+
+    Relative paths in `${file:PATH}` count from `root`. Each call reads these files anew. Raises YamlError.
+    """
     data = parse_yaml(_read(path))
     if not isinstance(data, dict):
         raise YamlError(FileProblem("", "is not a mapping", "write `key: value` lines"))
-    problems: list[FileProblem] = []
-    filled: dict[str, Any] = _fill(data, environ, "", problems)
-    if problems:
-        raise YamlError(*problems)
-    return filled
+    filling = _Filling(environ, root)
+    filled: dict[str, Any] = filling.fill(data, "")
+    if filling.problems:
+        raise YamlError(*filling.problems)
+    return YamlFile(filled, frozenset(filling.from_files))
 
 
 def _read(path: Path) -> str:
@@ -132,31 +146,83 @@ for _tag, _scalar, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_scalar})$"), _first)
 
 
-def _fill(value: Any, environ: Mapping[str, str], key: str, problems: list[FileProblem]) -> Any:
-    if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: _variable(found, environ, key, problems), value)
-    below = f"{key}." if key else ""
-    if isinstance(value, list):
-        return [_fill(v, environ, f"{below}{i}", problems) for i, v in enumerate(value)]
-    if isinstance(value, dict):
-        return {k: _fill(v, environ, f"{below}{k}", problems) for k, v in value.items() if v is not None}
-    return value
+@dataclass(frozen=True)
+class _Filling:
+    """Fills variables in; `problems` and `from_files` grow meanwhile."""
 
+    environ: Mapping[str, str]
+    root: Path
+    problems: list[FileProblem] = field(default_factory=list)
+    from_files: set[str] = field(default_factory=set)
 
-def _variable(found: re.Match[str], environ: Mapping[str, str], key: str, problems: list[FileProblem]) -> str:
-    if found[0] == "$${":
-        return "${"
-    name, default = found[1], found[2]
-    if name is None:
-        problems.append(
-            FileProblem(key, "has a `${` that starts no variable", "write ${NAME} or ${NAME:-default}; $${ for ${")
-        )
+    def fill(self, value: Any, key: str) -> Any:
+        if isinstance(value, str):
+            return _VARIABLE.sub(lambda found: self._variable(found, key), value)
+        below = f"{key}." if key else ""
+        if isinstance(value, list):
+            return [self.fill(v, f"{below}{i}") for i, v in enumerate(value)]
+        if isinstance(value, dict):
+            return {k: self.fill(v, f"{below}{k}") for k, v in value.items() if v is not None}
+        return value
+
+    def _variable(self, found: re.Match[str], key: str) -> str:
+        if found[0] == "$${":
+            return "${"
+        file, name, default = found.groups()
+        if file is not None:
+            return self._content(file, key)
+        if name is None:
+            remedy = "write ${NAME}, ${NAME:-default} or ${file:PATH}; $${ for ${"
+            self.problems.append(FileProblem(key, "has a `${` that starts no variable", remedy))
+            return ""
+        given = self.environ.get(name)
+        if given is None or (not given and default is not None):
+            given = default
+        if given is None:
+            what = f"needs the environment variable {name}, which is not set"
+            self.problems.append(FileProblem(key, what, f"export {name}=…"))
+        return given or ""
+
+    def _content(self, file: str, key: str) -> str:
+        self.from_files.add(key)
+        found = _content_of(self.root, file)
+        if isinstance(found, str):
+            return found
+        self.problems.append(FileProblem(key, found.what, found.remedy))
         return ""
-    given = environ.get(name)
-    if given is None or (not given and default is not None):
-        given = default
-    if given is None:
-        problems.append(
-            FileProblem(key, f"needs the environment variable {name}, which is not set", f"export {name}=…")
-        )
-    return given or ""
+
+
+def _content_of(root: Path, file: str) -> str | FileProblem:
+    """The whole content of the file, without one newline at its end; or why there is none."""
+    if not file.strip():
+        return FileProblem("", "has a `${file:}` that names no file", "write ${file:/run/secrets/NAME}")
+    if ":-" in file:
+        return FileProblem("", "has a `${file:…}` with a default", "a file has none; write ${NAME:-default} for one")
+    try:
+        path = root / Path(file).expanduser()
+        name = f"the file {_printed(path)}"
+        if path.is_dir():
+            return FileProblem("", f"needs {name}, which is a folder", "name a file in it")
+        if path.exists() and not path.is_file():
+            return FileProblem("", f"needs {name}, which is no regular file", "name one that is")
+        with path.open("rb") as opened:
+            raw = opened.read(MAX_FILLED_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        remedy = "write or mount it, or mend the path; relative paths count from the project's folder"
+        return FileProblem("", f"needs {name}, which does not exist", remedy)
+    except PermissionError:
+        return FileProblem("", f"needs {name}, which this user may not read", "let the user that runs Sluice read it")
+    except (OSError, ValueError, RuntimeError):  # a name that the system does not take, or a `~` of nobody
+        return FileProblem("", f"needs the file {_printed(file)}, which cannot be read", "mend the path")
+    if len(raw) > MAX_FILLED_BYTES:
+        return FileProblem("", f"needs {name}, which is larger than {MAX_FILLED_BYTES >> 10} KiB", "name another file")
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return FileProblem("", f"needs {name}, which is not UTF-8", "write it anew as text")
+    text = re.sub(r"\r?\n\Z", "", text)
+    return text or FileProblem("", f"needs {name}, which is empty", "write the value into it")
+
+
+def _printed(path: Path | str) -> str:
+    return "".join(c if c.isprintable() else "�" for c in str(path)[:500])

@@ -1,8 +1,8 @@
-"""A canary in every secret that a feed may hold, filled in from the environment: after a day's work it is found nowhere
-that anybody reads.
+"""A canary in every secret that a feed may hold, filled in from the environment and from files: after a day's work it
+is found nowhere that anybody reads, and meanwhile in no process's arguments.
 
 The day: feed files that are wrong, one whose Kafka refuses the password, and one that lands on S3 by real tasks in
-Spark, with a quarantine, a report and a replay, all with debug logs.
+Spark, which writes its event log, with a quarantine, a report and a replay, all with debug logs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,6 +34,14 @@ CANARIES = {
     "CANARY_TOKEN": "canary-token-Bv8/nH+1",
     "CANARY_SPARK": "canary-spark-Gd5/yL+6",
 }
+IN_FILES = {
+    "kafka": "canary-file-kafka-Hs2/bN+7",
+    "s3": "canary-file-s3-Lk6/pV+3",
+    "spark": "canary-file-spark-Wd1/jC+5",
+    "plain": "canary-file-plain-Zr8/mQ+4",
+}
+"""By the name of the file, below the project's folder, that holds it. `plain` stands in fields that are no secrets."""
+SECRETS = "secrets"
 LOOKED_AT = {
     "/log/0": b"quarantined",
     ".parquet": b"sluice.plan_hash",
@@ -41,6 +51,8 @@ LOOKED_AT = {
     ".db": b"ASSET_MATERIALIZATION",
     "compute_logs": b"",
     ".err": b"",
+    "events/": b"SparkListenerTaskEnd",
+    "/cmdline": b"java",
     "stderr": b"wrong.yaml",
 }
 """Where the canary could be, and what is there for sure: else nobody looked."""
@@ -51,11 +63,18 @@ start: earliest
 format: json
 schema: {id: int32 not null, name: string}
 lake: '%s'
-s3: {endpoint: '%s', region: '%s', access_key_id: visible, secret_access_key: "${CANARY_S3}",
+s3: {endpoint: '%s', region: '%s', access_key_id: visible, secret_access_key: "${file:secrets/s3}",
      session_token: "${CANARY_TOKEN}"}
 landing: {compression: none}
 policies: {quarantine_limit: {share: 1}}
-spark: {master: 'local[1,3]', conf: {spark.hadoop.fs.s3a.secret.key: "${CANARY_SPARK}"}}
+spark:
+  master: local[1,3]
+  conf:
+    spark.hadoop.fs.s3a.secret.key: "${CANARY_SPARK}"
+    spark.my.password: "${file:secrets/spark}"
+    spark.eventLog.enabled: true
+    spark.eventLog.compress: false
+    spark.eventLog.dir: '%s'
 """
 LOCKED = """
 kafka:
@@ -67,6 +86,30 @@ kafka:
   sasl_plain_password: "${CANARY_KAFKA}"
 topics: orders
 start: earliest
+"""
+MOUNTED = """
+kafka:
+  bootstrap: '%s'
+  bootstrap_timeout_ms: 1000
+  security_protocol: SASL_SSL
+  sasl_mechanism: PLAIN
+  sasl_plain_username: reader
+  sasl_plain_password: "${file:secrets/kafka}"
+  ssl_password: "${file:secrets/kafka}"
+  proxy_url: "socks5://reader:${file:secrets/kafka}@127.0.0.1:9"
+topics: orders
+start: earliest
+lake: s3://bucket
+s3: {access_key_id: "${file:secrets/s3}", secret_access_key: "${file:secrets/s3}", session_token: "${file:secrets/s3}"}
+spark: {conf: {spark.my.password: "${file:secrets/spark}"}}
+"""
+WRONG_TOO = """
+kafka: {bootstrap: "${file:secrets/plain}", security_protocol: "${file:secrets/plain}"}
+topics: ["${file:secrets/plain}"]
+start: "${file:secrets/plain}"
+lake: "s3://${file:secrets/plain}"
+s3: {endpoint: "${file:secrets/plain}", retries: "${file:secrets/plain}"}
+spark: {conf: {spark.shown: "${file:secrets/plain}"}}
 """
 WRONG = """
 kafka: {bootstrap: "${CANARY_KAFKA}", sasl_plain_password: "${CANARY_KAFKA}", security_protocol: "${CANARY_KAFKA}"}
@@ -83,6 +126,10 @@ DAY = [
     ["feeds", "check"],
     ["run", "wrong", "--json"],
     ["run", "locked", "--debug", "--json"],
+    ["run", "locked_too", "--debug"],
+    ["run", "mounted", "--debug", "--json"],
+    ["plan", "mounted", "--debug"],
+    ["run", "wrong_too", "--json"],
     ["run", "orders", "--debug"],
     ["quarantine", "replay", "orders", "--debug"],
     ["report", "orders", "--output", "report.html"],
@@ -116,9 +163,22 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], 
             producer.send(topic, value)
     feeds = tmp_path / "project" / "feeds"
     feeds.mkdir(parents=True)
-    orders = ORDERS % (kafka.bootstrap, topic, s3_store.lake(), s3.endpoint, s3.region)
-    for name, text in {"orders": orders, "locked": LOCKED % kafka.bootstrap, "wrong": WRONG}.items():
+    events = tmp_path / "scratch" / "events"
+    events.mkdir(parents=True)
+    texts = {
+        "orders": ORDERS % (kafka.bootstrap, topic, s3_store.lake(), s3.endpoint, s3.region, events),
+        "locked": LOCKED % kafka.bootstrap,
+        "locked_too": LOCKED.replace("${CANARY_KAFKA}", "${file:secrets/kafka}") % kafka.bootstrap,
+        "mounted": MOUNTED % kafka.bootstrap,
+        "wrong": WRONG,
+        "wrong_too": WRONG_TOO,
+    }
+    for name, text in texts.items():
         (feeds / f"{name}.yaml").write_text(text)
+    secrets = feeds.parent / SECRETS
+    secrets.mkdir()
+    for name, secret in IN_FILES.items():
+        (secrets / name).write_text(f"{secret}\n")
     (feeds / "orders.contract.json").write_text(json.dumps(CONTRACT))
     return feeds.parent
 
@@ -126,23 +186,25 @@ def project(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], 
 @pytest.mark.spark
 def test_a_secret_is_found_nowhere(project: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
-    scratch.mkdir()
     env = os.environ | CANARIES | {"TMPDIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
     for name in ("SLUICE_PROJECT", "KAFKA_BOOTSTRAP", "DAGSTER_HOME"):
         env.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(DAY)], cwd=project, env=env, capture_output=True, check=False
-    )
+    command = [sys.executable, "-c", SCRIPT, json.dumps(DAY)]
+    with _watched() as command_lines:
+        done = subprocess.run(command, cwd=project, env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     codes = dict(zip(map(" ".join, DAY), json.loads(done.stdout.splitlines()[-1]), strict=True))
     assert codes["run orders --debug"] == 0, done.stderr.decode()[-3000:]
     assert codes["audit orders --rescan --debug --json"] == 0
     assert (codes["run wrong --json"], codes["run locked --debug --json"]) == (2, 1)
+    assert (codes["run wrong_too --json"], codes["run locked_too --debug"]) == (2, 1)
+    assert codes["run mounted --debug --json"] == 2, "what is in the file is no part of a proxy's address"
 
-    found = [*_everything(project, scratch), ("stdout", done.stdout), ("stderr", done.stderr)]
+    said = [("stdout", done.stdout), ("stderr", done.stderr)]
+    found = [*_everything(project, scratch), *said, *(("/proc/0/cmdline", line) for line in command_lines)]
     assert [name for name, data in found if _has(data)] == []
-    for kind, said in LOOKED_AT.items():
-        assert any(kind in name and said in data for name, data in found), f"nobody looked into {kind}"
+    for kind, there in LOOKED_AT.items():
+        assert any(kind in name and there in data for name, data in found), f"nobody looked into {kind}"
 
 
 def test_the_search_finds_a_canary(tmp_path: Path) -> None:
@@ -159,8 +221,29 @@ def test_the_search_finds_a_canary(tmp_path: Path) -> None:
 # -- looking
 
 
+@contextmanager
+def _watched() -> Iterator[set[bytes]]:
+    """The command lines of all processes that are there while the block runs."""
+    seen: set[bytes] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            for place in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):
+                    seen.add(place.read_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        watcher.join()
+
+
 def _has(data: bytes) -> bool:
-    return any(form in data for secret in CANARIES.values() for form in _forms(secret))
+    return any(form in data for secret in (*CANARIES.values(), *IN_FILES.values()) for form in _forms(secret))
 
 
 def _forms(secret: str) -> Iterator[bytes]:
@@ -170,7 +253,7 @@ def _forms(secret: str) -> Iterator[bytes]:
 
 def _everything(project: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
     """All that the day left: the project with Dagster's home and its logs, the lake, and what was temporary."""
-    yield from _files(project)
+    yield from (found for found in _files(project) if Path(found[0]).parent != project / SECRETS)
     yield from _files(scratch)
     lake = open_lake(load_feed(project / "feeds" / "orders.yaml", CANARIES))
     yield from ((path, lake.get(path) or b"") for path in lake.list(""))

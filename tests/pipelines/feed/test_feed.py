@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -353,6 +354,63 @@ def test_missing_variables_are_named_all_at_once_with_file_and_key(write: Write)
     assert "group: needs the environment variable GROUP, which is not set" in told
     assert "topics.0: needs the environment variable TOPIC" in told
     assert "kafka.bootstrap: has a `${` that starts no variable" in told
+
+
+def test_secrets_from_files(write: Write, tmp_path: Path) -> None:
+    """Absolute paths, and relative ones from the project's folder; one newline at the end is not part of it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pw").write_bytes(b"p ${HOST}w\n\r\n")
+    (tmp_path / "ends").write_text("s3\n")
+    kafka = {**SASL, "sasl_plain_password": "${file:run/pw}", "sasl_plain_username": "u-${file:ends}-${HOST}"}
+    path = write(kafka=kafka, s3={"access_key_id": "a", "secret_access_key": f"${{file:{tmp_path}/ends}}"})
+    feed = load_feed(path, {"HOST": "h"})
+    assert feed.kafka.client_settings()["sasl_plain_password"] == "p ${HOST}w\n", "it is not filled in again"
+    assert feed.kafka.sasl_plain_username == "u-s3-h"
+    assert feed.s3.secret_access_key is not None
+    assert feed.s3.secret_access_key.get_secret_value() == "s3"
+
+    (tmp_path / "ends").write_text("rotated")
+    assert load_feed(path, {"HOST": "h"}).kafka.sasl_plain_username == "u-rotated-h", "each load reads it anew"
+    assert load_feed(write(group="${file:-mine}"), {}).group == "mine", "a variable may be called `file`"
+
+
+def test_files_of_secrets_that_cannot_serve_are_named_all_at_once(write: Write, tmp_path: Path) -> None:
+    files = {"large": SECRET.encode() * 6000, "binary": b"\xff" + SECRET.encode(), "empty": b"\r\n", "hidden": b"x"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "hidden").chmod(0)
+    os.mkfifo(tmp_path / "pipe")
+    said = {
+        "none": "does not exist",
+        "large/none": "does not exist",
+        "feeds": "is a folder",
+        "large": "is larger than 64 KiB",
+        "binary": "is not UTF-8",
+        "empty": "is empty",
+        "pipe": "is no regular file",
+        "\0": "cannot be read",
+    } | ({"hidden": "this user may not read"} if os.geteuid() else {})
+    told = refused(
+        write(kafka={**SASL, "sasl_plain_password": "${file:none}"}, topics=[f"${{file:{n}}}" for n in said])
+    )
+    assert f"kafka.sasl_plain_password: needs the file {tmp_path}/none, which does not exist" in told
+    assert "relative paths count from the project's folder" in told
+    for i, (name, why) in enumerate(said.items()):
+        assert re.search(rf"topics\.{i}: needs the file .*, which {why}", told), (name, told)
+    assert SECRET not in told
+
+    assert "group: has a `${file:…}` with a default" in refused(write(group="${file:none:-x}"))
+    assert "group: has a `${file:}` that names no file" in refused(write(group="${file: }"))
+    assert "group: has a `${` that starts no variable" in refused(write(group="${file:/run/${HOME}}"), {"HOME": "x"})
+
+
+def test_spark_is_given_no_secret_that_it_would_show(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(SECRET)
+    fine = load_feed(write(spark={"conf": {"spark.my.password": "${file:s}", "spark.b": "2"}}), {})
+    assert fine.spark.conf["spark.my.password"] == SECRET
+    told = refused(write(spark={"conf": {"spark.a": "a${file:s}", "spark.b": "2"}}))
+    assert "spark.conf: has a value from a file in spark.a, which Spark would show to everybody" in told
+    assert SECRET not in told
 
 
 def test_keys_are_not_filled_in(write: Write) -> None:
