@@ -10,10 +10,19 @@ from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from sluice.assets import contracts, internals, metadata
+from sluice.assets import contracts, internals
 from sluice.assets.books import Books
 from sluice.assets.contracts import Said
 from sluice.assets.markdown import plain
+from sluice.assets.metadata.account import (
+    PartitionStanding,
+    failures_metadata,
+    live_metadata,
+    standings,
+    standings_metadata,
+)
+from sluice.assets.metadata.committed import behind, behind_metadata
+from sluice.assets.metadata.watched import watch_metadata
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.planning.windows import count_marker_searches
 from sluice.pipelines.vocabulary.units import many, show_window
@@ -95,15 +104,15 @@ def feed_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str, s
 def account(books: Books, landed: Landed | None = None, run: str = "") -> Said:
     """Is everything that was asked for landed, and every account closed up to where it reaches? `landed`: of the run
     that asks, `run`."""
-    found, failed = metadata.standings(books), failures(landed) if landed else 0
+    found, failed = standings(books), failures(landed) if landed else 0
     open_ = [s for s in found if not s.whole]
     return {
         "passed": not failed and not open_,
         "severity": dg.AssetCheckSeverity.ERROR if failed else dg.AssetCheckSeverity.WARN,
         "description": in_vain(failed) if failed else _standing(found, len(open_)),
-        "metadata": metadata.of_standings(found)
-        | metadata.of_live(books, run)
-        | (metadata.of_failures(landed) if landed else {}),
+        "metadata": standings_metadata(found)
+        | live_metadata(books, run)
+        | (failures_metadata(landed) if landed else {}),
     }
 
 
@@ -116,7 +125,7 @@ def in_vain(failed: int) -> str:
     return f"{failed} slices or partitions were asked for and did not land; they stay owed"
 
 
-def _standing(found: list[metadata.PartitionStanding], open_: int) -> str:
+def _standing(found: list[PartitionStanding], open_: int) -> str:
     if open_:
         return f"{open_} of {len(found)} partitions have holes below what landed, or ranges that a live batch reserves"
     if waiting := sum(bool(s.holes) for s in found):
@@ -126,13 +135,13 @@ def _standing(found: list[metadata.PartitionStanding], open_: int) -> str:
 
 def frontier_check(books: Books, window: int) -> Said:
     """Has the frontier, which is what is committed, passed the window? To wait for what was not tried is no warning."""
-    held = metadata.behind(books, window)
+    held = behind(books, window)
     stuck = [b for b in held if not books.untried(b.key)]
     return {
         "passed": not stuck,
         "severity": dg.AssetCheckSeverity.WARN,
         "description": _held_text(len(held), len(stuck)),
-        "metadata": metadata.of_behind(held),
+        "metadata": behind_metadata(held),
     }
 
 
@@ -158,5 +167,5 @@ def watch_check(watched: WatchResult) -> Said:
         "passed": first is None,
         "severity": dg.AssetCheckSeverity.ERROR if severe else dg.AssetCheckSeverity.WARN,
         "description": plain(f"{first}{more}") if first else "nothing to look at",
-        "metadata": metadata.of_watched(watched),
+        "metadata": watch_metadata(watched),
     }

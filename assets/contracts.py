@@ -13,9 +13,10 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets import metadata
 from sluice.assets.books import Books, Judged
 from sluice.assets.markdown import plain
+from sluice.assets.metadata.landed import breach_counts, column_schema
+from sluice.assets.metadata.tables import Metadata, table
 from sluice.pipelines.contract.catalogue import ENTRIES, Issue, text
 from sluice.pipelines.contract.expectation import Expectation, Severity
 from sluice.pipelines.contract.results import ExpectationOutcome
@@ -96,7 +97,7 @@ def _of_breaches(breaches: Sequence[Breach], refused: BatchRefused, page: str | 
         "passed": False,
         "severity": dg.AssetCheckSeverity.ERROR,
         "description": plain(f"nothing was published: {_lines(b.said for b in breaches)}"),
-        "metadata": {"breaches": metadata.table(rows, columns), "way out": refused.remedy} | _report(page),
+        "metadata": {"breaches": table(rows, columns), "way out": refused.remedy} | _report(page),
     }
 
 
@@ -150,18 +151,18 @@ def _fine(books: Books, window: int, found: Sequence[Judged]) -> str:
     return f"{said}; recorded: {_lines(map(_line, recorded))}" if recorded else said
 
 
-def _of_judged(books: Books, window: int, found: Sequence[Judged]) -> metadata.Metadata:
+def _of_judged(books: Books, window: int, found: Sequence[Judged]) -> Metadata:
     kept_out = any(j.outcome.unexpected and j.outcome.quarantines for j in found)
     return {
         "expectations": _table([j.outcome for j in found]),
-        **metadata.breach_counts(found),
+        **breach_counts(found),
         "contract": ", ".join(dict.fromkeys(j.contract for j in found)) or "none",
         **({"look at them": _show(books.feed.name, window)} if kept_out else {}),
         **_report(books.page(window)),
     }
 
 
-def _report(page: str | None) -> metadata.Metadata:
+def _report(page: str | None) -> Metadata:
     return {"report": dg.MetadataValue.path(page)} if page else {}
 
 
@@ -172,7 +173,7 @@ def _show(feed: str, window: int) -> str:
 def _table(found: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:
     """What is broken first."""
     ordered = sorted(found, key=lambda o: (o.passed, not _fails(o)))
-    return metadata.table([_row(o) for o in ordered], _COLUMNS)
+    return table([_row(o) for o in ordered], _COLUMNS)
 
 
 _COLUMNS = {
@@ -208,11 +209,11 @@ def _of_schema(books: Books, window: int) -> Said:
         "passed": not found,
         "severity": dg.AssetCheckSeverity.WARN,
         "description": plain(_lines(map(describe_drift, found))) if found else "as the schema says",
-        "metadata": of_drift(found, receipts) | metadata.column_schema(books, receipts),
+        "metadata": of_drift(found, receipts) | column_schema(books, receipts),
     }
 
 
-def of_drift(found: Sequence[Drift], receipts: Sequence[Receipt]) -> metadata.Metadata:
+def of_drift(found: Sequence[Drift], receipts: Sequence[Receipt]) -> Metadata:
     """How many fields drift in which way, and which."""
     rows: list[dict[str, str | int]] = [
         {
@@ -226,7 +227,7 @@ def of_drift(found: Sequence[Drift], receipts: Sequence[Receipt]) -> metadata.Me
     ]
     columns = {"field": "string", "is": "string", "type": "string", "records": "int", "first": "string"}
     counts = {f"{kind}_fields": sum(d.kind is kind for d in found) for kind in DriftKind}
-    return counts | ({"drift": metadata.table(rows, columns)} if rows else {})
+    return counts | ({"drift": table(rows, columns)} if rows else {})
 
 
 def _coordinates(drift: Drift, receipts: Sequence[Receipt]) -> list[str]:

@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Iterator
 
 import dagster as dg
 
-from sluice.assets import metadata
 from sluice.assets.books import Books, quarantines
+from sluice.assets.metadata.landed import batch_metadata, quarantine_metadata, window_metadata
+from sluice.assets.metadata.tables import Metadata
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.vocabulary.errors import Failed
@@ -62,14 +63,14 @@ def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[i
 def window_result(books: Books, window: int) -> dg.MaterializeResult[None]:
     """The complete window that is the run's own partition, as the step's result."""
     key, version = landed_key(books.feed.name), dg.DataVersion(books.window_version(window))
-    return dg.MaterializeResult(asset_key=key, metadata=_window_metadata(books, key, window), data_version=version)
+    return dg.MaterializeResult(asset_key=key, metadata=_metadata_in(books, key, window), data_version=version)
 
 
 def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         landed_key(books.feed.name),
         description=why or None,
-        metadata=metadata.of_batch(books, batch),
+        metadata=batch_metadata(books, batch),
         tags={VERSION: books.batch_version(batch)},
     )
 
@@ -80,13 +81,13 @@ def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> 
         key,
         partition=show_window(window),
         description=why or None,
-        metadata=_window_metadata(books, key, window),
+        metadata=_metadata_in(books, key, window),
         tags={VERSION: books.window_version(window)},
     )
 
 
-def _window_metadata(books: Books, key: dg.AssetKey, window: int) -> metadata.Metadata:
-    of = metadata.of_quarantine if key == quarantined_key(books.feed.name) else metadata.of_window
+def _metadata_in(books: Books, key: dg.AssetKey, window: int) -> Metadata:
+    of = quarantine_metadata if key == quarantined_key(books.feed.name) else window_metadata
     return of(books, window)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from sluice.assets import contracts, internals, metadata, steps
+from sluice.assets import contracts, internals, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
 from sluice.assets.evidence import committed_key, landed_key, quarantined_key
+from sluice.assets.metadata.tables import columns_of
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.steps import topic_key
@@ -166,7 +167,7 @@ def _landed_asset(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.Ass
         group_name=feed.name,
         description=f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": metadata.columns_of(landed_schema(feed.columns))},
+        metadata={"dagster/column_schema": columns_of(landed_schema(feed.columns))},
         pool=pool(feed.name),
         required_resource_keys={"session"},
         partitions_def=windows,
@@ -185,7 +186,7 @@ def _quarantined_spec(feed: Feed, topics: Sequence[str], windows: Windows) -> dg
         group_name=feed.name,
         description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
         kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": metadata.columns_of(QUARANTINED)},
+        metadata={"dagster/column_schema": columns_of(QUARANTINED)},
         partitions_def=windows,
     )
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pyarrow as pa
 
-from sluice.assets import metadata
 from sluice.assets.books import Books
 from sluice.assets.evidence import landed_key
 from sluice.assets.markdown import plain
+from sluice.assets.metadata.tables import Metadata, columns_of
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.report import Report, load_report
 from sluice.pipelines.lake import paths
@@ -128,7 +128,7 @@ def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeR
             seconds = round(time.monotonic() - began, 3)
             path, data = paths.report_path(name, window, feed.window.length), _parquet(result, report, window, version)
             edges.lake.put(path, data)
-            where: metadata.Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
+            where: Metadata = {"dagster/uri": edges.lake.locate(path), "bytes": len(data)}
     said = _of_result(result) | {"rows_read": rows.rows, "seconds": seconds}
     return dg.MaterializeResult(metadata=said | where, data_version=dg.DataVersion(version))
 
@@ -150,11 +150,11 @@ def _parquet(result: pa.Table, report: Report, window: int, version: str) -> byt
     return bytes(sink.getvalue())
 
 
-def _of_result(result: pa.Table) -> metadata.Metadata:
+def _of_result(result: pa.Table) -> Metadata:
     return {
         "preview": dg.MetadataValue.md(_markdown_table(result)),
         "dagster/partition_row_count": result.num_rows,
-        "dagster/column_schema": metadata.columns_of(result.schema),
+        "dagster/column_schema": columns_of(result.schema),
     }
 
 

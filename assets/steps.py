@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from sluice.assets import batch_pages, checks, contracts, evidence, internals, metadata, settling
+from sluice.assets import batch_pages, checks, contracts, evidence, internals, settling
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
@@ -21,7 +21,9 @@ from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.internals import executes
 from sluice.assets.memory import remember
-from sluice.assets.metadata import TopicReader
+from sluice.assets.metadata.account import failures_metadata
+from sluice.assets.metadata.committed import commit_metadata
+from sluice.assets.metadata.topics import TopicReader, topic_metadata
 from sluice.assets.session import RunSession
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
@@ -240,7 +242,7 @@ def _window_said(whole: bool, landed: Landed) -> Said:
         return WHOLE
     failed = checks.failures(landed)
     said = checks.in_vain(failed) if failed else "it landed in part: the feed's limits end a run before"
-    return {"passed": False, "description": said, "metadata": metadata.of_failures(landed)}
+    return {"passed": False, "description": said, "metadata": failures_metadata(landed)}
 
 
 def _in_part(feed: str, window: int) -> WindowIncomplete:
@@ -260,7 +262,7 @@ def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, sta
         context.log.warning("the topics could not be observed after landing: %s", error.message)
         return
     for topic, partitions in sorted(seen.items()):
-        said = metadata.of_topic(partitions, [_reader(feed.name, state, topic, outlook)])
+        said = topic_metadata(partitions, [_reader(feed.name, state, topic, outlook)])
         yield dg.AssetObservation(topic_key(topic), metadata=said)
 
 
@@ -278,7 +280,7 @@ def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
     except Exception:
         yield from _stood(context, name, window)
         raise
-    said = metadata.of_commit(books.feed.group, result)
+    said = commit_metadata(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
     yield dg.AssetCheckResult(check_name=FRONTIER, **checks.frontier_check(books, window))
     yield from _also_committed(context, books, result, window)
@@ -386,7 +388,7 @@ def _committed_event(books: Books, result: CommitResult, window: int | None) -> 
     return dg.AssetMaterialization(
         committed_key(books.feed.name),
         partition=None if window is None else show_window(window),
-        metadata=metadata.of_commit(books.feed.group, result),
+        metadata=commit_metadata(books.feed.group, result),
         tags={evidence.VERSION: books.version},
     )
 
@@ -412,7 +414,7 @@ def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping
     with session.step(context):
         seen, lags = _survey(session, owner, topics)
         for topic, partitions in sorted(seen.items()):
-            said = metadata.of_topic(partitions, lags[topic])
+            said = topic_metadata(partitions, lags[topic])
             yield dg.ObserveResult(asset_key=topic_key(topic), metadata=said)
         if gone := sorted(topics.keys() - seen.keys()):
             raise UnknownTopic(f"no topic {', '.join(gone[:10])} in Kafka", remedy="create it, or mend the feed")
