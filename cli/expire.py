@@ -88,7 +88,7 @@ def _time(feed: Feed, text: str, now: int) -> int:
 def _show_expiry(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: int) -> None:
     from sluice.pipelines.rewriting.expiry import look
 
-    found = look(ledger, feed.name, before, feed.window, edges.liveness)
+    found = look(ledger, before, feed.window, edges.liveness)
     last = Text("  A dry run: nothing was changed. Add --apply and --reason to do it.", style="bold")
     session.terminal.show(*view(feed, found), *([last] if found.receipts else []))
     session.terminal.document({"applied": False, **document(feed, found)})
@@ -98,7 +98,7 @@ def _apply(session: Session, feed: Feed, ledger: Ledger, edges: Edges, before: i
     from sluice.pipelines.rewriting.expiry import expire
 
     heard = met.MetRecorder(lambda progress: None)
-    done = expire(ledger, edges.lake, feed.name, before, feed.window, reason, edges.liveness, heard)
+    done = expire(ledger, edges.lake, before, feed.window, reason, edges.liveness, heard)
     session.terminal.show(*view(feed, done.expiry), *_done(done), *met.view(heard.met))
     removed = {"entry": done.number, "removed_files": len(done.removed.parts)}
     others = {"other_batches": met.document(heard.met)}

@@ -169,7 +169,7 @@ def _rolled_forward(place: RepairTarget) -> Iterator[RepairFinding]:
 
 def _replaced_files(place: RepairTarget) -> Iterator[RepairFinding]:
     """Visible files that were replaced, merged or retired, and the manifests of windows with retired rows."""
-    gone = remove_retired(place.ledger, place.lake, place.feed)
+    gone = remove_retired(place.ledger, place.lake)
     if gone.parts:
         text = f"{many(len(gone.parts), 'visible file')} that do not count any more"
         yield RepairFinding(RepairKind.HIDDEN, text, "removed", items=gone.parts)

@@ -71,15 +71,14 @@ class Removed:
     manifests: tuple[str, ...] = ()
 
 
-def look(ledger: Ledger, feed: str, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+def look(ledger: Ledger, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
     """What `expire` would retire now. Raises as `expire` does, and writes nothing."""
-    return _retirement(ledger, ledger.read(), feed, before, settings, liveness)
+    return _retirement(ledger, ledger.read(), before, settings, liveness)
 
 
 def expire(
     ledger: Ledger,
     lake: Lake,
-    feed: str,
     before: int,
     settings: WindowSettings,
     reason: str,
@@ -97,21 +96,22 @@ def expire(
 
     def decide(state: State) -> RetireEntry | None:
         nonlocal found
-        found = _retirement(ledger, state, feed, before, settings, liveness)
+        found = _retirement(ledger, state, before, settings, liveness)
         if not found.receipts:
             return None
         return RetireEntry(before=before, ranges=found.ranges, parts=found.paths, reason=reason)
 
     appended = ledger.append(decide)
     number = appended.number if appended else None
-    return Retired(found, number, remove_retired(ledger, lake, feed))
+    return Retired(found, number, remove_retired(ledger, lake))
 
 
-def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
+def remove_retired(ledger: Ledger, lake: Lake) -> Removed:
     """Remove visible files that no longer count, and the manifests of windows with retired rows. Idempotent.
 
     Staged files of such parts go first, so that a sleeping run with an old fold cannot bring one back (DESIGN §13).
     """
+    feed = ledger.feed
     roll_forward(ledger, lake, feed)
     state = ledger.read()
     parts = [p for root in paths.visible_roots(feed) for p in lake.list(root) if p in state.replaced]
@@ -123,9 +123,8 @@ def remove_retired(ledger: Ledger, lake: Lake, feed: str) -> Removed:
 # -- decided
 
 
-def _retirement(
-    ledger: Ledger, state: State, feed: str, before: int, settings: WindowSettings, liveness: Liveness
-) -> Retirement:
+def _retirement(ledger: Ledger, state: State, before: int, settings: WindowSettings, liveness: Liveness) -> Retirement:
+    feed = ledger.feed
     windows.check_aligned(before, settings)
     _check_pinned(state, feed, before, settings)
     ends = {k: _end(state, k, before) for k in state.origins}

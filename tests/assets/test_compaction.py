@@ -86,9 +86,7 @@ def test_a_report_of_a_retired_window_is_refused(landed: World, instance: dg.Dag
     folder = landed.project.root / "reports"
     folder.mkdir()
     (folder / "rows.sql").write_text("-- Rows.\n-- feed: orders\nSELECT count(*) FROM orders\n")
-    expire(
-        landed.ledger(), landed.lake, "orders", hour(1), landed.session().feed("orders").window, "old", landed.liveness
-    )  # type: ignore[arg-type]
+    expire(landed.ledger(), landed.lake, hour(1), landed.session().feed("orders").window, "old", landed.liveness)  # type: ignore[arg-type]
     job = build(landed.project, landed.session()).resolve_implicit_job_def_def_for_assets([report_key("rows")])
     assert job is not None
     result = job.execute_in_process(

@@ -60,7 +60,7 @@ def test_compaction(tmp_path: Path) -> None:
 def test_expiry(tmp_path: Path) -> None:
     world = landed_world.World(tmp_path)
     world.land(*pieces(A, 25), *pieces(B, 50))
-    expire(world.fresh_ledger(), world.lake, "orders", START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.fresh_ledger(), world.lake, START + HOUR, world.feed.window, "old", world.liveness)
     found = by_files(world, tmp_path / "lake")
     assert found.holds, str(found)
     assert found.counts["rows"] == 200

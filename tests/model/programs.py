@@ -32,7 +32,7 @@ from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Owner
 from sluice.testing.logs import ABORT
 from tests.model.scheduler import current_actor
-from tests.model.world import FEED, HOUR, START, TOPIC, World
+from tests.model.world import HOUR, START, TOPIC, World
 
 CATCH_UP = Request(RequestKind.CATCH_UP)
 Spec = tuple[Any, ...]
@@ -106,7 +106,7 @@ def _replay(world: World, name: str) -> str:
 
 def _expire(world: World, name: str, hour: int) -> str:
     feed, lake = world.feed, world.edges(name).lake
-    done = expire(world.ledger(name), lake, FEED, START + hour * HOUR, feed.window, "old", world.edges(name).liveness)
+    done = expire(world.ledger(name), lake, START + hour * HOUR, feed.window, "old", world.edges(name).liveness)
     return f"retired {len(done.expiry.receipts)}"
 
 
@@ -184,7 +184,7 @@ def heal(
                 program(world, "operator-ledger", ("ledger",))()
         _settle(world, by_windows, moved)
         if retired:
-            remove_retired(world.ledger("operator"), world.edges("operator").lake, FEED)
+            remove_retired(world.ledger("operator"), world.edges("operator").lake)
     except SluiceError as error:
         return world.broken or f"I14: a clean run is refused: {type(error).__name__}: {error.message}"
     return world.broken

@@ -78,7 +78,7 @@ class Asker:
 
     def expire(self) -> None:
         feed, edges, before = self.world.feed, self.world.edges(self.name), START + HOUR
-        expire(self.world.ledger(self.name), edges.lake, FEED, before, feed.window, "old", edges.liveness, self.report)
+        expire(self.world.ledger(self.name), edges.lake, before, feed.window, "old", edges.liveness, self.report)
 
     def repair(self, batch: int) -> None:
         edges = self.world.edges(self.name)

@@ -165,7 +165,7 @@ def test_what_a_forged_retirement_names_is_not_removed(lake: LocalLake, path: st
     ledger = ledger_of(lake)
     published(ledger, planned(ledger), lake)
     ledger.append(lambda s: RetireEntry(before=0, ranges=(), parts=(path,), reason="forged"))
-    remove_retired(ledger, lake, "sales")
+    remove_retired(ledger, lake)
     assert whole(lake)
 
 
@@ -234,7 +234,7 @@ def test_files_of_any_name_stop_nobody(tmp_path: Path, folder: str) -> None:
         world.lake.put(f"{folder}/{name}", b"[")
     lake: Any = world.lake
     roll_forward(world.fresh_ledger(), lake, "orders")
-    expire(world.fresh_ledger(), lake, "orders", START + HOUR, world.feed.window, "old", world.liveness)
+    expire(world.fresh_ledger(), lake, START + HOUR, world.feed.window, "old", world.liveness)
     list(repair(RepairTarget("orders", world.fresh_ledger(), lake, world.liveness, world.feed.window)))
     world.compact()
     assert world.rows(windows=[START + HOUR]).num_rows == 200

@@ -44,7 +44,7 @@ def world(tmp_path: Path) -> World:
 
 def by_hand(world: World, before: int = START + HOUR) -> Retired:
     ledger = Ledger(world.lake, "orders", lambda: world.now, "ada on hal", "c")  # type: ignore[arg-type]
-    return expire(ledger, world.lake, "orders", before, world.feed.window, "kept for a day", world.liveness)  # type: ignore[arg-type]
+    return expire(ledger, world.lake, before, world.feed.window, "kept for a day", world.liveness)  # type: ignore[arg-type]
 
 
 def first_hour(path: str) -> bool:
@@ -77,7 +77,7 @@ def test_rows_before_it_are_retired_and_the_account_closes(world: World) -> None
 
 def test_a_look_changes_nothing(world: World) -> None:
     before = dict(world.lake.files)
-    found = look(world.ledger, "orders", START + HOUR, world.feed.window, world.liveness)
+    found = look(world.ledger, START + HOUR, world.feed.window, world.liveness)
     assert world.lake.files == before
     assert [(w, sum(len(r.parts) for r in held)) for w, held in expiry.windows_of(found, world.feed.window)] == [
         (START, 12)
@@ -155,7 +155,7 @@ def test_what_lies_across_it_outside_windows_stays(world: World) -> None:
     plan = world.ledger.plan(batch)
 
     publish(world.ledger, batch, owner("landing"), [world.landed(s, batch, plan.hash, 0, 1)], [])
-    found = look(world.ledger, "orders", START + 2 * HOUR, world.feed.window, world.liveness)
+    found = look(world.ledger, START + 2 * HOUR, world.feed.window, world.liveness)
     assert [str(r.slice) for r in found.across] == ["orders:0:190-210"]
 
 
@@ -175,7 +175,7 @@ def test_only_at_a_boundary_that_every_partition_has(world: World) -> None:
     with pytest.raises(UsageError, match="in orders:1"):
         by_hand(world, START + 3 * HOUR)
     with pytest.raises(UsageError, match="nothing of feed orders has landed"):
-        look(Ledger(MemoryLake(), "orders", lambda: 0), "orders", START, world.feed.window, world.liveness)  # type: ignore[arg-type]
+        look(Ledger(MemoryLake(), "orders", lambda: 0), START, world.feed.window, world.liveness)  # type: ignore[arg-type]
 
 
 def test_what_is_owed_before_it_is_named_with_the_command(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_dead_run_s_batch_is_in_the_way_with_its_ways_out_or_given_up_where_it
     assert f"`sluice repair orders --abandon {batch}` gives it up" in refused.value.remedy
     abandon(world.ledger, batch, "by hand")
     merging = world.plan([world.slice(B, 50, 100)], RequestKind.COMPACT, by="rival")
-    assert look(world.ledger, "orders", START + HOUR, world.feed.window, world.liveness).receipts
+    assert look(world.ledger, START + HOUR, world.feed.window, world.liveness).receipts
     assert by_hand(world).number is not None
     assert world.state().batches[merging].status is BatchStatus.ABANDONED
 
@@ -239,7 +239,7 @@ def test_a_crash_at_any_write_is_brought_home_by_the_next(tmp_path: Path) -> Non
         if world.state().retired:
             with pytest.raises(WindowRetired):
                 world.rows(windows=[START])
-            remove_retired(world.fresh_ledger(), world.lake, "orders")  # type: ignore[arg-type]
+            remove_retired(world.fresh_ledger(), world.lake)  # type: ignore[arg-type]
             world.check()
             assert world.visible() == [p for p in files if not first_hour(p)]
             assert not manifest.stands(world.lake, "orders", START, world.feed.window)  # type: ignore[arg-type]
@@ -267,7 +267,7 @@ def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
 
     publish(world.ledger, batch, owner("landing"), [receipt], [])
     world.lake.show = sleep_then_show  # type: ignore[method-assign]
-    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
+    roll_forward(world.ledger, world.lake)  # type: ignore[arg-type]
     assert woken
     assert world.visible() == []
     world.check()
