@@ -34,12 +34,10 @@ _TAKEN = (
     kafka_errors.GroupMaxSizeReachedError,
     kafka_errors.RebalanceInProgressError,
     kafka_errors.IllegalGenerationError,
-    kafka_errors.UnknownMemberIdError,
 )
 _FAREWELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
 _BEATS_WHILE_OTHERS_WAIT = 3
-_ELSEWHERE = {kafka_errors.NotCoordinatorError, kafka_errors.CoordinatorNotAvailableError}
 _ELSEWHERE = {kafka_errors.NotCoordinatorError, kafka_errors.CoordinatorNotAvailableError}
 
 Offsets = Mapping[TopicPartition, CommittedOffset]
@@ -63,7 +61,8 @@ class KafkaGroup:
         patience: float | None = None,
     ) -> None:
         self._wire = Wire(access)
-        self._coordinators = Coordinators(self._wire, transaction + 25 if patience is None else patience)
+        self._patience = transaction + 25 if patience is None else patience
+        self._coordinators = Coordinators(self._wire, self._patience)
         self._group = group
         self._session = session
         self._transaction = transaction
@@ -135,6 +134,16 @@ class KafkaGroup:
             )
 
     async def _sit_down(self, topics: Sequence[str]) -> Seat:
+        """Join again where answers came so late that the coordinator took us for dead: nothing was done by then."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return await self._take_seat(topics)
+            except kafka_errors.UnknownMemberIdError:
+                if time.monotonic() > until:
+                    raise
+
+    async def _take_seat(self, topics: Sequence[str]) -> Seat:
         await self._nobody_else()
         try:
             joined = await self._join(topics)

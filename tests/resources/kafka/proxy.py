@@ -18,7 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP, END_TXN, TXN_OFFSET_COMMIT = 1, 2, 8, 11, 13, 26, 28
+FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP = 1, 2, 8, 11, 13, 14
+END_TXN, TXN_OFFSET_COMMIT = 26, 28
 _TLS_HANDSHAKE = 0x16
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 
 import pytest
@@ -19,7 +20,7 @@ from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local import events
-from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT
+from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT, SYNC_GROUP
 from tests.resources.kafka.tools import (
     address,
     admin,
@@ -70,6 +71,26 @@ def test_a_lost_answer_to_a_join_still_leaves_us_alone(behind, fresh_topic):
             assert len(group.members()) == 1
             member.commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
         assert group.members() == ()
+
+
+def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_topic):
+    """The coordinator takes us for dead amid joining; nobody else is there."""
+    topic = fresh_topic(cluster=behind.cluster)
+    here = address(behind.cluster)
+    with (
+        closing(KafkaGroup(here, f"g-{topic}", session=1.0)) as group,
+        closing(KafkaGroup(here, f"g-{topic}")) as looking,
+        ThreadPoolExecutor() as pool,
+    ):
+        behind.proxy.hold(SYNC_GROUP)
+        try:
+            taking = pool.submit(group.join([topic], None).__enter__)
+            until(lambda: behind.proxy.held)
+            until(lambda: not looking.members())
+        finally:
+            behind.proxy.heal()
+        taking.result().commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
+        assert len(looking.members()) == 1
 
 
 def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):
