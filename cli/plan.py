@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -19,14 +20,19 @@ from sluice.cli.terminal import bad, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState
-from sluice.pipelines.vocabulary.plans import Plan, Request, Task
+from sluice.pipelines.vocabulary.plans import SEVERAL, Assignor, Plan, Request, Task
 from sluice.pipelines.vocabulary.receipts import Fate, Met
 from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.batch.preview import Preview
     from sluice.pipelines.ledger.entries import OriginItem
+    from sluice.pipelines.planning.assignment import Comparison
     from sluice.pipelines.planning.plan import Owed
+
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Show the tasks that each `fetch.assignor` would make of the same slices.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +49,7 @@ def plan(
     end: To = None,
     replace: Replace = False,
     per_run: PerRun = 1,
+    compare: Compare = False,
 ) -> int:
     """Show what a run would read, and from which brokers.
 
@@ -52,20 +59,22 @@ def plan(
     $ sluice plan orders
     $ sluice plan orders --window 2026-11-20T14
     $ sluice plan orders --offsets orders:0:100-200 --offsets orders:1:0-50
+    $ sluice plan orders --compare
     """
-    from sluice.pipelines.batch.preview import preview
+    from sluice.pipelines.batch import preview as previews
 
     found = session.feed(feed)
     asked = WorkOptions(offsets, only, window, start, end, replace, per_run).requests(session, found)
     with session.terminal.working("asking Kafka"), session.open_edges(found) as edges:
-        seen = [preview(found, edges, each) for each in asked]
+        seen = [previews.preview(found, edges, each) for each in asked]
+        compared = [previews.compare(found, edges, each) if compare else () for each in seen]
     if start or len(asked) > 1:
         session.terminal.show(*_brief(feed, asked, seen))
-        plans = [document(s, feed, a) for a, s in zip(asked, seen, strict=True)]
+        plans = [document(s, feed, a) | _compared(c) for a, s, c in zip(asked, seen, compared, strict=True)]
         session.terminal.document({"feed": feed, "plans": plans})
     else:
-        session.terminal.show(*view(seen[0], feed, asked[0]))
-        session.terminal.document(document(seen[0], feed, asked[0]))
+        session.terminal.show(*view(seen[0], feed, asked[0]), *_comparison(compared[0], found.fetch.assignor))
+        session.terminal.document(document(seen[0], feed, asked[0]) | _compared(compared[0]))
     return max((e.exit_code for each in seen for e in problems(each)), default=0)
 
 
@@ -147,7 +156,7 @@ def _work(plan: Plan) -> list[RenderableType]:
     rows = [
         (
             str(t.index),
-            str(t.leader),
+            "several" if t.leader == SEVERAL else str(t.leader),
             str(len(t.slices)),
             count(sum(s.span for s in t.slices)),
             size(t.estimated_bytes),
@@ -167,6 +176,29 @@ def _work(plan: Plan) -> list[RenderableType]:
 def _reads(task: Task) -> str:
     shown = [f"{s.tp} {s.range}" for s in task.slices[:3]]
     return ", ".join(shown) + (f" … {len(task.slices) - 3} more" if len(task.slices) > 3 else "")
+
+
+def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[RenderableType]:
+    if not compared:
+        return []
+    rows = [
+        (
+            str(c.assignor) + (" (this feed)" if c.assignor is own else ""),
+            str(c.tasks),
+            size(c.largest),
+            f"{c.balance:.2f}×",
+            str(c.leaders),
+            "–" if c.moved is None else count(c.moved),
+        )
+        for c in compared
+    ]
+    names = ("assignor", "tasks", "largest", "of the mean", "leaders", "moved")
+    note = "leaders: of one task, at most; moved: slices whose partition another task read before"
+    return [heading("Assignors", note), table(names, rows, right="tasks largest of leaders moved")]
+
+
+def _compared(compared: Sequence[Comparison]) -> dict[str, Any]:
+    return {"assignors": [asdict(c) for c in compared]} if compared else {}
 
 
 def _refusal(error: SluiceError) -> tuple[Text, Text]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.call import Call
 from sluice.pipelines.batch.dead import fate_of
 from sluice.pipelines.batch.survey import (
     Survey,
+    before,
     boundaries_due,
     check_sound,
     held_of,
@@ -16,17 +17,19 @@ from sluice.pipelines.batch.survey import (
     open_ledger,
     plan_for,
     receipts_replaced,
+    sizing,
     survey,
     with_holders,
 )
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
-from sluice.pipelines.ledger import State
+from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.entries import (
     OriginEntry,
 )
+from sluice.pipelines.planning import assignment, shapes, windows
 from sluice.pipelines.planning import plan as planning
-from sluice.pipelines.planning import shapes, windows
+from sluice.pipelines.planning.assignment import Comparison
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
@@ -73,6 +76,16 @@ def preview(feed: Feed, edges: Edges, request: Request) -> Preview:
     goes_on = request.replace and any(m.request == request and m.fate is Fate.TAKEN_OVER for m in met)
     refusals = with_holders(call, found.refusals + (() if goes_on else refused + losses), found)
     return Preview(found, owed, refusals, plan, blocked, met, held_of(call, found))
+
+
+def compare(feed: Feed, edges: Edges, seen: Preview) -> tuple[Comparison, ...]:
+    """What each assignor would make of the slices that a run would read; empty where it would read none."""
+    if seen.plan is None:
+        return ()
+    ledger = Ledger.offline(edges.lake, feed.name, edges.clock)
+    leaders = {key.tp: p.leader for key, p in seen.survey.partitions.items()}
+    sizes = replace(sizing(feed, edges), before=before(ledger, seen.survey.state))
+    return assignment.compare([(leaders[s.tp], s) for s in seen.plan.slices], sizes)
 
 
 def _with_origins(found: Survey) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.pipelines.batch.call import Call
 from sluice.pipelines.feed.feed import Feed
@@ -18,9 +18,10 @@ from sluice.pipelines.ledger.entries import (
 from sluice.pipelines.ledger.marks import Committed, check_marks
 from sluice.pipelines.planning import held_back, origins, windows
 from sluice.pipelines.planning import plan as planning
+from sluice.pipelines.planning.assignment import Before, Sizing, tasks_before
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
-from sluice.pipelines.planning.plan import Owed, Sizing
+from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Cluster, Edges
 from sluice.pipelines.publishing.manifest import receipts_meeting
 from sluice.pipelines.vocabulary.errors import (
@@ -29,7 +30,7 @@ from sluice.pipelines.vocabulary.errors import (
     WindowHeld,
 )
 from sluice.pipelines.vocabulary.kafka import Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind
+from sluice.pipelines.vocabulary.plans import Assignor, Plan, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Receipt
 
 
@@ -124,6 +125,8 @@ def plan_for(
 ) -> Plan | None:
     """The plan that lands `owed` and replaces `replaced`; None when there is nothing to do."""
     feed, sizes = call.feed, sizing(call.feed, call.edges)
+    if sizes.assignor is Assignor.STICKY:
+        sizes = replace(sizes, before=before(call.ledger, state))
     return planning.build(
         feed.name, cluster_id, call.request, feed.isolation, owed, sizes, state, feed.window, replaced
     )
@@ -139,7 +142,14 @@ def sizing(feed: Feed, edges: Edges) -> Sizing:
         max_records=feed.limits.records,
         max_bytes=feed.limits.bytes,
         by_time=feed.window.length if feed.landing.layout is Layout.RECORD_TIME else 0,
+        assignor=feed.fetch.assignor,
     )
+
+
+def before(ledger: Ledger, state: State) -> Before:
+    """Which task read each partition in the newest batch that read from Kafka; empty before the first one."""
+    newest = max((b.id for b in state.batches.values() if not b.rewrites), default=None)
+    return {} if newest is None else tasks_before(ledger.plan(newest))
 
 
 def check_sound(found: Survey, request: Request) -> None:

@@ -24,6 +24,7 @@ from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text
 from sluice.pipelines.feed.topics import TopicName
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.kafka import FetchLimits
+from sluice.pipelines.vocabulary.plans import Assignor
 from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, safe_text
 
 
@@ -246,13 +247,14 @@ _FETCH = FetchLimits()
 
 
 class FetchSettings(Settings):
-    """Bounds of what a task fetches, and the rack whose replicas it prefers."""
+    """Bounds of what a task fetches, the rack whose replicas it prefers, and how slices are given to tasks."""
 
     request_bytes: Size = _FETCH.request_bytes
     partition_bytes: Size = _FETCH.partition_bytes
     ahead_bytes: Size = _FETCH.ahead_bytes
     active_slices: Annotated[Count, Field(le=10_000)] = _FETCH.active_slices
     rack: Text | None = None
+    assignor: Assignor = Assignor.LEADER_BYTES
 
     def limits(self) -> FetchLimits:
         """The bounds as the fetcher takes them."""

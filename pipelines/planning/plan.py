@@ -1,4 +1,4 @@
-"""What a batch will read: the requested ranges minus what the ledger accounts for, cut into slices, packed by leader.
+"""What a batch will read: the requested ranges minus what the ledger accounts for, cut into slices, given to tasks.
 
 Pure functions: the same state, partitions and settings give the same plan, and so the same hash, part names and rows
 (invariant 9). `owed_ranges` finds what is owed, `build` makes the plan.
@@ -9,42 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Batch, State
 from sluice.pipelines.ledger.fold import by_key
-from sluice.pipelines.planning import windows
+from sluice.pipelines.planning import assignment, windows
+from sluice.pipelines.planning.assignment import Sizing
 from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal, out_of_range
 from sluice.pipelines.vocabulary.errors import OffsetsLost, SluiceError, UsageError, WindowHeld
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
-from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice, Task
+from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.ranges import Range, cut, intersect, subtract, union
 from sluice.pipelines.vocabulary.receipts import Receipt
 from sluice.pipelines.vocabulary.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
 """Estimated bytes per offset where the cluster does not tell log sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizing:
-    """How a plan is cut into slices and tasks.
-
-    `parallelism` is how many tasks the engine runs at once. `max_records` and `max_bytes` bound one run; None means no
-    bound. With `by_time` (ms), rows go to folders of that length by their own time; 0 means by window.
-    """
-
-    slice_bytes: int
-    task_bytes: int
-    parallelism: int
-    max_tasks: int
-    max_records: int | None = None
-    max_bytes: int | None = None
-    min_slice_bytes: int = 8 << 20
-    by_time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +246,7 @@ def build(
         raise _beyond_limits(due)
     size = _slice_size(within, sizing)
     slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
-    return Plan(feed, cluster, request, isolation, _tasks(slices, sizing), _parts(due, replaced))
+    return Plan(feed, cluster, request, isolation, assignment.tasks(slices, sizing), _parts(due, replaced))
 
 
 def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
@@ -330,35 +312,3 @@ def _slices(o: Owed, size: int, state: State, window: WindowSettings, by_time: i
 def _even(r: Range, pieces: int) -> tuple[Range, ...]:
     pieces = max(1, min(pieces, r.span))
     return cut(r, (r.start + r.span * i // pieces for i in range(1, pieces)))
-
-
-def _tasks(slices: Sequence[tuple[int, Slice]], sizing: Sizing) -> tuple[Task, ...]:
-    """Group slices by leader. A leader gets tasks by its share of the bytes; the largest slice goes to the emptiest."""
-    by_leader: dict[int, list[Slice]] = {}
-    for leader, s in slices:
-        by_leader.setdefault(leader, []).append(s)
-    total = sum(s.estimated_bytes for _, s in slices) or 1
-    tasks: list[Task] = []
-    for leader, group in sorted(by_leader.items()):
-        share = sum(s.estimated_bytes for s in group) / total
-        count = max(1, min(len(group), round(share * _task_count(total, sizing))))
-        for packed in _pack(group, count):
-            tasks.append(Task(len(tasks), leader, packed))
-    return tuple(tasks)
-
-
-def _task_count(total: int, sizing: Sizing) -> int:
-    """A whole number of rounds over the engine's slots, so that all slots finish at about the same time."""
-    rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
-    return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
-
-
-def _pack(group: Sequence[Slice], count: int) -> list[tuple[Slice, ...]]:
-    bins: list[tuple[int, int, list[Slice]]] = [(0, i, []) for i in range(count)]
-    heapify(bins)
-    for s in sorted(group, key=lambda s: (-s.estimated_bytes, s.key, s.start)):
-        load, i, held = heappop(bins)
-        held.append(s)
-        heappush(bins, (load + s.estimated_bytes, i, held))
-    packed = [sorted(held, key=lambda s: (s.key, s.start)) for _, _, held in sorted(bins, key=lambda b: b[1])]
-    return [tuple(held) for held in packed if held]

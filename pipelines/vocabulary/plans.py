@@ -108,9 +108,22 @@ class Slice:
         return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
 
 
+class Assignor(StrEnum):
+    """How slices are given to tasks. All but the first are those of Kafka's consumers, and give whole partitions."""
+
+    LEADER_BYTES = "leader_bytes"
+    RANGE = "range"
+    ROUND_ROBIN = "round_robin"
+    STICKY = "sticky"
+
+
+SEVERAL = -1
+"""In the place of a leader: the task reads from more than one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The slices that one Spark task reads from one leader. `leader` is a broker id."""
+    """The slices that one Spark task reads. `leader` is the id of the broker that leads them all, or `SEVERAL`."""
 
     index: int
     leader: int

@@ -178,6 +178,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
     """The ranges, cut and packed by leader as a batch's are. Raises UsageError, OffsetsLost, KafkaUnavailable."""
     from sluice.pipelines.ledger import State
     from sluice.pipelines.planning import plan as planning
+    from sluice.pipelines.planning.assignment import Sizing
     from sluice.pipelines.planning.origins import key_of, out_of_range
     from sluice.resources.kafka.cluster import KafkaCluster
 
@@ -188,7 +189,7 @@ def _plan_ranges(feed: Feed, offsets: str) -> Plan:
         for o in owed:
             if o.lost and (gone := out_of_range(o.lost[0].start, o.key, o.partition)):
                 raise gone
-        sizing = planning.Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
+        sizing = Sizing(SLICE_BYTES, SLICE_BYTES, os.cpu_count() or 1, feed.limits.max_tasks)
         plan = planning.build(
             feed.name, cluster.cluster_id(), request, feed.isolation, owed, sizing, nothing, feed.window
         )

@@ -79,6 +79,11 @@ def test_the_first_day(topic: str, project: Path, kafka: LocalKafka, sluice: Slu
     assert (audit["closes"], audit["compared"]) == (True, sent["committed"])
 
     more = sluice("produce", "orders", "-n", "500", *there, "--json").document
+    feed = project / "feeds" / "orders.yaml"
+    feed.write_text(f"{feed.read_text()}\nfetch: {{assignor: sticky}}\n")
+    compared = {a["assignor"]: a for a in sluice("plan", "orders", "--compare", "--json").document["assignors"]}
+    assert list(compared) == ["leader_bytes", "range", "round_robin", "sticky"]
+    assert (compared["sticky"]["moved"], compared["leader_bytes"]["leaders"]) == (0, 1)
     again = run_apart("run", "orders")
     assert again["batches"][0]["landed"] == more["committed"] == 500
     starts = {p["partition"]: p["ranges"][0][0] for p in again["batches"][0]["partitions"]}

@@ -1,0 +1,190 @@
+"""Which task reads which slices, by the strategy that a feed names (`fetch.assignor`).
+
+Pure functions: the same slices, sizes and earlier tasks give the same tasks (invariant 9). Every strategy reads the
+same slices, so what lands is the same; the strategies differ in how even the tasks are, and in how many brokers each
+one asks. `range_`, `round_robin` and `sticky` are those of Kafka's consumers (RangeAssignor, RoundRobinAssignor, and
+StickyAssignor of KIP-54), with tasks in the place of consumers: they give whole partitions and count no bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from itertools import groupby
+
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.plans import SEVERAL, Assignor, Plan, Slice, Task
+
+Led = tuple[int, Slice]
+"""A slice behind the id of the broker that leads its partition."""
+Before = Mapping[TopicPartition, int]
+"""The task (its place in an earlier plan) that read a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """How a plan is cut into slices and tasks.
+
+    `parallelism` is how many tasks the engine runs at once. `max_records` and `max_bytes` bound one run; None means no
+    bound. With `by_time` (ms), rows go to folders of that length by their own time; 0 means by window. `before` is what
+    `sticky` keeps to.
+    """
+
+    slice_bytes: int
+    task_bytes: int
+    parallelism: int
+    max_tasks: int
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_slice_bytes: int = 8 << 20
+    by_time: int = 0
+    assignor: Assignor = Assignor.LEADER_BYTES
+    before: Before = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One strategy's tasks beside the others'.
+
+    `largest` is in bytes. `balance` is the largest task by the mean one: 1 is even. `leaders` is how many brokers one
+    task asks at most. `moved` counts the slices whose partition another task read before; None where no plan came
+    before.
+    """
+
+    assignor: Assignor
+    tasks: int
+    largest: int
+    balance: float
+    leaders: int
+    moved: int | None
+
+
+def tasks(slices: Sequence[Led], sizing: Sizing) -> tuple[Task, ...]:
+    """Tasks that read each of the slices once, numbered by their place."""
+    bins = _by_leader(slices, sizing) if sizing.assignor is Assignor.LEADER_BYTES else _by_partition(slices, sizing)
+    return tuple(_task(index, held) for index, held in enumerate(held for held in bins if held))
+
+
+def tasks_before(plan: Plan) -> Before:
+    """Where each partition was read: by the first of its tasks, if there were several."""
+    return {s.tp: task.index for task in reversed(plan.tasks) for s in task.slices}
+
+
+def compare(slices: Sequence[Led], sizing: Sizing) -> tuple[Comparison, ...]:
+    """What each strategy would make of the same slices, in the order of `Assignor`."""
+    return tuple(_compared(slices, replace(sizing, assignor=a)) for a in Assignor)
+
+
+def range_(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
+    """Each topic's partitions in a row, cut into `count` runs of equal length; the first ones get one more.
+
+    >>> [len(held) for held in range_([TopicPartition("t", p) for p in range(10)], 3)]
+    [4, 3, 3]
+    """
+    given: list[list[TopicPartition]] = [[] for _ in range(count)]
+    for _, group in groupby(sorted(partitions), key=lambda tp: tp.topic):
+        topic = list(group)
+        for i, held in enumerate(given):
+            held += topic[_share(len(topic), count, i) : _share(len(topic), count, i + 1)]
+    return given
+
+
+def round_robin(partitions: Iterable[TopicPartition], count: int) -> list[list[TopicPartition]]:
+    """One after the other, in the order given, around the tasks."""
+    ordered = list(partitions)
+    return [ordered[i::count] for i in range(count)]
+
+
+def sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> list[list[TopicPartition]]:
+    """Numbers that differ by one at most; within that, a partition stays with the task that read it before."""
+    ordered = sorted(partitions)
+    least, larger = divmod(len(ordered), count)
+    given: list[list[TopicPartition]] = [[] for _ in range(count)]
+    free = []
+    for tp in ordered:
+        held = given[at] if (at := before.get(tp, count)) < count else free
+        if held is not free and len(held) == least:
+            larger, held = (larger - 1, held) if larger else (0, free)
+        elif held is not free and len(held) > least:
+            held = free
+        held.append(tp)
+    for tp in free:
+        min(given, key=len).append(tp)
+    return given
+
+
+def _share(total: int, count: int, place: int) -> int:
+    """Where the run of the task in that place begins, when the first `total % count` are longer by one."""
+    least, larger = divmod(total, count)
+    return place * least + min(place, larger)
+
+
+def _by_partition(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
+    partitions = sorted({s.tp for _, s in slices})
+    count = min(_task_count(_bytes(slices), sizing), len(partitions)) or 1
+    match sizing.assignor:
+        case Assignor.RANGE:
+            given = range_(partitions, count)
+        case Assignor.ROUND_ROBIN:
+            given = round_robin(partitions, count)
+        case _:
+            given = sticky(partitions, count, sizing.before)
+    task_of = {tp: i for i, held in enumerate(given) for tp in held}
+    bins: list[list[Led]] = [[] for _ in range(count)]
+    for led in slices:
+        bins[task_of[led[1].tp]].append(led)
+    return bins
+
+
+def _by_leader(slices: Sequence[Led], sizing: Sizing) -> list[list[Led]]:
+    """A leader gets tasks by its share of the bytes; there the largest slice goes to the emptiest task."""
+    groups: dict[int, list[Led]] = {}
+    for led in slices:
+        groups.setdefault(led[0], []).append(led)
+    total = _bytes(slices) or 1
+    wanted = _task_count(total, sizing)
+    counts = {leader: max(1, min(len(g), round(_bytes(g) / total * wanted))) for leader, g in groups.items()}
+    return [held for leader, group in sorted(groups.items()) for held in _pack(group, counts[leader])]
+
+
+def _task_count(total: int, sizing: Sizing) -> int:
+    """A whole number of rounds over the engine's slots, so that all slots finish at about the same time."""
+    rounds = math.ceil(total / (sizing.task_bytes * sizing.parallelism))
+    return min(max(1, rounds) * sizing.parallelism, sizing.max_tasks)
+
+
+def _pack(group: Sequence[Led], count: int) -> list[list[Led]]:
+    bins: list[tuple[int, int, list[Led]]] = [(0, i, []) for i in range(count)]
+    heapify(bins)
+    for led in sorted(group, key=lambda led: (-led[1].estimated_bytes, led[1].key, led[1].start)):
+        load, i, held = heappop(bins)
+        held.append(led)
+        heappush(bins, (load + led[1].estimated_bytes, i, held))
+    return [held for _, _, held in sorted(bins, key=lambda b: b[1])]
+
+
+def _task(index: int, held: Sequence[Led]) -> Task:
+    leaders = {leader for leader, _ in held}
+    ordered = sorted((s for _, s in held), key=lambda s: (s.key, s.start))
+    return Task(index, leaders.pop() if len(leaders) == 1 else SEVERAL, tuple(ordered))
+
+
+def _bytes(slices: Iterable[Led]) -> int:
+    return sum(s.estimated_bytes for _, s in slices)
+
+
+def _compared(slices: Sequence[Led], sizing: Sizing) -> Comparison:
+    made, leader_of = tasks(slices, sizing), {s.tp: leader for leader, s in slices}
+    sizes = [t.estimated_bytes for t in made]
+    before = sizing.before
+    moved = sum(before.get(s.tp, t.index) != t.index for t in made for s in t.slices)
+    return Comparison(
+        sizing.assignor,
+        len(made),
+        max(sizes, default=0),
+        max(sizes) * len(sizes) / sum(sizes) if sum(sizes) else 1.0,
+        max((len({leader_of[s.tp] for s in t.slices}) for t in made), default=0),
+        moved if before else None,
+    )
