@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sluice.pipelines.records.decode import BatchDecoder
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
+SHOWN = 10
+"""Records, where nobody says how many."""
 _BYTES = 1 << 20
 
 
@@ -39,7 +41,20 @@ def register(app: typer.Typer) -> None:
 def peek(
     session: Session,
     place: Annotated[str, typer.Argument(metavar="T:P:OFFSET", help="Where to begin.", show_default=False)],
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=100_000, help="How many records.")] = 10,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            metavar="N",
+            min=1,
+            max=100_000,
+            help="How many records: 10, or with --follow as many as come.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with the stable records as they come, until Ctrl-C.")
+    ] = False,
     feed: Annotated[
         str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)
     ] = None,
@@ -49,15 +64,22 @@ def peek(
     Records of aborted transactions and above the stable end are shown, too, and marked. Values are shortened, and
     control characters escaped; --json has whole values, in base64. No group is involved.
 
+    --follow shows the records that the feed's isolation lets through, as they come; with --json each is a document of
+    its own, on a line.
+
     $ sluice peek orders:0:150 -n 3
     $ sluice peek orders:0:150 --json | jq -r '.records[].value | @base64d'
+    $ sluice peek orders:0:150 --follow
     """
     tp, offset = parse.record(place)
     source = session.feed(feed) if feed else _reader_of(session, tp.topic)
+    if follow:
+        _follow(session, source, tp, offset, number)
+        return
     with session.terminal.working("reading"):
         partition = _partition(source, tp)
         _check(offset, partition)
-        found = list(_read(source, partition, offset, number))
+        found = list(_read(source, partition, offset, number or SHOWN))
     session.terminal.show(*_view(tp, partition, found))
     session.terminal.document(
         {
@@ -69,6 +91,28 @@ def peek(
             "records": [record_document(r.row) | {"state": r.state or "stable"} for r in found],
         }
     )
+
+
+def _follow(session: Session, feed: Feed, tp: TopicPartition, offset: int, number: int | None) -> None:
+    """Records as they come, a table for each batch of them."""
+    import pyarrow as pa
+
+    from sluice.pipelines.feed.topics import TopicFilter
+    from sluice.resources.stream import of_feed
+
+    here = feed.model_copy(update={"topics": TopicFilter(names=(tp.topic,))})
+    (stream,) = of_feed(here, 1, {str(tp): offset}, follow=True)
+    session.terminal.show(heading(str(tp), f"from {count(offset)} on; Ctrl-C ends it"))
+    seen = 0
+    with stream:
+        for batch in stream:
+            found = rows(pa.Table.from_batches([batch]))[: None if number is None else number - seen]
+            session.terminal.show(record_view(found))
+            for row in found:
+                session.terminal.document(record_document(row))
+            seen += len(found)
+            if seen == number:
+                return
 
 
 @dataclass(frozen=True, slots=True)

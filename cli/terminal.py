@@ -1,8 +1,9 @@
 """What comes out: tables and words for people, or one JSON document for programs.
 
-Promises: with `--json`, stdout carries exactly one JSON document, whatever libraries and child processes print (their
-stdout becomes stderr); notes and progress go to stderr, moving ones only when it is a terminal; text from outside
-(topics, paths, messages of brokers) cannot move the cursor or write markup.
+Promises: with `--json`, stdout carries exactly one JSON document (one a line where a command follows something),
+whatever libraries and child processes print (their stdout becomes stderr); notes and progress go to stderr, moving ones
+only when it is a terminal; text from outside (topics, paths, messages of brokers) cannot move the cursor or write
+markup.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Terminal:
         return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
     def document(self, value: Mapping[str, Any]) -> None:
-        """For programs: the one JSON document. Nothing for people."""
+        """For programs: a JSON document, on a line. Nothing for people."""
         if self._documents is not None:
             said = json.dumps(value, ensure_ascii=False, default=str)
             self._documents.write(said if said.isprintable() else "".join(map(_in_json, said)))

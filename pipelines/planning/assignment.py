@@ -102,7 +102,7 @@ def sticky(partitions: Iterable[TopicPartition], count: int, before: Before) -> 
     ordered = sorted(partitions)
     least, larger = divmod(len(ordered), count)
     given: list[list[TopicPartition]] = [[] for _ in range(count)]
-    free = []
+    free: list[TopicPartition] = []
     for tp in ordered:
         held = given[at] if (at := before.get(tp, count)) < count else free
         if held is not free and len(held) == least:

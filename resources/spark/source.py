@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.vocabulary.kafka import Isolation
-    from sluice.pipelines.vocabulary.plans import Plan, Request, Slice, Task
+    from sluice.pipelines.vocabulary.plans import Plan, Request, Task
     from sluice.resources.reading import Windows
     from sluice.resources.spark.executor import Wiring
     from sluice.resources.spark.parts import Share
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 OPTIONS = ("feed", "project", "window", "from", "to", "kind", "offsets")
 SLICE_BYTES = 64 << 20
 """Of a range that one task reads, as far as the cluster tells."""
-CHUNK_BYTES = 4 << 20
-"""Of decoded records of one partition that a task holds at a time."""
 
 
 class SluiceSource(DataSource):
@@ -207,25 +205,10 @@ def _request(offsets: str) -> Request:
 
 def _records(task: Task, wiring: Wiring, isolation: Isolation) -> Iterator[pa.RecordBatch]:
     """All visible records of the task's slices, each slice's in offset order. Raises what keeps one from its end."""
-    from sluice.pipelines.ports import FetchFailed
-    from sluice.pipelines.records.decode import BatchDecoder
     from sluice.pipelines.records.shape import RAW
-    from sluice.pipelines.vocabulary.kafka import Isolation
+    from sluice.resources.stream import decoded
 
-    committed, slices = isolation is Isolation.READ_COMMITTED, task.slices
-
-    def rows(s: Slice, chunks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (piece.landed for chunk in chunks for piece in tools.format.convert(s, chunk))
-
-    decoders: dict[int, BatchDecoder] = {}
     with wiring.open(isolation, RAW) as tools:
-        for got in tools.fetcher.stream(slices, wiring.limits):
-            if isinstance(got, FetchFailed):
-                raise got.error
-            s = slices[got.index]
-            if got.index not in decoders:
-                place = (s.topic, s.partition, s.start, s.end)
-                decoders[got.index] = BatchDecoder(*place, read_committed=committed, chunk_bytes=CHUNK_BYTES)
-            yield from rows(s, decoders[got.index].feed(got.records, got.aborted))
-            if got.last:
-                yield from rows(s, decoders.pop(got.index).finish())
+        for s, _, chunk in decoded(tools.fetcher, task.slices, wiring.limits, isolation):
+            if chunk is not None:
+                yield from (piece.landed for piece in tools.format.convert(s, chunk))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sluice.resources.reading import When, Windows
+    from sluice.resources.stream import Place, Stream
 
-__all__ = ["read"]
+__all__ = ["read", "stream", "streams"]
 
 _LINK = os.path.join(os.path.dirname(__file__), "pipelines")
 if os.path.isfile(_LINK):
@@ -40,3 +41,55 @@ def read(
     from sluice.resources import reading  # late: `import sluice` stays cheap
 
     return reading.read(feed, window, to=to, project=project, kind=kind)
+
+
+def stream(
+    feed: str,
+    start: Place = "earliest",
+    end: Place | None = None,
+    *,
+    follow: bool = False,
+    typed: bool = False,
+    timeout: float | None = None,
+    project: str | os.PathLike[str] | None = None,
+) -> Stream:
+    """The records of a feed's topics from `start` up to, not including, `end`, as Arrow batches straight from Kafka.
+
+        for batch in sluice.stream("orders", "2026-11-20T14", "2026-11-20T15"): ...
+        with sluice.stream("orders", {"orders:0": 150}, follow=True, timeout=30) as records: ...
+
+    `start` and `end` are `earliest`, `latest`, a time (text in UTC as windows are written, ms since the epoch, or a
+    datetime with a zone), or offsets by partition, which also choose the partitions. Without `end` it is what is stable
+    now; with `follow` there is none, and the stream waits for more, for `timeout` seconds at most (None: for ever).
+    Batches have the columns of Spark's Kafka source, `typed` ones those that the feed lands.
+
+    No group is joined, nothing is committed and nothing is written. Raises FeedError, UsageError, NotAuthorized and
+    KafkaUnavailable, and while it is read OffsetsLost, LogTruncated and TopicRecreated.
+    """
+    from sluice.resources import stream as streaming  # late: `import sluice` stays cheap
+
+    return streaming.stream(feed, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
+
+
+def streams(
+    feed: str,
+    count: int,
+    start: Place = "earliest",
+    end: Place | None = None,
+    *,
+    follow: bool = False,
+    typed: bool = False,
+    timeout: float | None = None,
+    assignor: str = "range",
+    project: str | os.PathLike[str] | None = None,
+) -> list[Stream]:
+    """`count` streams that share the partitions of a feed's topics, each for a thread of its own; else as `stream`.
+
+    `assignor` is `range` or `round_robin`, as Kafka's consumers share them. Where there are fewer partitions than
+    streams, the last ones are empty.
+    """
+    from sluice.resources import stream as streaming
+
+    return streaming.streams(
+        feed, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor, project=project
+    )

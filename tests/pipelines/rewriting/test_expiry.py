@@ -267,7 +267,7 @@ def test_a_part_that_is_still_staged_cannot_come_back(world: World) -> None:
 
     publish(world.ledger, batch, owner("landing"), [receipt], [])
     world.lake.show = sleep_then_show  # type: ignore[method-assign]
-    roll_forward(world.ledger, world.lake)  # type: ignore[arg-type]
+    roll_forward(world.ledger, world.lake, "orders")  # type: ignore[arg-type]
     assert woken
     assert world.visible() == []
     world.check()

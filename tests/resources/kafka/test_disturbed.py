@@ -83,14 +83,16 @@ def test_a_seat_that_is_lost_before_it_was_taken_is_taken_again(behind, fresh_to
         ThreadPoolExecutor() as pool,
     ):
         behind.proxy.hold(SYNC_GROUP)
+        joining = group.join([topic], None)
         try:
-            taking = pool.submit(group.join([topic], None).__enter__)
+            taking = pool.submit(joining.__enter__)
             until(lambda: behind.proxy.held)
             until(lambda: not looking.members())
         finally:
             behind.proxy.heal()
         taking.result().commit_plain({TopicPartition(topic, 0): CommittedOffset(1)})
         assert len(looking.members()) == 1
+        joining.__exit__(None, None, None)
 
 
 def test_nobody_waits_for_the_answer_to_a_farewell(behind, fresh_topic):

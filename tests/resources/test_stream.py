@@ -1,0 +1,152 @@
+"""`sluice.stream` against a real Kafka: what a plain consumer gets, in Arrow; open ranges; positions; what ends one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from kafka import TopicPartition as Plain
+
+import sluice
+from sluice.pipelines.vocabulary.errors import OffsetsLost, TopicRecreated, UsageError
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.stream import Stream
+from tests.resources.kafka.tools import admin, consumed, describe, produce, slice_of, transaction, until
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def topic(fresh_topic: Callable[..., str]) -> str:
+    return fresh_topic(partitions=3)
+
+
+@pytest.fixture
+def project(tmp_path: Path, kafka: LocalKafka, topic: str) -> Path:
+    (tmp_path / "feeds").mkdir()
+    feed = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {topic}\nstart: earliest\nwindow: 1h\n"
+    (tmp_path / "feeds" / "orders.yaml").write_text(feed)
+    return tmp_path
+
+
+def offsets(batches: Any) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for batch in batches:
+        (partition,) = set(batch.column("partition").to_pylist())
+        found.setdefault(partition, []).extend(batch.column("offset").to_pylist())
+    return found
+
+
+def test_a_bounded_range_is_what_a_plain_consumer_gets(kafka: LocalKafka, project: Path, topic: str) -> None:
+    for partition in range(3):
+        produce(kafka, topic, 500, partition)
+    with transaction(kafka, topic, 20) as aborted:
+        aborted.abort_transaction()
+    stream = sluice.stream("orders", project=project)
+    table = pa.Table.from_batches(list(stream), schema=stream.schema)
+    for state in describe(kafka, topic):
+        rows = table.filter(pc.equal(table["partition"], state.partition))
+        wanted = consumed(kafka, slice_of(state, 0, state.stable_end))
+        assert rows["offset"].to_pylist() == [r[0] for r in wanted]
+        assert stream.positions[f"{topic}:{state.partition}"].consumed == state.stable_end
+    assert table.num_rows == 1500
+
+
+def test_offsets_choose_partitions_and_end_where_they_say(kafka: LocalKafka, project: Path, topic: str) -> None:
+    produce(kafka, topic, 30, 1)
+    with sluice.stream("orders", {f"{topic}:1": 7}, {f"{topic}:1": 19}, project=project) as stream:
+        assert offsets(stream) == {1: list(range(7, 19))}
+        assert list(stream.positions) == [f"{topic}:1"]
+    for start, says in (({f"{topic}:1": 31}, "lies outside"), ({f"{topic}:9": 0}, "not a partition")):
+        with pytest.raises(UsageError, match=says):
+            sluice.stream("orders", start, project=project)
+
+
+def test_fetched_runs_ahead_of_what_is_consumed(kafka: LocalKafka, project: Path, topic: str) -> None:
+    produce(kafka, topic, 9, 0)
+    with sluice.stream("orders", {f"{topic}:0": 0}, project=project) as stream:
+        batch = next(stream)
+        (position,) = stream.positions.values()
+        assert (batch.num_rows, position.fetched, position.consumed) == (9, 9, 0)
+        assert list(stream) == []
+        assert stream.positions[f"{topic}:0"].consumed == 9
+
+
+def test_an_open_range_goes_on_until_it_is_stopped_or_nothing_comes(
+    kafka: LocalKafka, project: Path, topic: str
+) -> None:
+    with sluice.stream("orders", "latest", follow=True, project=project) as stream, ThreadPoolExecutor() as pool:
+        seen: list[pa.RecordBatch] = []
+
+        def read() -> None:
+            seen.extend(iter(lambda: next(stream, None), None))
+
+        reading = pool.submit(read)
+        for n in (1, 2):
+            produce(kafka, topic, 5, 2)
+            until(lambda n=n: offsets(seen) == {2: list(range(5 * n))})
+        stream.stop()
+        reading.result(30)
+    with sluice.stream("orders", "latest", follow=True, timeout=0.2, project=project) as quiet:
+        assert list(quiet) == []
+
+
+def test_streams_share_the_partitions(kafka: LocalKafka, project: Path, topic: str) -> None:
+    for partition in range(3):
+        produce(kafka, topic, 40, partition)
+    shared = sluice.streams("orders", 2, project=project)
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(offsets, shared)
+    assert (sorted(first), sorted(second)) == ([0, 1], [2])
+    assert first[0] == first[1] == second[2] == list(range(40))
+    assert [len(s.positions) for s in sluice.streams("orders", 4, assignor="round_robin", project=project)] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    with pytest.raises(UsageError, match="range, round_robin"):
+        sluice.streams("orders", 2, assignor="sticky", project=project)
+
+
+def following(project: Path, topic: str) -> Stream:
+    """A stream that has read what is there and waits for more."""
+    stream = sluice.stream("orders", follow=True, timeout=60, project=project)
+    assert next(stream).num_rows == 10
+    return stream
+
+
+def test_a_jump_is_an_error_not_a_gap(kafka: LocalKafka, project: Path, topic: str) -> None:
+    produce(kafka, topic, 10, 0)
+    with following(project, topic) as stream:
+        produce(kafka, topic, 10, 0)
+        with admin(kafka) as client:
+            client.delete_records({Plain(topic, 0): 15})
+        with pytest.raises(OffsetsLost, match=r"\[10, 15\) are gone"):
+            list(stream)
+
+
+def test_another_topic_of_that_name_is_an_error(kafka: LocalKafka, project: Path, topic: str) -> None:
+    produce(kafka, topic, 10, 0)
+    with following(project, topic) as stream:
+        with admin(kafka) as client:
+            client.delete_topics([topic])
+            until(lambda: topic not in client.list_topics())
+            client.create_topics({topic: {"num_partitions": 3}}, wait_for_metadata=True)
+        until(lambda: len(describe(kafka, topic)) == 3)
+        with pytest.raises(TopicRecreated, match="another topic now"):
+            list(stream)
+
+
+def test_a_stream_has_an_end_or_follows(project: Path, kafka: LocalKafka) -> None:
+    with pytest.raises(UsageError, match="has no end"):
+        sluice.stream("orders", end="latest", follow=True, project=project)
+    before = threading.active_count()
+    sluice.stream("orders", project=project).close()
+    assert threading.active_count() == before
