@@ -183,18 +183,21 @@ def _comparison(compared: Sequence[Comparison], own: Assignor) -> list[Renderabl
         return []
     rows = [
         (
-            str(c.assignor) + (" (this feed)" if c.assignor is own else ""),
+            str(c.assignor),
             str(c.tasks),
             size(c.largest),
             f"{c.balance:.2f}×",
             str(c.leaders),
             "–" if c.moved is None else count(c.moved),
+            "←" if c.assignor is own else "",
         )
         for c in compared
     ]
-    names = ("assignor", "tasks", "largest", "of the mean", "leaders", "moved")
-    note = "leaders: of one task, at most; moved: slices whose partition another task read before"
-    return [heading("Assignors", note), table(names, rows, right="tasks largest of leaders moved")]
+    names = ("assignor", "tasks", "largest", "balance", "leaders", "moved", "")
+    note = (
+        "balance: the largest task by the mean one; leaders: of one task, at most; moved: slices, since the last batch"
+    )
+    return [heading("Assignors", note), table(names, rows, right="tasks largest balance leaders moved")]
 
 
 def _compared(compared: Sequence[Comparison]) -> dict[str, Any]:
