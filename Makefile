@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults soak fuzz lakes lock clean setup
+.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes lock clean setup
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
@@ -9,7 +9,7 @@ SEED ?= 1
 MINUTES ?= 30
 
 help:            ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 setup: $(READY)  ## the virtual environment and Java, without running anything
 	@infra/java.sh
@@ -40,6 +40,10 @@ bench: setup     ## how fast, side by side with the usual ways
 
 faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 3 --dist worksteal $(ARGS)
+	.venv/bin/python -m pytest -m cluster -v tests/cluster
+
+cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
+	.venv/bin/python -m pytest -m "cluster or spark" -v tests/cluster $(ARGS)
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

@@ -36,7 +36,6 @@ from sluice.pipelines.planning.origins import key_of
 from sluice.pipelines.planning.windows import earliest
 from sluice.pipelines.ports import Edges, Engine
 from sluice.pipelines.quarantine.letters import Outlet
-from sluice.pipelines.records import ready
 from sluice.pipelines.vocabulary.errors import BatchRefused, SluiceError, UnknownTopic, WindowIncomplete
 from sluice.pipelines.vocabulary.kafka import PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -45,7 +44,7 @@ from sluice.pipelines.vocabulary.units import parse_window, show_window
 from sluice.pipelines.watching.outlook import Outlook, look_ahead
 from sluice.pipelines.watching.watch import WatchResult, view, watch
 from sluice.resources.liveness import new_owner
-from sluice.resources.spark.engine import is_local
+from sluice.resources.spark import shipping
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 Events = Iterator[Any]
@@ -171,8 +170,7 @@ def _land(
     rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
     settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
     with _canceling(edges.engine), _keeping_refused_report(context, ledger, edges):
-        if is_local(feed.spark):  # workers share what is compiled here; elsewhere the engine sees to theirs
-            ready.ready(report)
+        shipping.prepare(feed.spark, report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
     for held in landed.held:

@@ -229,7 +229,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
 
 def _compile_locally(session: Session, feed: str) -> float:
     """The seconds that compiling took, on the machine where tasks run."""
-    from sluice.resources.spark.engine import is_local
+    from sluice.resources.spark.masters import is_local
 
     return session.compile() if is_local(session.feed(feed).spark) else 0.0
 

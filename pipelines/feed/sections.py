@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text, number
+from sluice.pipelines.feed.settings import Count, Duration, Settings, Size, Text, below_root, number
 from sluice.pipelines.feed.topics import TopicName
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.kafka import FetchLimits
@@ -268,10 +268,25 @@ _SECRET = re.compile(
 MASK = "**********"
 
 
+PACK, INSTALLED = "pack", "installed"
+
+
+def _environment(text: str, info: ValidationInfo) -> str:
+    return text if text in (PACK, INSTALLED) or "://" in text or text.startswith("local:") else below_root(text, info)
+
+
 class SparkSettings(Settings):
-    """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown."""
+    """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown.
+
+    The others are for a Spark elsewhere. `environment` says where executors have Sluice from: PACK (it is made here and
+    sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `python` is
+    their interpreter. Whoever waits for executors gives up after `start_timeout` (ms).
+    """
 
     master: Text | None = None
+    environment: Annotated[Text, AfterValidator(_environment)] = PACK
+    python: Text | None = None
+    start_timeout: Duration = 5 * MINUTE
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
 
     @field_validator("conf")
@@ -290,7 +305,10 @@ class SparkSettings(Settings):
         return {k: MASK if _SECRET.search(k) else v for k, v in conf.items()}
 
     def __repr_args__(self) -> Any:
-        return [("master", self.master), ("conf", self._mask_secrets(self.conf))]
+        shown = {name: getattr(self, name) for name in type(self).model_fields} | {
+            "conf": self._mask_secrets(self.conf)
+        }
+        return list(shown.items())
 
 
 def _conf_value(value: object) -> object:

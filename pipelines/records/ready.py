@@ -42,7 +42,7 @@ def ready(report: Reporter = lambda progress: None) -> None:
     if folder is None:
         report(Progress(STAGE, note=NOWHERE))
         return
-    mark = folder / f"sluice-loops-{_fingerprint()}"
+    mark = _mark(folder)
     if mark.exists():
         return
     with _alone(folder):
@@ -57,7 +57,7 @@ def ready(report: Reporter = lambda progress: None) -> None:
 def is_ready() -> bool:
     """Whether everything is compiled, as far as one look at a file tells."""
     folder = _folder()
-    return folder is not None and (folder / f"sluice-loops-{_fingerprint()}").exists()
+    return folder is not None and _mark(folder).exists()
 
 
 def describe_compiling() -> str:
@@ -94,13 +94,21 @@ def _writable(folder: Path) -> bool:
     return False
 
 
+def _mark(folder: Path) -> Path:
+    return folder / f"sluice-loops-{_fingerprint(folder)}"
+
+
 @cache
-def _fingerprint() -> str:
-    """A hash of what compiled code depends on: the sources and their place, numba, Python, the kind of processor."""
+def _fingerprint(folder: Path) -> str:
+    """A hash of what compiled code depends on: the sources, numba, Python, the kind of processor.
+
+    Beside the sources, compiled code goes with them wherever they are moved. Elsewhere it is numba's for their place.
+    """
     files = [_HERE / "compiled.py", *(_HERE / f"{share.replace('.', '/')}.py" for share in SHARES)]
-    stats = [(str(f), (s := f.stat()).st_mtime_ns, s.st_size) for f in files]
+    sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    place = "" if folder.parent == _HERE else str(_HERE)
     versions = version("numba"), version("llvmlite"), platform.python_version()
-    return hashlib.sha256(repr((stats, versions, _processor())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((sources, place, versions, _processor())).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:

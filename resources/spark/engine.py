@@ -32,16 +32,13 @@ from sluice.pipelines.vocabulary import scratch
 from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.resources.local import java
-from sluice.resources.spark import executor
+from sluice.resources.spark import executor, shipping
+from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-TRIES = 3
-"""How often a local master runs a task; other masters go by `spark.task.maxFailures`."""
-
-_LOCAL = re.compile(r"local(?:\[\s*[0-9*]+\s*(?:,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
@@ -310,6 +307,8 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
 
     _environment(settings)
     conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
+    if not is_local(settings):
+        conf |= shipping.conf(settings, conf)
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
@@ -357,10 +356,12 @@ def _environment(settings: SparkSettings) -> None:
     if is_local(settings):
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
+    else:
+        os.environ["PYSPARK_PYTHON"] = shipping.python(settings)
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
-    return _OURS | (_here() if is_local(settings) else {}) | settings.conf
+    return _OURS | (_here() if is_local(settings) else _driver()) | settings.conf
 
 
 def _here() -> dict[str, str]:
@@ -371,6 +372,12 @@ def _here() -> dict[str, str]:
     return {**_HERE, _OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
 
 
+def _driver() -> dict[str, str]:
+    """Of a driver whose executors are elsewhere: what it leaves here goes with this process, as in `_here`."""
+    options = _here()[_OPTIONS]
+    return {_OPTIONS: options, "spark.local.dir": str(scratch.root())}
+
+
 def _sockets(folder: str) -> dict[str, str]:
     """JVM and Python talk through sockets in a folder that nobody else may enter.
 
@@ -379,27 +386,6 @@ def _sockets(folder: str) -> dict[str, str]:
     if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
         return {}
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
-
-
-def master(settings: SparkSettings) -> str:
-    """Where Spark runs: what the feed says, or all cores of this machine with each task tried three times."""
-    return settings.master or f"local[{os.cpu_count() or 1},{TRIES}]"
-
-
-def is_connect(settings: SparkSettings) -> bool:
-    return bool(settings.master and settings.master.startswith("sc://"))
-
-
-def is_local(settings: SparkSettings) -> bool:
-    return _LOCAL.fullmatch(master(settings)) is not None
-
-
-def tries(settings: SparkSettings) -> int:
-    """How often Spark runs a task before it gives up."""
-    found = _LOCAL.fullmatch(master(settings))
-    if found:
-        return int(found[1] or 1)
-    return int(settings.conf.get("spark.task.maxFailures", "4"))
 
 
 def cause(error: Exception) -> str:

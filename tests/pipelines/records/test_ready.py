@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -62,7 +63,7 @@ def test_a_share_compiles_its_own_entry_points_alone(kept: Path) -> None:
 
 def test_a_share_that_fails_leaves_it_to_whoever_needs_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready, "SHARES", {"checked.nowhere": 1})
-    monkeypatch.setattr(ready, "_fingerprint", lambda: "f")
+    monkeypatch.setattr(ready, "_mark", lambda folder: folder / "mark")
     ready.ready()
     assert not ready.is_ready()
 
@@ -74,7 +75,7 @@ def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
     with (kept / "sluice-loops.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiting.start()
-        (kept / f"sluice-loops-{ready._fingerprint()}").touch()  # the other one is done
+        ready._mark(kept).touch()  # the other one is done
     waiting.join()
     assert (told, list(kept.rglob("*.nbi"))) == ([], [])
 
@@ -83,7 +84,7 @@ def test_two_processes_do_not_compile_the_same(kept: Path) -> None:
 def test_another_version_is_compiled_again(
     what: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = ready._fingerprint()
+    before = ready._mark(kept)
     ready._fingerprint.cache_clear()
     match what:
         case "sources":
@@ -95,7 +96,19 @@ def test_another_version_is_compiled_again(
             monkeypatch.setattr(ready, "version", lambda name: "9.9")
         case _:
             monkeypatch.setattr(ready, "_processor", lambda: "another")
-    assert ready._fingerprint() != before
+    assert ready._mark(kept) != before
+
+
+def test_what_is_kept_beside_the_sources_moves_with_them(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, apart = ready._mark(ready._HERE / "__pycache__").name, ready._mark(kept).name
+    moved = tmp_path / "moved" / "records"
+    shutil.copytree(ready._HERE, moved, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(ready, "_HERE", moved)
+    ready._fingerprint.cache_clear()
+    assert ready._mark(moved / "__pycache__").name == beside
+    assert ready._mark(kept).name != apart
 
 
 def test_where_nothing_can_be_kept_that_is_said_and_nothing_done(

@@ -26,7 +26,7 @@ from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice,
 from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import engine as spark
-from sluice.resources.spark import executor
+from sluice.resources.spark import executor, masters
 from sluice.resources.spark.engine import SparkEngine
 from sluice.testing.logs import LZ4, LogBatch, LogRecord, log
 from tests.resources.kafka.tools import until
@@ -281,7 +281,7 @@ def test_no_tasks_need_no_spark(wiring: LogWiring) -> None:
 )
 def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], tries: int, local: bool) -> None:
     settings = SparkSettings(master=master, conf=conf)
-    assert (spark.tries(settings), spark.is_local(settings)) == (tries, local)
+    assert (masters.tries(settings), masters.is_local(settings)) == (tries, local)
 
 
 CRASHED = """An error occurred while calling o127.collectToPython.

@@ -1,0 +1,202 @@
+"""A standalone Spark on this machine, from pyspark's own jars: a master, and workers whose Python has nothing of ours.
+
+    with LocalSpark(folder, workers=2) as cluster:
+        SparkSettings(master=cluster.master, conf=cluster.conf)
+
+For `sluice bench cluster` and for tests. Promises: everything listens on loopback only; executors see neither our
+packages nor our environment, but a Python of our release with its standard library, and Spark's; nothing of it outlives
+the block, executors neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local import java
+from sluice.resources.local.java import spark_jars
+
+HOST = "127.0.0.1"
+_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+_START_SECONDS = 60.0
+_END_SECONDS = 10.0
+_POLL = 0.05
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+@dataclass
+class Daemon:
+    """A master or a worker: its process, and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """As a machine dies. Executors of a killed worker end by themselves."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@dataclass
+class LocalSpark:
+    """A master with so many workers of `cores` and `memory` each, while the block lasts. Raises SetupError."""
+
+    folder: Path
+    workers: int = 2
+    cores: int = 1
+    memory: str = "1g"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What workers and executors get beside it."""
+    python: Path | None = None
+    """The executors' interpreter; without it, a new environment of ours that is empty."""
+    running: list[Daemon] = field(default_factory=list)
+    """The workers, in order of their start."""
+    head: Daemon | None = None
+    _port: int = 0
+
+    @property
+    def master(self) -> str:
+        return f"spark://{HOST}:{self._port}"
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """What a driver on this machine says, so that nothing of it listens elsewhere."""
+        return {"spark.driver.host": HOST, "spark.driver.bindAddress": HOST, "spark.executor.memory": "512m"}
+
+    def __enter__(self) -> LocalSpark:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._port = _free_port()
+        try:
+            self.start_master()
+            for _ in range(self.workers):
+                self.start_worker()
+            self._until_registered()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def start_master(self) -> Daemon:
+        """Start the master, at the port of the one before if there was one."""
+        where = ["--host", HOST, "--port", str(self._port), "--webui-port", "0"]
+        self.head = self._start("master", _MASTER, *where)
+        self._until(lambda: _listens(self._port), self.head)
+        return self.head
+
+    def start_worker(self) -> Daemon:
+        """Start one more worker."""
+        number = len(self.running) + 1
+        work = self.folder / f"worker-{number}"
+        size = ["--cores", str(self.cores), "--memory", self.memory]
+        where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(work)]
+        self.running.append(self._start(f"worker-{number}", _WORKER, *where, *size, self.master))
+        return self.running[-1]
+
+    def said(self) -> str:
+        """What executors printed, for whoever looks for why something failed."""
+        files = sorted(self.folder.glob("worker-*/app-*/*/stderr"))
+        return "\n".join(f"== {file.relative_to(self.folder)}\n{file.read_text(errors='replace')}" for file in files)
+
+    def registered(self) -> int:
+        """How many workers the master has counted so far, dead ones too."""
+        log = self.folder / "master.log"
+        return log.read_text(errors="replace").count("Registering worker") if log.exists() else 0
+
+    def _until_registered(self) -> None:
+        for worker in self.running:
+            self._until(lambda: self.registered() >= len(self.running), worker)
+
+    def _start(self, name: str, main: str, *arguments: str) -> Daemon:
+        log = self.folder / f"{name}.log"
+        home = spark_jars().parent
+        with log.open("ab") as out:
+            command = [str(home / "bin" / "spark-class"), main, *arguments]
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self._environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                preexec_fn=_end_with_parent,
+            )
+        return Daemon(process, log)
+
+    def _environ(self) -> dict[str, str]:
+        """A bare machine's: nothing of this process's Python, and another home folder."""
+        python = self.python or self._bare_python()
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        return {
+            "PATH": os.pathsep.join([str(python.parent), "/usr/local/bin", "/usr/bin", "/bin"]),
+            "HOME": str(home),
+            "JAVA_HOME": str(java.java_home()),
+            "SPARK_HOME": str(spark_jars().parent),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "LANG": os.environ.get("LANG", "C.UTF-8"),
+            **self.environment,
+        }
+
+    def _bare_python(self) -> Path:
+        """The interpreter of an environment without packages, by the name that drivers ask for."""
+        folder = self.folder / "python"
+        if not folder.exists():
+            venv.EnvBuilder(symlinks=True).create(folder)
+        return folder / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+    def _until(self, done: Callable[[], bool], daemon: Daemon) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not done():
+            if daemon.process.poll() is not None or time.monotonic() > deadline:
+                said = daemon.log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise SetupError(f"{daemon.log.stem} does not start: {' '.join(said)}", remedy=f"see {daemon.log}")
+            time.sleep(_POLL)
+
+    def _end(self) -> None:
+        for daemon in [*self.running, *([self.head] if self.head else [])]:
+            with suppress(OSError):
+                daemon.end()
+
+
+def _end_with_parent() -> None:
+    """Where Linux runs: ask that this process be ended with the one that started it, however that one ends."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind((HOST, 0))
+        return int(asked.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex((HOST, port)) == 0

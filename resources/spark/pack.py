@@ -1,0 +1,311 @@
+"""A pack: one archive of exactly what Spark's executors need of Python, made of the environment that runs this.
+
+    sluice-pack-<hash>.tar.gz     packages, to be unpacked and put on PYTHONPATH; no interpreter
+
+Executors need a Python of the same minor version on the same kind of machine, and nothing else. The hash is over
+Sluice's own files, the names and releases of all that they import, Python's minor version and the platform: packs of
+one environment have one name, are made once for a user, and serve every project. What compiling takes a minute for is
+compiled in the pack: executors with the same processor load it. Promises: a pack appears whole, and imports by itself
+what tasks import.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path, PurePosixPath
+
+import sluice
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
+
+STAGE = "pack"
+_LAYOUT = 1
+"""Goes into the hash: another way to pack is another pack."""
+_ROOTS = ("boto3", "cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml")
+"""What Sluice's tasks import. What these require is found."""
+_ROOMS = ("pipelines", "resources")
+"""Of Sluice, what executors may import: neither commands nor what Dagster sees."""
+_IMPORTED = (
+    "sluice.resources.spark.executor",
+    "sluice.pipelines.landing.task",
+    "sluice.pipelines.records.typed.format",
+    "sluice.pipelines.records.checked.format",
+    "sluice.resources.kafka.fetch",
+    "sluice.resources.s3.lake",
+    "boto3",
+)
+# Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
+# of Arrow that no task imports. Of AWS, tasks speak to S3 and to what hands out credentials.
+_LEFT_OUT = re.compile(
+    r"""(^|/)(tests?|testing|include|__pycache__)/ | \.(pyc|pyi|pxd|pxi|pyx|h|hpp|c|cc|cpp|a|cmake|f2py_f2cmap)$
+    | ^pyarrow/(src|vendored/tests)/
+    | ^pyarrow/(lib)?_?(arrow_flight|gandiva|arrow_s3|flight|orc|s3fs|gcsfs|azurefs|hdfs|cuda)[._]
+    | ^pyarrow/libarrow_python\.so(\.\d+\.\d+\.\d+)?$
+    | ^numpy/(f2py|distutils|doc)/ | ^numba/(cuda|pycc)/ | ^boto3/(data|examples)/
+    | ^botocore/data/(?!s3/|sts/|sso/|sso-oidc/|signin/|[^/]+$)
+    | \.dist-info/(?!METADATA$)""",
+    re.VERBOSE,
+)
+_BLOCK = 4 << 20
+_KEPT = 3
+"""Packs that stay in the cache: those that were used last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """A pack on this machine's disk. `bytes` is the archive's size, `unpacked` that of its files."""
+
+    path: Path
+    digest: str
+    bytes: int
+    unpacked: int
+    distributions: tuple[str, ...]
+    """Names and releases, such as `numpy 2.4.6`."""
+    made: bool
+    """Whether it was made just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of this environment, and its place in the pack."""
+
+    place: str
+    source: Path
+
+
+def pack(report: Reporter = lambda progress: None) -> Pack:
+    """The pack of this environment, made if it is not there yet. Raises SetupError.
+
+    The first time takes about half a minute, and a minute more where loops were never compiled. Processes that want the
+    same pack at once wait for one of them.
+    """
+    found = _distributions()
+    ours = _ours()
+    digest = _digest(found, ours)
+    folder = _folder()
+    path = folder / f"sluice-pack-{digest}.tar.gz"
+    made = False
+    with _alone(folder):
+        if not path.exists():
+            _make(found, ours, path, report)
+            made = True
+        os.utime(path)
+        _forget(folder)
+    names = tuple(f"{d.metadata['Name']} {d.version}" for d in found.values())
+    unpacked = int(_notes(path).read_text() or 0) if _notes(path).exists() else 0
+    return Pack(path, digest, path.stat().st_size, unpacked, names, made)
+
+
+def _folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "packs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _notes(path: Path) -> Path:
+    """Beside a pack: how large its files are."""
+    return path.with_name(path.name.removesuffix(".tar.gz") + ".size")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _forget(folder: Path) -> None:
+    packs = sorted(folder.glob("sluice-pack-*.tar.gz"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in packs[_KEPT:]:
+        old.unlink(missing_ok=True)
+        _notes(old).unlink(missing_ok=True)
+
+
+# -- what goes in
+
+
+def _distributions() -> dict[str, metadata.Distribution]:
+    """What tasks import, and what that requires, by normalized name. Raises SetupError."""
+    found: dict[str, metadata.Distribution] = {}
+    asked = deque(_ROOTS)
+    while asked:
+        name = _normal(asked.popleft())
+        if name in found:
+            continue
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if name in map(_normal, _ROOTS):
+                raise SetupError(
+                    f"{name} is not installed here", remedy="install Sluice with its dependencies"
+                ) from None
+            continue  # for another Python or system, or it would be here
+        found[name] = distribution
+        asked += [_required(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
+    return dict(sorted(found.items()))
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _required(line: str) -> str:
+    """The name in a requirement such as `urllib3<3,>=1.25 ; python_version >= "3.10"`."""
+    return re.split(r"[\s<>=!~;\[(]", line.strip(), maxsplit=1)[0]
+
+
+def _ours() -> list[_File]:
+    """Sluice's own files, wherever an installation or a checkout with links has them, and their compiled loops."""
+    root = Path(sluice.__file__).parent
+    files = [_File(f"sluice/{name}", root / name) for name in ("__init__.py", "py.typed")]
+    for room in _ROOMS:
+        for folder, folders, names in os.walk(root / room, followlinks=True):
+            folders.sort()
+            at = Path(folder)
+            place = f"sluice/{at.relative_to(root).as_posix()}"
+            files += [_File(f"{place}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
+    return files
+
+
+def _compiled() -> list[_File]:
+    """What numba keeps beside our files."""
+    root = Path(sluice.__file__).parent
+    records = root / "pipelines" / "records"
+    tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
+    found = [p for p in sorted(records.rglob("__pycache__/*")) if p.suffix in (".nbi", ".nbc") and tag in p.name]
+    return [_File(f"sluice/{p.relative_to(root).as_posix()}", p) for p in found]
+
+
+def _theirs(distribution: metadata.Distribution) -> list[_File]:
+    if distribution.files is None:
+        raise SetupError(
+            f"{distribution.metadata['Name']} does not tell which files are its own",
+            remedy="install it by pip or uv, or name an archive of your own: `spark: {environment: PATH}`",
+        )
+    names = (str(PurePosixPath(f)) for f in distribution.files)
+    inside = sorted(n for n in names if not n.startswith(("..", "/")) and not _LEFT_OUT.search(n))
+    found = [_File(n, Path(str(distribution.locate_file(n)))) for n in inside]
+    return [f for f in found if f.source.is_file()]
+
+
+def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) -> str:
+    said = {
+        "layout": _LAYOUT,
+        "python": sys.version_info[:2],
+        "platform": sysconfig.get_platform(),
+        "distributions": {name: d.version for name, d in distributions.items()},
+        "files": {f.place: hashlib.sha256(f.source.read_bytes()).hexdigest() for f in ours},
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# -- how it is made
+
+
+def _make(distributions: dict[str, metadata.Distribution], ours: list[_File], path: Path, report: Reporter) -> None:
+    report(Progress(STAGE, note="what executors need, once for this version of Sluice"))
+    with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
+        stage = Path(scratch, "stage")
+        for file in [*ours, *_compiled(), *(f for d in distributions.values() for f in _theirs(d))]:
+            target = stage / file.place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.source, target)
+        told = stage / f"sluice-{metadata.version('sluice')}.dist-info" / "METADATA"
+        told.parent.mkdir()
+        told.write_text(f"Metadata-Version: 2.1\nName: sluice\nVersion: {metadata.version('sluice')}\n")
+        _prove(stage)
+        files = [p for p in sorted(stage.rglob("*")) if p.is_file() and p.name != "sluice-loops.lock"]
+        size = sum(p.stat().st_size for p in files)
+        archive = Path(scratch, "archive")
+        with archive.open("wb") as out:
+            _write(files, stage, out, lambda done: report(Progress(STAGE, done, size)))
+        _notes(path).write_text(str(size))
+        archive.rename(path)
+
+
+def _prove(stage: Path) -> None:
+    """Compile what is not compiled, in the pack itself, and import what tasks import from nothing else."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "PYTHON"))}
+    environment |= {"PYTHONPATH": str(stage), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    imports = "; ".join(f"import {module}" for module in _IMPORTED)
+    # Bytecode that goes by its source's hash, unchecked: unpacking gives files other times.
+    compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
+    for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.ready"], ["-c", imports]):
+        alone = [sys.executable, "-S", *command]
+        said = subprocess.run(alone, env=environment, cwd=stage, capture_output=True, text=True, check=False)
+        if said.returncode:
+            why = (said.stderr or said.stdout).strip().rpartition("\n")[2]
+            raise SetupError(
+                f"the environment cannot be packed: {why}",
+                remedy="install Sluice anew, or name an archive of your own: `spark: {environment: PATH}`",
+            )
+
+
+def _write(files: list[Path], stage: Path, out: io.BufferedWriter, report: Callable[[int], None]) -> None:
+    done = 0
+    with _Squeezed(out) as squeezed, tarfile.open(fileobj=squeezed, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+        for path in files:
+            info = tarfile.TarInfo(path.relative_to(stage).as_posix())
+            info.size, info.mode, info.mtime = path.stat().st_size, 0o644, 1 << 30
+            with path.open("rb") as source:
+                tar.addfile(info, source)
+            done += info.size
+            report(done)
+
+
+class _Squeezed(io.RawIOBase):
+    """gzip, in blocks that all cores compress side by side: a file of several members, which every gzip reads."""
+
+    def __init__(self, out: io.BufferedWriter) -> None:
+        self._out, self._held = out, bytearray()
+        self._cores = os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._cores, "sluice-pack")
+        self._waiting: deque[Future[bytes]] = deque()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        self._held += data
+        while len(self._held) >= _BLOCK:
+            self._submit(bytes(self._held[:_BLOCK]))
+            del self._held[:_BLOCK]
+        return len(data)
+
+    def _submit(self, block: bytes) -> None:
+        self._waiting.append(self._pool.submit(gzip.compress, block, 6, mtime=0))
+        while len(self._waiting) > 2 * self._cores:
+            self._out.write(self._waiting.popleft().result())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._submit(bytes(self._held))
+            while self._waiting:
+                self._out.write(self._waiting.popleft().result())
+            self._pool.shutdown()
+        super().close()
+
+
+@cache
+def python() -> str:
+    """The interpreter that executors need, by the name under which they find it."""
+    return f"python{sys.version_info[0]}.{sys.version_info[1]}"

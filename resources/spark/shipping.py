@@ -1,0 +1,71 @@
+"""How executors on other machines come by Sluice: the settings of Spark that send a pack there, or name what is there.
+
+    spark.archives                    …/sluice-pack-….tar.gz#sluice-env     unpacked into each executor's own folder
+    spark.executorEnv.PYTHONPATH      ./sluice-env
+
+Spark itself does it, and alike on a standalone master, on YARN and on Kubernetes: the driver serves the archive to
+whoever runs a task for it, once for each executor. An address that executors reach by themselves (hdfs:, s3a:, local:)
+is left to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
+from sluice.pipelines.records import ready
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.vocabulary.progress import Reporter
+from sluice.resources.spark import pack
+from sluice.resources.spark.masters import is_local
+
+FOLDER = "sluice-env"
+"""Where an executor has the archive unpacked, below its working folder."""
+ARCHIVES, PYTHONPATH = "spark.archives", "spark.executorEnv.PYTHONPATH"
+_GIVEN = os.environ.get("PYSPARK_PYTHON")
+
+
+def prepare(settings: SparkSettings, report: Reporter) -> None:
+    """Do beforehand, and say so, what is slow once for a version: compile what tasks run, or pack what executors need.
+    Raises SetupError."""
+    if is_local(settings):
+        ready.ready(report)
+    else:
+        archive(settings, report)
+
+
+def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -> str | None:
+    """The archive that executors get, by path or URI; None where they have Sluice already. A pack that was never made
+    is made. Raises SetupError."""
+    if settings.environment == INSTALLED:
+        return None
+    if settings.environment == PACK:
+        return str(pack.pack(report).path)
+    named = settings.environment
+    if "://" not in named and not named.startswith("local:") and not Path(named).is_file():
+        raise SetupError(
+            f"spark.environment names {named}, and no file is there",
+            remedy=f"make it: sluice pack --output {named}; or leave `environment` out",
+        )
+    return named
+
+
+def conf(settings: SparkSettings, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings that bring the archive to executors, added to what was given. Raises SetupError."""
+    where = archive(settings)
+    if where is None:
+        return {}
+    archives = [given[ARCHIVES]] if given.get(ARCHIVES) else []
+    paths = [given[PYTHONPATH]] if given.get(PYTHONPATH) else []
+    return {
+        ARCHIVES: ",".join([*archives, f"{where}#{FOLDER}"]),
+        PYTHONPATH: os.pathsep.join([f"./{FOLDER}", *paths]),
+    }
+
+
+def python(settings: SparkSettings) -> str:
+    """The interpreter that executors run: what the feed says, PYSPARK_PYTHON as this process was given it, or ours by
+    its name."""
+    return settings.python or _GIVEN or pack.python()

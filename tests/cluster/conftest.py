@@ -1,0 +1,59 @@
+"""A standalone Spark whose workers have a bare Python, and a feed that lands on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.batch.result import Landed
+from sluice.pipelines.feed.feed import Feed
+from sluice.resources.edges import open_edges
+from sluice.resources.liveness import new_owner
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.spark_cluster import LocalSpark
+from tests.integration.support import CATCH_UP, Place
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSpark]:
+    """A master and two workers of one core for the whole session: who kills one of them takes a cluster of its own."""
+    with LocalSpark(tmp_path_factory.mktemp("spark")) as found:
+        yield found
+
+
+@pytest.fixture
+def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
+    """A project with a topic of some records."""
+    topic = fresh_topic(partitions=PARTITIONS, name="clustered")
+    send(kafka, topic, 4000)
+    return Place(tmp_path, kafka, topic)
+
+
+def send(kafka: LocalKafka, topic: str, records: int) -> None:
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    for i in range(records):
+        producer.send(topic, b"value %d" % i, b"key %d" % i, partition=i % PARTITIONS)
+    producer.flush()
+    producer.close()
+
+
+def on(cluster: LocalSpark, **more: Any) -> dict[str, str]:
+    """What a feed says to run on it: the value of `spark`, as YAML."""
+    conf = cluster.conf | more.pop("conf", {})
+    said = {"master": cluster.master, "conf": "{" + ", ".join(f"'{k}': '{v}'" for k, v in conf.items()) + "}", **more}
+    return {"spark": "{" + ", ".join(f"{k}: {v}" for k, v in said.items()) + "}"}
+
+
+def landed(feed: Feed) -> Landed:
+    """One catch-up by the real engine. Raises what was not landed."""
+    with open_edges(feed) as edges:
+        done = land(feed, edges, CATCH_UP, new_owner("test"), lambda progress: None)
+    done.check()
+    return done

@@ -1,0 +1,84 @@
+"""What a pack holds, and how executors are told where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sluice.cli.main import main
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.spark import pack, shipping
+
+
+@pytest.mark.slow
+def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
+    made = pack.pack()
+    with tarfile.open(made.path) as archive:
+        names = archive.getnames()
+        archive.extractall(tmp_path, filter="data")
+    assert not [
+        n for n in names if n.startswith(("sluice/cli", "sluice/assets", "sluice/testing", "pyspark", "dagster"))
+    ]
+    assert not [n for n in names if n.endswith("-0.1.0.dist-info/RECORD") or "/tests/" in n]
+    ask = "import sluice.resources.spark.executor; from sluice.pipelines.records import ready; print(ready.is_ready())"
+    bare = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    said = subprocess.run([sys.executable, "-S", "-c", ask], env=bare, capture_output=True, text=True, check=True)
+    assert said.stdout == "True\n", "what was compiled here is not compiled there"
+
+
+@pytest.mark.slow
+def test_a_pack_is_made_once(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pack.pack()
+    assert main(["pack", "--json", "--output", str(tmp_path / "p.tar.gz")]) == 0
+    said = json.loads(capfd.readouterr().out)
+    assert (said["made"], said["path"]) == (False, str(tmp_path / "p.tar.gz"))
+    assert said["bytes"] == (tmp_path / "p.tar.gz").stat().st_size
+    assert "kafka-python 3.0.12" in said["distributions"]
+
+
+def test_another_release_or_another_file_is_another_pack(tmp_path: Path) -> None:
+    found, ours = pack._distributions(), pack._ours()
+    (tmp_path / "changed.py").write_text("x = 1")
+    digests = {
+        pack._digest(found, ours),
+        pack._digest({k: v for k, v in found.items() if k != "six"}, ours),
+        pack._digest(found, [*ours, pack._File("sluice/changed.py", tmp_path / "changed.py")]),
+    }
+    assert len(digests) == 3
+
+
+def test_a_pack_by_another_name_than_sparks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", "--output", "pack.zip"]) == 2
+    assert "let it end in .tar.gz" in capsys.readouterr().err
+
+
+def test_what_the_feed_says_of_archives_and_paths_stays() -> None:
+    settings = SparkSettings(master="yarn", environment="hdfs:///sluice/pack.tar.gz")
+    given = {"spark.archives": "/my.zip#mine", "spark.executorEnv.PYTHONPATH": "./mine"}
+    assert shipping.conf(settings, given) == {
+        "spark.archives": "/my.zip#mine,hdfs:///sluice/pack.tar.gz#sluice-env",
+        "spark.executorEnv.PYTHONPATH": "./sluice-env:./mine",
+    }
+
+
+def test_where_sluice_is_installed_nothing_is_sent() -> None:
+    assert shipping.conf(SparkSettings(master="yarn", environment="installed"), {}) == {}
+
+
+def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
+    settings = SparkSettings(master="yarn", environment=str(tmp_path / "p.tar.gz"))
+    with pytest.raises(SetupError) as e:
+        shipping.conf(settings, {})
+    assert e.value.remedy.startswith(f"make it: sluice pack --output {tmp_path}")
+
+
+def test_executors_run_the_python_that_is_named() -> None:
+    assert shipping.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
+    assert pack.python() == f"python3.{sys.version_info[1]}"
