@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import numbers, parse
 from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session, command
@@ -29,7 +31,7 @@ from sluice.pipelines.vocabulary.groups import (
 )
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.units import show_duration, show_instant
+from sluice.pipelines.vocabulary.units import many, show_duration, show_instant
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -199,6 +201,89 @@ def describe(
         found = look(session, asked, wanted)
     session.terminal.show(*_view(found))
     session.terminal.document(_document(found))
+
+
+@command(group)
+def watch(
+    session: Session,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False
+        ),
+    ] = None,
+    feed: OfFeed = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="STATE", help="End when the group is in this state.", show_default=False),
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this time.", show_default="never")
+    ] = None,
+) -> int:
+    """Show the changes of a group as they happen: its state, its members, and what they hold.
+
+    The coordinator is asked once a second; nobody is disturbed. A change of state tells how long the state before it
+    lasted, and which states must have come between. With --json each change is a document of its own, on a line. Exit 1
+    when the time is up.
+
+    $ sluice groups watch sluice-orders
+    $ sluice groups watch legacy-loader --until Empty --timeout 10m && sluice run orders
+    """
+    asked, wanted = _find_group(session, name, feed)
+    awaited = _state_named(until) if until else None
+    deadline = None if timeout is None else time.monotonic() + parse.duration(timeout) / 1000
+    with session.open_groups(asked) as groups:
+        for view, lines in _looks(groups, wanted):
+            for line in lines:
+                session.terminal.lines([f"{line['at']}  {line['text']}"])
+                session.terminal.document(line)
+            if awaited and view.state == awaited:
+                return 0
+            if deadline is not None and time.monotonic() >= deadline:
+                return 1 if awaited else 0
+            time.sleep(_WATCH_SECONDS)
+    return 0
+
+
+_WATCH_SECONDS = 1.0
+
+
+def _state_named(text: str) -> str:
+    """Raises UsageError."""
+    found = next((state for state in STATES if state.lower() == text.lower()), None)
+    if found is None:
+        raise UsageError(f"no group is ever in the state {text!r}", remedy=f"one of {', '.join(STATES)}")
+    return found
+
+
+def _looks(groups: Groups, name: str) -> Iterator[tuple[GroupView, list[dict[str, Any]]]]:
+    """The group at each look, and a line for each change since the one before; the first look is a line of its own."""
+    from sluice.pipelines.watching.group_changes import changes
+    from sluice.resources.edges import now
+
+    seen, since = groups.view(name), time.monotonic()
+    who = f", {many(len(seen.members), 'member')}" if seen.members else ""
+    said = f"{seen.state}{who}: {STATES.get(seen.state, 'which is new to Sluice')}"
+    yield seen, [{"at": show_instant(now()), "group": name, "change": "state", "after": seen.state, "text": said}]
+    while True:
+        view, lines = groups.view(name), []
+        for change in changes(seen, view):
+            line: dict[str, Any] = {
+                "at": show_instant(now()),
+                "group": name,
+                "change": change.what,
+                "text": change.text,
+            }
+            if change.what == "state":
+                lasted, since = time.monotonic() - since, time.monotonic()
+                line["text"] += f" (after {numbers.seconds(lasted)})"
+                line |= {"before": change.before, "after": change.after, "through": change.through}
+                line |= {"allowed": change.allowed, "seconds": round(lasted, 3)}
+            lines.append(line | ({"member": change.member} if change.member else {}))
+        # While a group settles its coordinator tells no assignor: the one before is not a new one afterwards.
+        seen = replace(view, assignor=view.assignor or seen.assignor) if view.members else view
+        yield view, lines
 
 
 def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[Feed, str]:

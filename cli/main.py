@@ -26,6 +26,7 @@ from sluice.cli import (
     groups,
     kafka,
     offsets,
+    offsets_compare,
     pack,
     peek,
     plan,
@@ -55,7 +56,7 @@ app = typer.Typer(
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
-for module in (*_LANDING, *_MENDING, offsets, groups, feeds, kafka, produce, pack, ui, bench):
+for module in (*_LANDING, *_MENDING, offsets, offsets_compare, groups, feeds, kafka, produce, pack, ui, bench):
     module.register(app)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,36 +13,17 @@ from rich.text import Text
 
 from sluice.cli import parse
 from sluice.cli.numbers import count
-from sluice.cli.owners import group_owners, strangers
+from sluice.cli.offsets_desk import OffsetsDesk, Only, OtherGroup, group, offsets_in, open_desk
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import SHOWN_ROWS, facts, good, heading, indent, shorten, table, warn
-from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
-    from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.operating.move_offsets import Done, Move, OffsetTarget, Spot, Stands
-    from sluice.pipelines.ports import Edges, Groups
-    from sluice.pipelines.vocabulary.groups import GroupView
 
-group = typer.Typer(help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True)
-
-Only = Annotated[
-    list[str] | None,
-    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
-]
-OtherGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        metavar="GROUP",
-        help="Offsets of this group on the feed's Kafka. No feed may own it, and no ledger notes the change.",
-        show_default="the feed's",
-    ),
-]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would do.")]
 Reason = Annotated[
     str | None,
@@ -76,7 +56,7 @@ def show(session: Session, feed: FeedName) -> int:
     $ sluice offsets show orders --json | jq '.offsets[] | select(.stands == "moved by somebody")'
     """
     found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), _desk(session, found, None) as desk:
+    with session.terminal.working("asking Kafka"), open_desk(session, found, None) as desk:
         stands = [_stand(desk, spot) for spot in desk.spots]
     session.terminal.show(*_show_view(desk, stands))
     session.terminal.document(
@@ -125,7 +105,7 @@ def reset(
     found = session.feed(feed)
     flags = {Aim.EARLIEST: to_earliest, Aim.LATEST: to_latest, Aim.FRONTIER: to_frontier}
     asked: list[OffsetTarget | Path] = [OffsetTarget(aim) for aim, given in flags.items() if given]
-    asked += [OffsetTarget(Aim.TIME, _time(to_time))] if to_time is not None else []
+    asked += [OffsetTarget(Aim.TIME, parse.instant(to_time))] if to_time is not None else []
     asked += [OffsetTarget(Aim.TIME, _ago(by_duration))] if by_duration is not None else []
     asked += [OffsetTarget(Aim.OFFSET, to_offset)] if to_offset is not None else []
     asked += [OffsetTarget(Aim.SHIFT, shift)] if shift is not None else []
@@ -156,7 +136,7 @@ def export(
     from sluice.pipelines.operating.offset_file import dump
 
     found = session.feed(feed)
-    with session.terminal.working("asking Kafka"), _desk(session, found, other) as desk:
+    with session.terminal.working("asking Kafka"), open_desk(session, found, other) as desk:
         committed = {s.tp: s.before for s in desk.spots if s.before is not None}
     lines = list(dump(committed))
     if file is None:
@@ -203,34 +183,10 @@ class _Order:
     reason: str | None
 
 
-def _time(text: str) -> int:
-    """An instant, or a window's start. Raises UsageError."""
-    try:
-        return units.parse_instant(text)
-    except ValueError:
-        return parse.window(text)
-
-
 def _ago(text: str) -> int:
     from sluice.resources.edges import now
 
     return max(0, now() - parse.duration(text))
-
-
-def _from_file(path: Path, desk: _OffsetsDesk) -> OffsetTarget:
-    """Raises UsageError, which names file and line."""
-    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget
-    from sluice.pipelines.operating.offset_file import FILE_BYTES
-    from sluice.pipelines.operating.offset_file import parse as parsed
-
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}", remedy="name a file of offsets") from None
-    if len(data) > FILE_BYTES:
-        raise UsageError(f"{path} is larger than {FILE_BYTES >> 20} MiB", remedy="that is no file of offsets")
-    return OffsetTarget(Aim.FILE, offsets=parsed(data, str(path), desk.name, {s.tp for s in desk.spots}))
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:
@@ -239,78 +195,6 @@ def _write(path: Path, lines: Sequence[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", remedy="name a new file") from None
-
-
-# -- what there is
-
-
-@dataclass(frozen=True)
-class _OffsetsDesk:
-    """Everything a command works on. `ledger` is None for a group that no feed owns."""
-
-    feed: Feed
-    name: str
-    edges: Edges
-    groups: Groups
-    ledger: Ledger | None
-    state: State
-    view: GroupView
-    spots: tuple[Spot, ...]
-
-    @property
-    def held(self) -> bool:
-        """Whether others are in the group of a feed that wants to commit."""
-        from sluice.pipelines.feed.sections import CommitMode
-
-        ours = self.ledger is not None and self.feed.commit is not CommitMode.NONE
-        alone = self.view.free or (self.view.members and not strangers(self.feed, self.view))
-        return ours and not alone
-
-    def chosen(self, only: Sequence[TopicPartition]) -> tuple[Spot, ...]:
-        """All, or those named. Raises UsageError for one that is not there."""
-        here = {s.tp: s for s in self.spots}
-        if unknown := next((tp for tp in only if tp not in here), None):
-            raise UsageError(
-                f"{unknown} is not there, or {self.feed.name} does not read it",
-                remedy=f"it reads {', '.join(map(str, list(here)[:5])) or 'nothing'}{' …' if len(here) > 5 else ''}",
-            )
-        return tuple(here[tp] for tp in dict.fromkeys(only)) if only else self.spots
-
-    def document(self) -> dict[str, Any]:
-        return {"feed": self.feed.name if self.ledger else None, "group": self.name, "state": self.view.state}
-
-
-@contextmanager
-def _desk(session: Session, feed: Feed, other: str | None) -> Iterator[_OffsetsDesk]:
-    from sluice.pipelines.batch.survey import open_ledger
-    from sluice.pipelines.ledger import State
-
-    name = other or feed.group
-    if name != feed.group and (owner := group_owners(session, feed).get(name)):
-        raise UsageError(f"group {name} is that of feed {owner}", remedy=f"name that feed instead of {feed.name}")
-    with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
-        ledger = open_ledger(feed, edges) if name == feed.group else None
-        state = ledger.read() if ledger else State()
-        yield _OffsetsDesk(
-            feed, name, edges, groups, ledger, state, groups.view(name), _spots(feed, edges, groups, name, state)
-        )
-
-
-def _spots(feed: Feed, edges: Edges, groups: Groups, name: str, state: State) -> tuple[Spot, ...]:
-    """The partitions that the feed reads; of another group those that it has offsets in, if it has any."""
-    from sluice.pipelines.feed.topics import match
-    from sluice.pipelines.operating.move_offsets import Spot
-    from sluice.pipelines.planning.origins import key_of
-
-    visible = edges.cluster.topics()
-    committed = groups.committed(name)
-    topics = {tp.topic for tp in committed} & set(visible) if name != feed.group else set()
-    found = edges.cluster.partitions(sorted(topics or match(feed.topics, visible)), feed.isolation)
-    keys = [key_of(state, p) for p in found]
-    return tuple(
-        Spot(p, key, committed.get(p.tp), state.frontier(key) if key in state.origins else None)
-        for p, key in zip(found, keys, strict=True)
-    )
 
 
 # -- show
@@ -325,13 +209,13 @@ class _Stand:
     expected: int | None
 
 
-def _stand(desk: _OffsetsDesk, spot: Spot) -> _Stand:
+def _stand(desk: OffsetsDesk, spot: Spot) -> _Stand:
     from sluice.pipelines.operating.move_offsets import expected_offset, stands
 
     return _Stand(spot, stands(desk.state, spot), expected_offset(desk.state, spot.key))
 
 
-def _would_refuse(desk: _OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
+def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
     """What the next commit would refuse: while others hold the group, all that it has to move."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
@@ -344,7 +228,7 @@ def _would_refuse(desk: _OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
     return [s for s in stands if s.stands in fatal]
 
 
-def _show_view(desk: _OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
+def _show_view(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[RenderableType]:
     from sluice.pipelines.operating.move_offsets import Stands
 
     rows = [(str(s.spot.tp), *map(count, _numbers(s.spot)[1:]), _stand_note(desk, s)) for s in stands[:SHOWN_ROWS]]
@@ -364,7 +248,7 @@ def _numbers(spot: Spot) -> tuple[int | None, ...]:
     return kafka.log_start, spot.before, spot.frontier, kafka.high_watermark, lag
 
 
-def _stand_note(desk: _OffsetsDesk, s: _Stand) -> str | Text:
+def _stand_note(desk: OffsetsDesk, s: _Stand) -> str | Text:
     from sluice.pipelines.operating.move_offsets import Stands
 
     match s.stands:
@@ -389,7 +273,7 @@ def _stand_note(desk: _OffsetsDesk, s: _Stand) -> str | Text:
     return str(s.stands)
 
 
-def _ways_out(desk: _OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType]:
+def _ways_out(desk: OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableType]:
     feed = desk.feed.name
     ways = [("commit the frontier all the same", f"sluice accept {feed} moved --reason …")]
     if any((s.spot.before or 0) > (s.spot.frontier or 0) for s in moved):
@@ -399,7 +283,7 @@ def _ways_out(desk: _OffsetsDesk, moved: Sequence[_Stand]) -> list[RenderableTyp
     return [Text(), Text(f"  {told}"), facts(*((f"  {what}", how) for what, how in ways))]
 
 
-def _warnings(desk: _OffsetsDesk) -> list[RenderableType]:
+def _warnings(desk: OffsetsDesk) -> list[RenderableType]:
     from sluice.pipelines.feed.sections import CommitMode
 
     name = desk.feed.name
@@ -420,10 +304,10 @@ def _warnings(desk: _OffsetsDesk) -> list[RenderableType]:
 
 
 def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Order) -> int:
-    from sluice.pipelines.operating.move_offsets import move, refusal
+    from sluice.pipelines.operating.move_offsets import Aim, OffsetTarget, move, refusal
 
-    with session.terminal.working("asking Kafka"), _desk(session, feed, order.group) as desk:
-        target = _from_file(given, desk) if isinstance(given, Path) else given
+    with session.terminal.working("asking Kafka"), open_desk(session, feed, order.group) as desk:
+        target = OffsetTarget(Aim.FILE, offsets=offsets_in(given, desk)) if isinstance(given, Path) else given
         moves = _moves(desk, target, order.only)
         refused, done = refusal(feed.name, desk.view, moves, target), None
         if order.apply and refused is None:
@@ -436,7 +320,7 @@ def _reset(session: Session, feed: Feed, given: OffsetTarget | Path, order: _Ord
     return refused.exit_code if refused else 0
 
 
-def _moves(desk: _OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
+def _moves(desk: OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartition]) -> tuple[Move, ...]:
     from sluice.pipelines.operating.move_offsets import Aim, resolve, spots_concerned
     from sluice.pipelines.planning.origins import incarnation_change
 
@@ -449,7 +333,7 @@ def _moves(desk: _OffsetsDesk, target: OffsetTarget, only: Sequence[TopicPartiti
 
 
 def _reset_view(
-    desk: _OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None
+    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None
 ) -> list[RenderableType]:
     rows = [
         (str(m.tp), count(m.spot.before), "→", count(m.after), count(m.spot.frontier), _move_note(desk, m))
@@ -468,14 +352,14 @@ def _reset_view(
     return out
 
 
-def _move_note(desk: _OffsetsDesk, m: Move) -> str | Text:
+def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
     if m.passes:
         return warn(f"{count(m.passes)} beyond the frontier")
     begins = "not planned yet: the feed will begin there" if desk.ledger and m.spot.frontier is None else ""
     return "; ".join(each for each in (m.note, begins) if each)
 
 
-def _meaning(desk: _OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
+def _meaning(desk: OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
     """What follows from it, or would."""
     from sluice.pipelines.feed.sections import CommitMode
 
@@ -495,7 +379,7 @@ def _meaning(desk: _OffsetsDesk, moves: Sequence[Move], done: Done | None) -> li
 
 
 def _reset_document(
-    desk: _OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
+    desk: OffsetsDesk, target: OffsetTarget, moves: Sequence[Move], done: Done | None, refused: SluiceError | None
 ) -> dict[str, Any]:
     return {
         **desk.document(),

@@ -16,6 +16,14 @@ def window(text: str) -> int:
     return _value(units.parse_window, text)
 
 
+def instant(text: str) -> int:
+    """An instant, or a window's start, in ms. Raises UsageError."""
+    try:
+        return units.parse_instant(text)
+    except ValueError:
+        return window(text)
+
+
 def duration(text: str) -> int:
     """`30m`, in ms. Raises UsageError."""
     return _value(units.parse_duration, text)

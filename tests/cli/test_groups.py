@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.cli import groups as groups_command
-from sluice.cli import offsets
+from sluice.cli import offsets, offsets_compare
 from sluice.pipelines.committing.commit import CommitSettings, commit
 from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
 from sluice.pipelines.vocabulary.errors import IncarnationChanged, NotAuthorized, UsageError
@@ -240,6 +240,26 @@ def test_to_a_time(landed: World, tell: Tell) -> None:
     assert window.document["offsets"] == told.document["offsets"]
     ago = tell(offsets.reset, "orders", by_duration="1s")
     assert by_partition(ago.document, "note")[1] == "no record since: the end"
+
+
+def test_before_a_time(landed: World, tell: Tell) -> None:
+    told = tell(offsets_compare.before, "orders", "2024-05-01T01")
+    assert by_partition(told.document, "offset") == {0: 25, 1: 25}
+    late = tell(offsets_compare.before, "orders", "2030-01-01T00", only=["orders:1"])
+    assert by_partition(late.document, "note") == {1: "no record since: the end"}
+
+
+def test_a_diff_with_a_file_and_with_a_group(landed: World, tell: Tell, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.csv"
+    tell(offsets.export, "orders", file=file, text=False)
+    same = tell(offsets_compare.diff, "orders", str(file))
+    assert (same.code, same.document["same"]) == (0, True)
+    landed.group.offsets[P1] = CommittedOffset(40)
+    told = tell(offsets_compare.diff, "orders", str(file))
+    assert (told.code, by_partition(told.document, "other")) == (1, {0: 100, 1: 100})
+    assert "60 ahead" in told.text
+    with pytest.raises(UsageError, match="no file here, and no group"):
+        tell(offsets_compare.diff, "orders", "nobody")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,10 @@ from tests.integration.conftest import Lines
 from tests.integration.support import Place, commit_feed, run
 from tests.resources.kafka.tools import produce, until
 
+GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 Sluice = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -121,6 +126,43 @@ def test_kafkas_own_tool_says_the_same_of_a_group_with_a_member(kafka: LocalKafk
     assert (state["STATE"], state["ASSIGNMENT-STRATEGY"], state["#MEMBERS"]) == ("Stable", ours["assignor"], "1")
     assert (state["COORDINATOR"], state["ID"]) == (ours["coordinator"]["address"], str(ours["coordinator"]["id"]))
     assert (ours["state"], ours["feed"], offsets(ours, "lag")) == ("Stable", feed.name, [20, 0])
+
+
+def test_watching_a_group_tells_each_change_until_it_is_free(
+    kafka: LocalKafka, feed: Feed, place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    with joined(loader(feed, feed.topics.names[0])) as consumer:
+        words = ("groups", "watch", feed.group, "--until", "Empty", "--timeout", "60s", "--project", str(place.root))
+        watching = subprocess.Popen([*SLUICE, *words, "--json"], stdout=subprocess.PIPE, text=True)
+        assert watching.stdout
+        first = json.loads(watching.stdout.readline())
+        assert (first["after"], first["text"].startswith("Stable, 1 member")) == ("Stable", True)
+        assert consumer.assignment()
+    rest = [json.loads(line) for line in watching.stdout]
+    assert watching.wait(60) == 0
+    states = [r for r in rest if r["change"] == "state"]
+    assert states[-1]["after"] == "Empty"
+    assert all(r["allowed"] for r in states)
+    assert [r["text"].partition(" at ")[0] for r in rest if r["change"] == "left"] == ["loader"]
+    again = ["groups", "watch", feed.group, "--project", str(place.root)]
+    assert main([*again, "--until", "Stable", "--timeout", "1s"]) == 1
+    assert main([*again, "--until", "Asleep"]) == 2
+
+
+def test_before_a_time_is_what_kafkas_own_tool_says(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
+    (topic,) = feed.topics.names
+    between = time.time_ns() // 1_000_000 + 1
+    time.sleep(0.05)
+    produce(kafka, topic, 5, 1)
+    asked = kafka.tool(GET_OFFSETS, "--bootstrap-server", kafka.bootstrap, "--topic", topic, "--time", str(between))
+    own = {int(line.split(":")[1]): line.split(":")[2] for line in asked.stdout.split()}
+    code, ours = sluice("offsets", "before", feed.name, datetime.fromtimestamp(between / 1000, UTC).isoformat())
+    assert code == 0
+    assert [(row["partition"], row["offset"]) for row in ours["offsets"]] == [(0, 100), (1, int(own[1]))]
+    assert 0 not in own, "Kafka's tool says nothing where no record is so late"
+    code, same = sluice("offsets", "diff", feed.name, "--with", feed.group)
+    assert (code, same["same"]) == (0, True)
 
 
 def test_a_member_is_not_disturbed_and_nothing_is_moved_under_it(kafka: LocalKafka, feed: Feed, sluice: Sluice) -> None:
