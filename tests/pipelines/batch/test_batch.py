@@ -28,7 +28,14 @@ from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.publishing import manifest
 from sluice.pipelines.vocabulary.errors import BatchIncomplete, LogTruncated, OffsetsLost, Refused, UsageError
-from sluice.pipelines.vocabulary.kafka import Isolation, Key, OffsetAtTime, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.kafka import (
+    CommittedOffset,
+    Isolation,
+    Key,
+    OffsetAtTime,
+    PartitionState,
+    TopicPartition,
+)
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
@@ -341,6 +348,20 @@ def test_catching_up_cannot_replace(feed: Feed) -> None:
     world = World(feed)
     with pytest.raises(UsageError, match="landed anew"):
         world.land(Request(RequestKind.CATCH_UP, replace=True))
+
+
+def test_a_feed_that_chooses_no_beginning_asks_for_one(feed: Feed) -> None:
+    """`start: fail` takes committed offsets alone; what has none is named, and nothing is pinned."""
+    world = World(feed.model_copy(update={"start": parse_start("fail")}))
+    for tp in PARTITIONS:
+        world.topic.write(tp, [START, START + 1], False)
+    world.group.offsets[PARTITIONS[0]] = CommittedOffset(1)
+    with pytest.raises(UsageError, match=r"no committed offset for orders:1 and start is `fail`"):
+        world.land(Request(RequestKind.CATCH_UP))
+    assert not world.ledger.read().origins
+    world.group.offsets[PARTITIONS[1]] = CommittedOffset(2)
+    world.land(Request(RequestKind.CATCH_UP)).check()
+    assert visible(world) == [(0, 1)]
 
 
 def begun_at_the_end(feed: Feed) -> World:
