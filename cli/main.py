@@ -19,6 +19,7 @@ from sluice.cli import (
     compact,
     contract,
     demo,
+    doctor,
     expire,
     explain,
     feeds,
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
-for module in (*_LANDING, *_MENDING, offsets, offsets_compare, groups, feeds, kafka, produce, pack, ui, bench):
+for module in (*_LANDING, *_MENDING, offsets, offsets_compare, groups, feeds, kafka, produce, pack, ui, doctor, bench):
     module.register(app)
 
 

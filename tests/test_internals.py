@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "resources/kafka/messages.py": ("kafka.protocol",),
     "resources/kafka/group_messages.py": ("kafka.protocol", "kafka.record"),
     "resources/kafka/groups_messages.py": ("kafka.protocol",),
+    "resources/kafka/visit_messages.py": ("kafka.protocol",),
     # the logs of made-up partitions, written as a producer would
     "src/sluice/testing/logs.py": ("kafka.record",),
 }

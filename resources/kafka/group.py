@@ -35,6 +35,8 @@ _TAKEN = (
     kafka_errors.RebalanceInProgressError,
     kafka_errors.IllegalGenerationError,
 )
+TRANSACTION_SECONDS = 20.0
+"""How long a transaction may stay open, where the feed says nothing."""
 _FAREWELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
 _BEATS_WHILE_OTHERS_WAIT = 3
@@ -57,7 +59,7 @@ class KafkaGroup:
         group: str,
         *,
         session: float = 10.0,
-        transaction: float = 20.0,
+        transaction: float = TRANSACTION_SECONDS,
         patience: float | None = None,
     ) -> None:
         self._wire = Wire(access)

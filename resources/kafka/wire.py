@@ -1,7 +1,7 @@
 """Connections to the brokers of one cluster, driven by one background thread.
 
 kafka-python connects, logs in (SASL, TLS) and negotiates versions; who is asked what, and when to give up, is decided
-here. Of this package only `wire`, `receiving`, `messages` and `group_messages` touch kafka-python's internal API.
+here. Of this package only `wire`, `receiving` and the modules called `…messages` touch kafka-python's internal API.
 
 Promises: the thread starts, and the first socket opens, with the first `run`; every wait has an end; `close` ends
 thread and sockets at once. Coroutines run on the background thread, one at a time: what they share needs no locks.
@@ -220,6 +220,24 @@ class Wire:
         response = await self.send(node, messages.ask_layout(topics))
         self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
         return messages.read_layout(response)
+
+    async def brokers(self) -> list[Any]:
+        """Every broker (`node_id`, `host`, `port`, `rack`), as the first bootstrap address that answers names them."""
+        await self._find_brokers()
+        return list(self._manager.cluster.brokers())
+
+    async def release(self, node: int) -> tuple[int, ...]:
+        """The broker's release, as far as its protocol tells. Connects to it, and logs in."""
+        await self._find_brokers()
+        try:
+            connection = self._manager.get_connection(node)
+            await self._ready(connection)
+        except KafkaError as error:
+            if not is_passing(error):
+                raise
+            raise NotReached(self._about(node, error)) from None
+        release: tuple[int, ...] = connection.broker_version
+        return release
 
     async def coordinator(self, kind: int, key: str) -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""

@@ -61,7 +61,7 @@ def find_java() -> Path:
     Raises SetupError, naming what to install, when there is none.
     """
     for candidate in _candidates():
-        if candidate.is_file() and _major(candidate) >= MINIMUM:
+        if candidate.is_file() and major(candidate) >= MINIMUM:
             return candidate
     raise SetupError(f"no Java {MINIMUM} or newer on this machine", remedy=INSTALL_HINT)
 
@@ -80,7 +80,7 @@ def _candidates() -> Iterator[Path]:
         yield from sorted(Path("/").glob(place.lstrip("/") + "/bin/java"))
 
 
-def _major(java: Path) -> int:
+def major(java: Path) -> int:
     """The major version that this executable reports; 0 when it is no working Java."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)

@@ -1,0 +1,152 @@
+"""The project and its Dagster, for `sluice doctor`: files that load, the instance's storage, whether its daemon lives.
+
+Promises: nothing is written; an instance that nobody has used yet is not made by looking at it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import dagster as dg
+
+from sluice.assets.feeds import FeedFiles
+from sluice.assets.internals import keeps_runs_here
+from sluice.assets.quiet_logs import quiet_ref
+from sluice.assets.reports import read_reports
+from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped, warning
+from sluice.pipelines.vocabulary.units import many, show_about
+from sluice.resources.health.examine import Check, examine
+from sluice.resources.project import Project
+
+_DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
+_ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
+
+
+def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
+    """All that there is to tell of the project's files and of its Dagster."""
+    found = examine((project, files), FILES)
+    home = Home(project.dagster_home)
+    if not home.used:
+        return [*found, skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
+    try:
+        with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
+            return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(instance, INSTANCE)]
+    except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
+        what = f"the instance in {home.folder} does not open ({type(error).__name__})"
+        return [*found, failed("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
+
+
+# -- files
+
+Files = tuple[Project, FeedFiles]
+
+
+def feeds(of: Files) -> Iterator[Diagnosis]:
+    project, files = of
+    if files.feeds:
+        yield ok(
+            "feeds", f"{many(len(files.feeds), 'feed')} in {project.feeds_folder}: {', '.join(sorted(files.feeds))}"
+        )
+    elif not files.broken:
+        yield warning("feeds", f"no feed in {project.feeds_folder}", "write feeds/NAME.yaml; see docs/feeds.md")
+    yield from (of_error("feeds", error) for error in files.broken.values())
+
+
+def reports(of: Files) -> Iterator[Diagnosis]:
+    found = read_reports(of[0], of[1].feeds)
+    if found.reports:
+        yield ok("reports", f"{many(len(found.reports), 'report')}: {', '.join(sorted(found.reports))}")
+    yield from (of_error("reports", error) for error in found.broken.values())
+
+
+FILES: tuple[Check[Files], ...] = (
+    Check("feeds", feeds),
+    Check("reports", reports),
+)
+
+
+# -- Dagster
+
+
+@dataclass(frozen=True)
+class Home:
+    """Dagster's home folder."""
+
+    folder: Path
+
+    @cached_property
+    def used(self) -> bool:
+        """Whether there is an instance to look at: opening one that is not there would make it."""
+        config = self.folder / "dagster.yaml"
+        with suppress(OSError):
+            if config.is_file() and "\nstorage:" in f"\n{config.read_text()}":
+                return True  # a database elsewhere
+        return all((self.folder / name).is_file() for name in _DATABASES)
+
+
+def _storage(instance: dg.DagsterInstance) -> str:
+    kind = type(instance.run_storage).__name__.removesuffix("RunStorage")
+    return "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
+
+
+def schema(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+    """Whether the databases are as this Dagster wants them."""
+    stores = {
+        "runs": instance.run_storage,
+        "events": instance.event_log_storage,
+        "schedules": instance.schedule_storage,
+    }
+    old = [name for name, store in stores.items() if store and (at := store.alembic_version()) and at[0] != at[1]]
+    if old:
+        yield failed("schema", f"the tables of {', '.join(old)} are of another Dagster", "dagster instance migrate")
+    else:
+        yield ok("schema", f"as Dagster {dg.__version__} wants it")
+
+
+def daemon(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+    """Whether the daemon lives, by its heartbeats. Only schedules, sensors and queued runs need it."""
+    beats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
+    dead = sorted(n for n, s in instance.get_daemon_statuses().items() if not s.healthy)
+    on = sorted({s.instigator_name for s in instance.all_instigator_state() if s.status.value in _ON})
+    queued = instance.get_runs_count(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]))
+    wait = [f"{', '.join(on)} {'is' if len(on) == 1 else 'are'} on"] if on else []
+    wait += [f"{many(queued, 'run')} {'is' if queued == 1 else 'are'} queued"] if queued else []
+    last = (
+        f"its last heartbeat is {show_about(int((time.time() - max(beats)) * 1000))} old" if beats else "it never ran"
+    )
+    remedy = "sluice ui; as a service: dagster-daemon run, with this DAGSTER_HOME"
+    if not dead:
+        yield ok("daemon", f"it lives: {last}")
+    elif wait:
+        yield failed("daemon", f"{last}, and {' and '.join(wait)}", remedy)
+    else:
+        yield skipped("daemon", f"{last}; no schedule or sensor is on, and no run waits for it", remedy)
+
+
+def concurrency(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+    """What keeps runs of one feed one after the other: its pool, for whole runs."""
+    config = instance.get_concurrency_config()
+    pools = config.pool_config
+    granularity = pools.pool_granularity.value if pools.pool_granularity else "op"
+    queue = config.run_queue_config
+    most = f"at most {queue.max_concurrent_runs} runs at once" if queue and queue.max_concurrent_runs > 0 else ""
+    said = ", ".join(filter(None, (f"pools for each {granularity}, limit {pools.default_pool_limit}", most)))
+    if granularity == "run" and pools.default_pool_limit == 1:
+        yield ok("concurrency", said)
+    else:
+        remedy = "in dagster.yaml: concurrency: {pools: {granularity: run, default_limit: 1}}"
+        yield warning(
+            "concurrency", f"{said}: two runs of a feed do not wait for each other, the later is refused", remedy
+        )
+
+
+INSTANCE: tuple[Check[dg.DagsterInstance], ...] = (
+    Check("schema", schema),
+    Check("daemon", daemon),
+    Check("concurrency", concurrency),
+)

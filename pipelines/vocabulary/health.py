@@ -1,0 +1,52 @@
+"""How the things are doing that Sluice needs: what `sluice doctor` tells, a line for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.pipelines.vocabulary.errors import SluiceError
+
+
+class Health(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """Runs succeed, and somebody should look at it."""
+    FAILED = "failed"
+    """Runs fail, or will."""
+    SKIPPED = "skipped"
+    """It could not be told, or was not asked; `remedy` says how to find out, if there is a way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that was looked at: how it is, what was found, and what mends it (empty: nothing to do).
+
+    It never holds a secret.
+    """
+
+    health: Health
+    title: str
+    found: str
+    remedy: str = ""
+
+
+def ok(title: str, found: str) -> Diagnosis:
+    return Diagnosis(Health.OK, title, found)
+
+
+def warning(title: str, found: str, remedy: str) -> Diagnosis:
+    return Diagnosis(Health.WARNING, title, found, remedy)
+
+
+def failed(title: str, found: str, remedy: str) -> Diagnosis:
+    return Diagnosis(Health.FAILED, title, found, remedy)
+
+
+def skipped(title: str, found: str, remedy: str = "") -> Diagnosis:
+    return Diagnosis(Health.SKIPPED, title, found, remedy)
+
+
+def of_error(title: str, error: SluiceError) -> Diagnosis:
+    """What failed, as the error tells it."""
+    return failed(title, error.message, error.remedy)

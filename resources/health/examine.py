@@ -1,0 +1,69 @@
+"""Carrying checks out: all of them, side by side, each within its time.
+
+Promises: a check that fails, hangs or raises takes no other down; `examine` returns soon after `seconds`, whatever is
+away; an interrupt ends it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from sluice.pipelines.vocabulary.errors import SluiceError
+from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error
+
+SECONDS = 20.0
+"""How long a check may take."""
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[S]):
+    """Looks at one thing about a subject. `title` serves when it tells nothing by itself: it hung, or raised."""
+
+    title: str
+    look: Callable[[S], Iterable[Diagnosis]]
+
+
+def examine(subject: S, checks: Sequence[Check[S]], seconds: float = SECONDS) -> list[Diagnosis]:
+    """What the checks find, in their order. Each begins at once."""
+    looks = [_Look(lambda check=check: check.look(subject), check.title) for check in checks]  # type: ignore[misc]
+    for look in looks:
+        look.start()
+    until = time.monotonic() + seconds
+    return [one for look in looks for one in look.end(until, seconds)]
+
+
+@dataclass
+class _Look:
+    look: Callable[[], Iterable[Diagnosis]]
+    title: str
+    found: list[Diagnosis] = field(default_factory=list)
+
+    def start(self) -> None:
+        # A daemon: what hangs in a system call must not hold up the end of the process.
+        self._thread = threading.Thread(target=self._run, daemon=True, name=f"sluice-doctor-{self.title}")
+        self._thread.start()
+
+    def end(self, until: float, seconds: float) -> list[Diagnosis]:
+        self._thread.join(max(0.0, until - time.monotonic()))
+        found = list(self.found)
+        if self._thread.is_alive():
+            found.append(failed(self.title, f"no answer within {seconds:.0f} s", "see whether what it asks is up"))
+        return found
+
+    def _run(self) -> None:
+        try:
+            for one in self.look():
+                self.found.append(one)
+        except SluiceError as error:
+            self.found.append(of_error(self.title, error))
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            self.found.append(failed(self.title, f"{error.strerror or error}{where}", "mend that and repeat"))
+        except Exception as error:  # noqa: BLE001 - the others' findings are told whatever this one met
+            self.found.append(failed(self.title, f"unforeseen {type(error).__name__}", "report it, with what was done"))

@@ -1,0 +1,239 @@
+"""Kafka, as the feeds of one cluster see it: who answers, what this client may do there, and what the feeds need.
+
+It is asked as the feeds log in. When no address answers, the rest is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.topics import match
+from sluice.pipelines.vocabulary.errors import FeedError, SluiceError
+from sluice.pipelines.vocabulary.groups import GroupState
+from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
+from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.units import many, show_about, show_duration
+from sluice.resources.health.examine import Check, examine
+from sluice.resources.kafka.failures import explain
+from sluice.resources.kafka.group import TRANSACTION_SECONDS
+from sluice.resources.kafka.settings import CLIENT_ID
+from sluice.resources.kafka.visit import KafkaVisit
+
+OLDEST = (2, 8)
+"""The first Kafka with topic ids."""
+SOME_SKEW = 30.0
+"""Seconds that clocks may differ without a word."""
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One Kafka, as its feeds log in, and the visit to it."""
+
+    settings: KafkaSettings
+    feeds: tuple[Feed, ...]
+    visit: KafkaVisit
+
+
+@dataclass(frozen=True)
+class OneFeed:
+    feed: Feed
+    visit: KafkaVisit
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The names of its topics. Raises FeedError when its patterns match none."""
+        return self.feed.topics.names or match(self.feed.topics, self.visit.topics())
+
+
+def examine_kafka(settings: KafkaSettings, feeds: tuple[Feed, ...]) -> list[Diagnosis]:
+    """All that there is to tell of one Kafka. With several feeds, what is a feed's begins with its name."""
+    try:
+        visit = KafkaVisit(settings)
+    except FeedError as error:  # a token provider that cannot be made
+        return [of_error("login", error)]
+    with closing(visit):
+        cluster = Cluster(settings, feeds, visit)
+        found = examine(cluster, [Check("address", addresses)])
+        if all(d.health is Health.FAILED for d in found):
+            rest = ", ".join([*(c.title for c in CHECKS), *(c.title for c in OF_FEED)])
+            return [*found, skipped(rest, "not asked, since no address answers")]
+        checks = [*CHECKS, *(_of_feed(c, f, alone=len(feeds) == 1) for f in feeds for c in OF_FEED)]
+        return [*found, *examine(cluster, checks)]
+
+
+def _title(title: str, feed: Feed, *, alone: bool) -> str:
+    return title if alone else f"{feed.name}: {title}"
+
+
+def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster]:
+    """A feed's check as one of its cluster."""
+
+    def look(cluster: Cluster) -> Iterator[Diagnosis]:
+        for one in check.look(OneFeed(feed, cluster.visit)):
+            yield replace(one, title=_title(one.title, feed, alone=alone))
+
+    return Check(_title(check.title, feed, alone=alone), look)
+
+
+# -- the cluster
+
+
+def addresses(cluster: Cluster) -> Iterator[Diagnosis]:
+    """Each bootstrap address by itself: a client takes any of them, so one that is dead costs time until it matters."""
+    names = cluster.settings.bootstrap.split(",")
+    errors = each(lambda name: _error_of(lambda: cluster.visit.reach(name)), names, patience=0)
+    none_answers = all(errors)
+    for name, error in zip(names, errors, strict=True):
+        if error is None:
+            yield ok("address", f"{name} answers{_login(cluster.settings)}")
+        elif none_answers:
+            yield of_error("address", error)
+        else:
+            yield warning("address", error.message, error.remedy)
+
+
+def _login(settings: KafkaSettings) -> str:
+    """What was done there."""
+    protocol = settings.security_protocol or "PLAINTEXT"
+    who = f" as {settings.sasl_plain_username}" if settings.sasl_plain_username else ""
+    return f", {protocol} {settings.sasl_mechanism}{who}" if protocol.startswith("SASL") else f", {protocol}"
+
+
+def _error_of(ask: Callable[[], object]) -> SluiceError | None:
+    try:
+        ask()
+    except SluiceError as error:
+        return error
+    return None
+
+
+def brokers(cluster: Cluster) -> Iterator[Diagnosis]:
+    """Each broker, at the address that it advertises: tasks read from all of them."""
+    found = cluster.visit.brokers()
+
+    def release(id: int) -> tuple[int, ...] | SluiceError:
+        try:
+            return cluster.visit.release(id)
+        except SluiceError as error:
+            return error
+
+    releases = each(release, [b.id for b in found], patience=0)
+    for broker, said in zip(found, releases, strict=True):
+        if isinstance(said, SluiceError):
+            advertised = f"clients are sent to {broker.address} (advertised.listeners): it must be right from here, too"
+            yield failed("broker", said.message, advertised)
+            continue
+        text = f"{broker.id} at {broker.address} answers, protocol of Kafka {'.'.join(map(str, said))}"
+        if said < OLDEST:
+            yield failed("broker", text, "Sluice needs brokers of Apache Kafka 2.8 or newer")
+        else:
+            yield ok("broker", text)
+
+
+def clock(cluster: Cluster) -> Iterator[Diagnosis]:
+    """Windows end by this machine's clock; a feed's `window.max_skew` bounds what may be ahead of it."""
+    try:
+        ahead = cluster.visit.ahead()
+    except SluiceError:
+        ahead = None
+    if ahead is None:
+        yield skipped("clock", "not told: it takes DESCRIBE on the cluster, and KRaft of Kafka 3.3 or newer")
+        return
+    told = f"this machine's is {show_about(int(abs(ahead) * 1000))} {'ahead of' if ahead > 0 else 'behind'}"
+    most = min(f.window.max_skew for f in cluster.feeds) / 1000
+    if abs(ahead) > most:
+        yield failed("clock", f"{told} the brokers': windows would end by a wrong time", "set the clocks right (NTP)")
+    elif abs(ahead) > SOME_SKEW:
+        yield warning("clock", f"{told} the brokers'", "set the clocks right (NTP)")
+    else:
+        yield ok("clock", "as the brokers', to the second" if abs(ahead) < 1 else f"{told} the brokers'")
+
+
+CHECKS: tuple[Check[Cluster], ...] = (
+    Check("broker", brokers),
+    Check("clock", clock),
+)
+
+
+# -- each feed
+
+
+def topics(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether each topic is there, and known by an id."""
+    seen = of.visit.topics_seen(of.topics)
+    sound = []
+    for name, topic in seen.items():
+        if topic.error:
+            yield of_error("topics", explain(topic.error(), of.feed.kafka.bootstrap, f"topic {name}", topic=name))
+        elif not topic.id:
+            yield failed("topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer")
+        else:
+            sound.append(f"{name} ({many(topic.partitions, 'partition')}, id {topic.id})")
+    if sound:
+        more = f" and {len(sound) - _NAMED:,} more" if len(sound) > _NAMED else ""
+        yield ok("topics", ", ".join(sound[:_NAMED]) + more)
+
+
+def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether the topic of dead letters is there: a run never makes it."""
+    if of.feed.dead_letters is None:
+        return
+    name = of.feed.dead_letters.topic
+    topic = of.visit.topics_seen([name])[name]
+    if topic.error:
+        yield of_error("dead letters", explain(topic.error(), of.feed.kafka.bootstrap, f"topic {name}", topic=name))
+    else:
+        yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
+
+
+def group(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether the group answers, and whether somebody else holds it."""
+    view = of.visit.group(of.feed.group)
+    coordinator = f"coordinator {view.coordinator.id} at {view.coordinator.address}"
+    if view.state == GroupState.DEAD:
+        yield ok("group", f"{of.feed.group} is not there yet, the first commit makes it; {coordinator}")
+        return
+    ours = of.feed.kafka.client_id or CLIENT_ID
+    others = [m for m in view.members or () if m.client_id != ours]
+    if others and of.feed.commit is not CommitMode.NONE:
+        first = f"{others[0].client_id} at {others[0].host}"
+        yield warning(
+            "group",
+            f"{of.feed.group} has {many(len(others), 'member')} that {'is' if len(others) == 1 else 'are'} not ours: "
+            f"{first}. Runs land, and commit when it has left",
+            f"sluice groups describe --feed {of.feed.name}",
+        )
+    else:
+        yield ok("group", f"{of.feed.group}, {view.state}; {coordinator}")
+
+
+def transactions(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether the transactional id has a coordinator, and the brokers let a transaction last as long as ours may."""
+    if of.feed.commit is not CommitMode.TRANSACTIONAL:
+        return
+    found = of.visit.coordinator(of.feed.transactional_id)
+    asked = of.feed.kafka.transaction_timeout_ms or int(TRANSACTION_SECONDS * 1000)
+    most = of.visit.limits().transaction_max_timeout
+    said = f"{of.feed.transactional_id}; coordinator {found.id} at {found.address}"
+    if most is not None and asked > most:
+        yield failed(
+            "transactions",
+            f"{said}. Ours may last {show_duration(asked)}, the brokers allow {show_duration(most)}",
+            f"set kafka.transaction_timeout_ms in the feed to {most} or less (the brokers' transaction.max.timeout.ms)",
+        )
+    else:
+        yield ok("transactions", said)
+
+
+OF_FEED: tuple[Check[OneFeed], ...] = (
+    Check("topics", topics),
+    Check("group", group),
+    Check("transactions", transactions),
+    Check("dead letters", dead_letters),
+)

@@ -1,0 +1,86 @@
+"""This machine: Python, Java, the packages that Sluice needs, room for what is temporary."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, warning
+from sluice.resources.health.examine import Check
+from sluice.resources.local import java
+
+OURS = "sluice"
+ROOM, LITTLE = 2 << 30, 200 << 20
+"""Free bytes: with less than the first it may become too little, with less than the second a run fails."""
+
+
+def python(_: None) -> Iterator[Diagnosis]:
+    here, needed = platform.python_version(), metadata.metadata(OURS)["Requires-Python"] or ""
+    if SpecifierSet(needed).contains(here, prereleases=True):
+        yield ok("Python", f"{here}, {sys.executable}")
+    else:
+        yield failed("Python", f"{here}; Sluice needs {needed}", f"make the environment anew with Python {needed}")
+
+
+def packages(_: None) -> Iterator[Diagnosis]:
+    """What is installed against what this release asks for."""
+    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if not r.marker or r.marker.evaluate()]
+    wrong = [said for r in needed if (said := _wrong(r))]
+    if wrong:
+        yield failed("packages", "; ".join(wrong), "install Sluice anew with its dependencies: pip install sluice")
+    else:
+        versions = ", ".join(f"{n} {metadata.version(n)}" for n in ("dagster", "pyspark", "kafka-python", "pyarrow"))
+        yield ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
+
+
+def _wrong(needed: Requirement) -> str:
+    try:
+        found = metadata.version(needed.name)
+    except metadata.PackageNotFoundError:
+        return f"{needed.name} is missing"
+    return "" if needed.specifier.contains(found, prereleases=True) else f"{needed.name} is {found}, not {needed}"
+
+
+def java_here(_: None) -> Iterator[Diagnosis]:
+    try:
+        found = java.find_java()
+    except SetupError as error:
+        yield of_error("Java", error)
+    else:
+        yield ok("Java", f"{java.major(found)}, {found}")
+
+
+def scratch(_: None) -> Iterator[Diagnosis]:
+    """The folders in which tasks, uploads and Spark keep what is temporary."""
+    places = {tempfile.gettempdir(), *filter(None, os.environ.get("SPARK_LOCAL_DIRS", "").split(","))}
+    yield from (room("scratch", Path(place), "TMPDIR or SPARK_LOCAL_DIRS") for place in sorted(places))
+
+
+def room(title: str, place: Path, name_of_it: str) -> Diagnosis:
+    """How much is free where `place` is. Raises OSError."""
+    free = shutil.disk_usage(place).free
+    found, remedy = (
+        f"{free / (1 << 30):.1f} GiB free in {place}",
+        f"make room there, or name another place: {name_of_it}",
+    )
+    if free < LITTLE:
+        return failed(title, found, remedy)
+    return warning(title, found, remedy) if free < ROOM else ok(title, found)
+
+
+CHECKS: tuple[Check[None], ...] = (
+    Check("Python", python),
+    Check("Java", java_here),
+    Check("packages", packages),
+    Check("scratch", scratch),
+)

@@ -1,0 +1,128 @@
+"""One visit to a cluster, to see whether a feed will get on with it: who answers, what this client may do, the time.
+
+Promises: nothing is changed, no group is joined; each question ends soon, whatever is away: addresses and brokers get
+`SECONDS`, however long the feed would be patient with them. Looking for a coordinator has the brokers make their own
+topics of groups and of transactions, where nobody has used any yet: as every client's looking does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from functools import partial
+
+from kafka.errors import KafkaError
+
+from sluice.pipelines.vocabulary.groups import Broker, GroupView
+from sluice.pipelines.vocabulary.kafka import BrokerConfig
+from sluice.resources.kafka import group_messages, visit_messages
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.coordinators import Coordinators
+from sluice.resources.kafka.group_messages import GROUP, TRANSACTION
+from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.settings import KafkaAccess, KafkaAddress
+from sluice.resources.kafka.visit_messages import TopicSeen
+from sluice.resources.kafka.wire import Patience, Wire
+
+SECONDS = 5.0
+
+
+class KafkaVisit:
+    """Opens no connection before the first question; the questions may come from several threads."""
+
+    def __init__(self, access: KafkaAccess) -> None:
+        self._address = _hasty(access)
+        self._wire = Wire(self._address)
+        self._coordinators = Coordinators(self._wire, SECONDS)
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def reach(self, address: str) -> None:
+        """Connect to this bootstrap address alone, with TLS and login as the feed says. Raises what hinders that."""
+        with closing(Wire(KafkaAddress(address, self._address.client))) as wire:
+            wire.run("reaching Kafka", wire.brokers)
+
+    def brokers(self) -> tuple[Broker, ...]:
+        """Every broker at the address that it advertises, sorted."""
+        found = self._wire.run("asking for the brokers", self._wire.brokers)
+        return tuple(sorted((Broker(b.node_id, f"{b.host}:{b.port}") for b in found), key=lambda b: b.id))
+
+    def release(self, broker: int) -> tuple[int, ...]:
+        """The broker's release, such as (4, 1), as far as its protocol tells; it is connected to for that."""
+        return self._wire.run(f"reaching broker {broker}", self._wire.release, broker)
+
+    def ahead(self) -> float | None:
+        """How many seconds this machine's clock is ahead of the brokers', at least; None where they do not tell.
+
+        Zero where the brokers' time lies between question and answer. Needs DESCRIBE on the cluster.
+        """
+        return self._wire.run("asking for the time", self._ahead)
+
+    def topics(self) -> Mapping[str, str]:
+        """Every visible topic, name → id (empty where brokers are too old to have one)."""
+        return self._wire.run("listing topics", self._wire.layout, None).topics
+
+    def topics_seen(self, topics: Iterable[str]) -> Mapping[str, TopicSeen]:
+        """Each of the topics, with what this client may do to it."""
+        request = visit_messages.ask_topics(sorted(topics))
+        return visit_messages.read_topics(self._wire.run("describing topics", self._wire.send, None, request))
+
+    def group_rights(self, group: str) -> frozenset[str]:
+        """What this client may do to the group, also to one that nobody made yet. Raises NotAuthorized."""
+        request = partial(visit_messages.ask_group_rights, group)
+        response = self._coordinators.run(
+            f"describing group {group}", GROUP, group, request, group_messages.group_errors
+        )
+        return visit_messages.read_group_rights(response)
+
+    def cluster_rights(self) -> frozenset[str]:
+        """What this client may do to the cluster as a whole."""
+        request = visit_messages.ask_cluster_rights()
+        return visit_messages.read_cluster_rights(
+            self._wire.run("describing the cluster", self._wire.send, None, request)
+        )
+
+    def group(self, group: str) -> GroupView:
+        """The group as it is. Raises NotAuthorized."""
+        with closing(KafkaGroups(self._address, SECONDS)) as groups:
+            return groups.view(group)
+
+    def coordinator(self, transactional_id: str) -> Broker:
+        """Who coordinates the transactional id. Raises NotAuthorized without DESCRIBE on it."""
+        return self._wire.run(f"looking for the coordinator of {transactional_id}", self._coordinator, transactional_id)
+
+    def limits(self) -> BrokerConfig:
+        """The brokers' time limits; those that this client may not see are None."""
+        with closing(KafkaCluster(self._address, SECONDS)) as cluster:
+            return cluster.configs(()).broker
+
+    # -- on the background thread
+
+    async def _ahead(self) -> float | None:
+        asked = time.time()
+        response = await self._wire.send(None, visit_messages.ask_quorum())
+        answered, there = time.time(), visit_messages.read_clock(response)
+        if there is None:
+            return None
+        return min(0.0, answered - there / 1000) or max(0.0, asked - there / 1000)
+
+    async def _coordinator(self, transactional_id: str) -> Broker:
+        patience = Patience(self._wire, SECONDS)
+        while True:
+            try:
+                response = await self._wire.send(None, group_messages.ask_coordinator(TRANSACTION, transactional_id))
+                found = group_messages.read_coordinator(response)
+                if found.error:
+                    raise found.error()
+                return Broker(found.node, f"{found.host}:{found.port}")
+            except KafkaError as error:
+                await patience.trouble(error)
+
+
+def _hasty(access: KafkaAccess) -> KafkaAddress:
+    """The same access, in a hurry."""
+    most, client = int(SECONDS * 1000), access.client_settings()
+    bounds = {name: min(most, client.get(name, most)) for name in ("bootstrap_timeout_ms", "request_timeout_ms")}
+    return KafkaAddress(access.bootstrap, client | bounds)

@@ -1,0 +1,95 @@
+"""The protocol of looking at a cluster without reading from it: values in, kafka-python's requests out, and back.
+
+Promises: nothing is changed by any of these requests. What this client may do is what brokers say of it (KIP-430).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.admin import DescribeClusterRequest, DescribeGroupsRequest, DescribeQuorumRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from sluice.resources.kafka.failures import error_of
+from sluice.resources.kafka.messages import Code, printed_id, top_error
+
+_OPERATIONS = {3: "READ", 4: "WRITE", 5: "CREATE", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS"}
+"""Kafka's codes of the operations that Sluice has a use for."""
+_LOG = "__cluster_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSeen:
+    """One topic as it shows to this client. `may`: what the client may do to it, in Kafka's words."""
+
+    error: Code
+    id: str
+    partitions: int
+    may: frozenset[str]
+
+
+def ask_topics(topics: Iterable[str]) -> Any:
+    """Metadata with what this client may do to each topic (KIP-430)."""
+    topic = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(
+        topics=[topic(name=name) for name in topics],
+        allow_auto_topic_creation=False,
+        include_topic_authorized_operations=True,
+        min_version=10,
+    )
+
+
+def read_topics(response: Any) -> dict[str, TopicSeen]:
+    return {
+        t.name: TopicSeen(
+            error_of(t.error_code),
+            printed_id(t.topic_id) if t.topic_id else "",
+            len(t.partitions),
+            _operations(t.authorized_operations),
+        )
+        for t in response.topics
+    }
+
+
+def ask_group_rights(group: str) -> Any:
+    """DescribeGroups with what this client may do (KIP-430). Version 5 answers of groups that are not there, too."""
+    return DescribeGroupsRequest(groups=[group], include_authorized_operations=True, min_version=3, max_version=5)
+
+
+def read_group_rights(response: Any) -> frozenset[str]:
+    return _operations(response.groups[0].authorized_operations)
+
+
+def ask_cluster_rights() -> Any:
+    """DescribeCluster (KIP-700, Kafka 2.8)."""
+    return DescribeClusterRequest(include_cluster_authorized_operations=True)
+
+
+def read_cluster_rights(response: Any) -> frozenset[str]:
+    return _operations(response.authorized_operations)
+
+
+def ask_quorum() -> Any:
+    """DescribeQuorum (KIP-836): of all that brokers tell, only this has their clock. KRaft, Kafka 3.3."""
+    topic = DescribeQuorumRequest.TopicData
+    return DescribeQuorumRequest(
+        topics=[topic(topic_name=_LOG, partitions=[topic.PartitionData(partition_index=0)])], min_version=1
+    )
+
+
+def read_clock(response: Any) -> int | None:
+    """The clock of the controllers' leader (ms) when it answered; None where it does not tell."""
+    if top_error(response):
+        return None
+    for partition in (p for t in response.topics for p in t.partitions):
+        for voter in partition.current_voters:
+            if voter.replica_id == partition.leader_id and voter.last_caught_up_timestamp > 0:
+                return int(voter.last_caught_up_timestamp)
+    return None
+
+
+def _operations(said: Any) -> frozenset[str]:
+    """The operations in an answer; a broker that says nothing of them leaves the set empty."""
+    return frozenset(_OPERATIONS[int(code)] for code in said or () if int(code) in _OPERATIONS)

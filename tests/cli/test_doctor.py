@@ -1,0 +1,238 @@
+"""`sluice doctor` as a person or a program meets it: on a real Kafka, on one that is away, and on what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sluice.cli.main import main
+from sluice.resources.local.kafka import LocalKafka
+from tests.cli.conftest import Sluice
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+FEED = "kafka: {{bootstrap: '{0}', bootstrap_timeout_ms: 1000}}\ntopics: {1}\nstart: earliest\n"
+SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
+
+
+def found(document: dict[str, Any], title: str, group: str = "") -> list[dict[str, Any]]:
+    """The lines of that title, as far as their group's title begins so."""
+    groups = [g for g in document["groups"] if g["title"].startswith(group)]
+    return [c for g in groups for c in g["checks"] if c["title"] == title]
+
+
+def health(document: dict[str, Any], title: str, group: str = "") -> list[str]:
+    return [c["health"] for c in found(document, title, group)]
+
+
+@pytest.fixture
+def feed(project: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> str:
+    """The project's feed reads a real topic; its name."""
+    topic = fresh_topic(partitions=2)
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(kafka.bootstrap, topic))
+    return topic
+
+
+def test_all_is_well(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+    before = sorted(str(p) for p in project.rglob("*"))
+    told = sluice("doctor", "--json")
+    assert (told.code, told.document["healthy"]) == (0, True)
+    assert [g["title"] for g in told.document["groups"]] == [
+        "This machine",
+        f"Project {project}",
+        f"Kafka {kafka.bootstrap}",
+        f"Lake {project}/.sluice/lake",
+        "Spark local",
+    ]
+    everything = [c for g in told.document["groups"] for c in g["checks"]]
+    assert {c["health"] for c in everything} == {"ok", "skipped"}
+    (broker,), (clock,), (topics,) = (found(told.document, t) for t in ("broker", "clock", "topics"))
+    assert "answers, protocol of Kafka 4" in broker["found"]
+    assert clock["found"] == "as the brokers', to the second"
+    assert f"{feed} (2 partitions, id " in topics["found"]
+    assert health(told.document, "Dagster") == ["skipped"], "nobody has used it yet, and looking makes none"
+    assert sorted(str(p) for p in project.rglob("*")) == before, "it reads only"
+
+
+def test_for_people_on_narrow_and_wide_screens(
+    feed: str, sluice: Sluice, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "feeds" / "broken.yaml").write_text("topics: x\n")
+    for columns in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        told = sluice("doctor")
+        assert told.code == 1
+        lines = told.out.splitlines()
+        assert "✗ 2 things wrong" not in lines
+        assert lines[-1] == "✗ 1 thing wrong"
+        assert any(line.startswith("  ✓ broker: 1 at 127.0.0.1:") for line in lines)
+        assert any(line.startswith("  ✗ feeds: ") for line in lines)
+        assert any(line.startswith("    → ") for line in lines)
+        words = [line for line in lines if len(line) > int(columns) and " " in line.strip()]
+        assert [line for line in words if len(line.split()[-1]) < int(columns) - 8] == []
+
+
+def test_kafka_is_away(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice, unused_port: Callable[[], int]
+) -> None:
+    """The rest is looked at all the same. One dead address of two is a warning: another answers."""
+    gone = f"127.0.0.1:{unused_port()}"
+    (project / "feeds" / "orders.yaml").write_text(FEED.format(f"{gone},{kafka.bootstrap}", feed))
+    (project / "feeds" / "away.yaml").write_text(FEED.format(gone, feed))
+    told = sluice("doctor", "--json")
+    assert told.code == 1
+    assert health(told.document, "address", f"Kafka {gone},") == ["warning", "ok"]
+    assert health(told.document, "topics", f"Kafka {gone},") == ["ok"]
+    (away,) = (g for g in told.document["groups"] if g["title"] == f"Kafka {gone}")
+    assert [c["health"] for c in away["checks"]] == ["failed", "skipped"]
+    assert "connection refused" in away["checks"][0]["found"]
+    assert health(told.document, "folder") == ["ok"]
+
+    one = sluice("doctor", "orders", "--json")
+    assert (one.code, one.document["healthy"]) == (0, True), "what only others need is not asked"
+    assert sluice("doctor", "nobody", "--json").code == 2
+
+
+def test_what_a_feed_needs_is_missing(feed: str, kafka: LocalKafka, project: Path, sluice: Sluice) -> None:
+    text = FEED.format(kafka.bootstrap, "nowhere")
+    (project / "feeds" / "orders.yaml").write_text(f"{text}dead_letters: {{topic: no-letters}}\n")
+    other = FEED.format(kafka.bootstrap, feed) + "group: g2\ntransactional_id: t2\n"
+    (project / "feeds" / "other.yaml").write_text(other)
+    (project / "feeds" / "damaged.yaml").write_text('topics: x\nstart: "${file:no/secret}"\n')
+    told = sluice("doctor", "--json")
+    assert told.code == 1
+    assert health(told.document, "orders: topics") == health(told.document, "orders: dead letters") == ["failed"]
+    assert "UNKNOWN_TOPIC" in found(told.document, "orders: topics")[0]["found"]
+    assert health(told.document, "other: topics") == health(told.document, "orders: transactions") == ["ok"]
+    assert health(told.document, "feeds") == ["ok", "failed"]
+    assert f"needs the file {project}/no/secret, which does not exist" in found(told.document, "feeds")[1]["found"]
+    assert health(sluice("doctor", "damaged", "--json").document, "feeds") == ["failed"]
+
+
+def test_the_group_is_held_and_transactions_are_too_long(
+    feed: str, kafka: LocalKafka, project: Path, sluice: Sluice
+) -> None:
+    from kafka import KafkaConsumer
+
+    text = f"kafka: {{bootstrap: '{kafka.bootstrap}', transaction_timeout_ms: 86400000}}\n"
+    (project / "feeds" / "orders.yaml").write_text(f"{text}topics: {feed}\nstart: earliest\ngroup: held-{feed}\n")
+    other = KafkaConsumer(feed, bootstrap_servers=kafka.bootstrap, group_id=f"held-{feed}", client_id="billing")
+    try:
+        until = time.monotonic() + 30
+        while not other.assignment() and time.monotonic() < until:
+            other.poll(100)
+        told = sluice("doctor", "--json")
+    finally:
+        other.close()
+    assert told.code == 1
+    (group,), (transactions,) = (found(told.document, t) for t in ("group", "transactions"))
+    assert (group["health"], "billing at 127.0.0.1" in group["found"]) == ("warning", True)
+    assert transactions["health"] == "failed"
+    assert "Ours may last 1d, the brokers allow 15m" in transactions["found"]
+
+
+def test_a_lake_that_cannot_be_written_to(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in its place; no right to write (asked of the system: root may always)."""
+    (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: feeds/orders.yaml\n")
+    assert health(sluice("doctor", "--json").document, "folder") == ["failed"]
+
+    (project / "feeds" / "orders.yaml").write_text(f"{FEED.format('127.0.0.1:9', 'x')}lake: lake\n")
+    (project / "lake").mkdir(mode=0o555)
+    if os.geteuid() == 0:
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != project / "lake")
+    told = sluice("doctor", "--json")
+    assert told.code == 1
+    (folder,) = found(told.document, "folder")
+    assert (folder["health"], folder["remedy"]) == ("failed", "give this user the right to write there")
+
+
+@pytest.fixture
+def instance(project: Path) -> Iterator[dg.DagsterInstance]:
+    """The project's own, as its first run makes it."""
+    import dagster as dg
+
+    from sluice.assets.instance import prepare_home
+    from sluice.resources.project import Project
+
+    prepare_home(Project(project))
+    with dg.DagsterInstance.from_config(str(project / ".sluice" / "dagster")) as made:
+        yield made
+
+
+def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+    import dagster as dg
+    from dagster._daemon.types import DaemonHeartbeat
+
+    from sluice.assets.internals import job_origin
+    from sluice.resources.project import Project
+
+    def told() -> dict[str, Any]:
+        (line,) = found(sluice("doctor", "--json").document, "daemon")
+        assert isinstance(line, dict)
+        return line
+
+    def beat(seconds_ago: float) -> None:
+        for kind in instance.get_required_daemon_types():
+            instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - seconds_ago, kind, "x"))
+
+    assert told()["health"] == "skipped", "nobody needs it yet"
+    beat(0)
+    assert told()["health"] == "ok"
+    beat(7200)
+    assert told()["health"] == "skipped"
+    origin = job_origin(Project(project), "catch_up_orders")
+    instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.QUEUED, remote_job_origin=origin))
+    dead = told()
+    assert dead["health"] == "failed"
+    assert dead["found"] == "its last heartbeat is 2 h old, and 1 run is queued"
+
+
+def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+    document = sluice("doctor", "--json").document
+    assert health(document, "schema") == health(document, "concurrency") == health(document, "Dagster") == ["ok"]
+    config = project / ".sluice" / "dagster" / "dagster.yaml"
+    config.write_text(config.read_text().replace("granularity: run", "granularity: op"))
+    assert health(sluice("doctor", "--json").document, "concurrency") == ["warning"]
+    config.write_text("storage: {sqlite: {base_dir: 7, correct-horse: battery}}\n")
+    told = sluice("doctor", "--json")
+    assert (told.code, health(told.document, "Dagster")) == (1, ["failed"])
+    assert "battery" not in told.out
+
+
+def test_what_says_nothing_is_not_waited_for_and_an_interrupt_ends_it(project: Path) -> None:
+    """An address that takes connections and never answers: every line comes all the same, or Ctrl-C."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        (project / "feeds" / "orders.yaml").write_text(FEED.format(address, "x").replace("1000", "60000"))
+        command = [sys.executable, "-c", SLUICE, "doctor", "--json"]
+        done = subprocess.run(command, cwd=project, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 1, done.stderr
+        assert health(json.loads(done.stdout), "address") == ["failed"]
+
+        begun = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        silent.settimeout(30)
+        silent.accept()[0].close()  # of the first
+        silent.accept()[0].close()
+        begun.send_signal(signal.SIGINT)
+        _, err = begun.communicate(timeout=10)
+    assert (begun.returncode, err.decode().strip()) == (130, "interrupted")
+
+
+def test_outside_of_a_project(tmp_path: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_PROJECT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    told = sluice("doctor", "--json")
+    assert told.code == 1
+    assert [g["title"] for g in told.document["groups"]] == ["This machine", "Project"]
+    assert main(["doctor", "orders"]) == 2

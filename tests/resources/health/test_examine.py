@@ -1,0 +1,52 @@
+"""Checks side by side: none takes another down, and all end in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, ok
+from sluice.resources.health.examine import Check, examine
+
+
+def test_whatever_one_check_does_the_others_are_told() -> None:
+    never = threading.Event()
+
+    def hangs(_: None) -> Iterator[Diagnosis]:
+        yield ok("hangs", "at first it goes well")
+        never.wait()
+
+    def refused(_: None) -> Iterator[Diagnosis]:
+        raise KafkaUnavailable("nobody is there", remedy="start it")
+        yield
+
+    def missing(_: None) -> Iterator[Diagnosis]:
+        raise FileNotFoundError(2, "No such file or directory", "/x")
+        yield
+
+    def wrong(_: None) -> Iterator[Diagnosis]:
+        raise KeyError("correct-horse")
+        yield
+
+    looks = {"hangs": hangs, "refused": refused, "missing": missing, "wrong": wrong}
+    found = examine(None, [*(Check(title, look) for title, look in looks.items())], seconds=0.5)
+    never.set()
+    assert found == [
+        ok("hangs", "at first it goes well"),
+        failed("hangs", "no answer within 0 s", "see whether what it asks is up"),
+        failed("refused", "nobody is there", "start it"),
+        failed("missing", "No such file or directory: /x", "mend that and repeat"),
+        failed("wrong", "unforeseen KeyError", "report it, with what was done"),
+    ]
+
+
+def test_checks_begin_at_once() -> None:
+    """Two that wait for each other both end."""
+    meet = threading.Barrier(2)
+
+    def look(_: None) -> Iterator[Diagnosis]:
+        meet.wait(10)
+        yield ok("one", "met")
+
+    assert [d.health for d in examine(None, [Check("a", look), Check("b", look)])] == [Health.OK] * 2
