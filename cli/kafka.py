@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, facts, good
+from sluice.cli.terminal import bad, copyable, facts, good
 
 if TYPE_CHECKING:
-    from sluice.resources.local.kafka import ClusterStatus
+    from sluice.resources.local.kafka import ClusterStatus, LocalKafka
 
 group = typer.Typer(help="The local Apache Kafka (KRaft) of this project.", no_args_is_help=True)
 
@@ -30,23 +31,57 @@ Brokers = Annotated[
 ]
 
 
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure",
+        metavar=" ",
+        help="With TLS, users and ACLs, as at work. The first start decides; later ones keep it.",
+        show_default=False,
+    ),
+]
+
+
 @command(group)
-def start(session: Session, brokers: Brokers = None) -> None:
+def start(session: Session, brokers: Brokers = None, secure: Secure = False) -> None:
     """Start the local Kafka and wait until it answers.
 
     Its data stays in .sluice/kafka. The first start fetches Kafka's jars (about 45 MB), once for this user. Feeds that
     name no Kafka read from it, and so do those that name ${KAFKA_BOOTSTRAP} while it runs.
 
+    A secured one has a CA of its own, listeners for passwords (SCRAM-SHA-512) and for certificates, and two users:
+    `admin` may do everything, `sluice` only what it is granted (sluice kafka grant FEED). Feeds that say nothing of
+    security log in as `sluice`.
+
     $ sluice kafka start --brokers 3
+    $ sluice kafka start --secure
     """
     from sluice.resources.local.kafka import LocalKafka
 
     folder = session.project.kafka_folder
-    if brokers is None:
-        brokers = len(LocalKafka.attach(folder).status().brokers) if (folder / "cluster.json").exists() else 1
+    if (folder / "cluster.json").exists():
+        standing = LocalKafka.attach(folder)
+        brokers, secure = brokers or len(standing.broker_ids), secure or standing.secured is not None
     with session.terminal.working("starting Kafka"):
-        status = LocalKafka(folder, brokers).start().status()
-    _show(session, status)
+        kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
+    _show(session, kafka)
+
+
+@command(group)
+def renew(session: Session) -> None:
+    """Give the secured local Kafka's brokers and users new certificates.
+
+    Brokers that run load theirs at once, for new connections. Those that end within a month are renewed by every start.
+
+    $ sluice kafka renew
+    """
+    from sluice.resources.local.kafka import LocalKafka
+
+    kafka = LocalKafka.attach(session.project.kafka_folder)
+    with session.terminal.working("renewing certificates"):
+        kafka.renew()
+    session.terminal.show(good("new certificates are in use"))
+    session.terminal.document(_document(kafka.status()))
 
 
 @command(group)
@@ -80,25 +115,46 @@ def status(session: Session) -> int:
         session.terminal.show(bad("no local Kafka yet"), "  start one: sluice kafka start")
         session.terminal.document({"root": str(folder), "answering": False, "brokers": []})
         return 1
-    found = LocalKafka.attach(folder).status()
-    _show(session, found)
-    return 0 if found.answering else 1
+    return 0 if _show(session, LocalKafka.attach(folder)) else 1
 
 
-def _show(session: Session, status: ClusterStatus) -> None:
+def _show(session: Session, kafka: LocalKafka) -> bool:
+    """Tell how the cluster stands; whether it answers."""
+    status = kafka.status()
     brokers = "\n".join(
         f"{b.id} at {b.address}" + (f", pid {b.pid}" if b.running else ", not running") for b in status.brokers
     )
     session.terminal.show(
         good(f"Kafka {status.version} answers") if status.answering else bad(f"Kafka {status.version} does not answer"),
         facts(
-            ("address", status.bootstrap),
+            *_addresses(kafka, status),
             ("cluster", status.cluster_id),
             ("brokers", brokers),
             ("data", str(status.root)),
         ),
+        *_section(session, kafka),
     )
     session.terminal.document(_document(status))
+    return status.answering
+
+
+def _addresses(kafka: LocalKafka, status: ClusterStatus) -> list[tuple[str, str]]:
+    if kafka.secured is None:
+        return [("address", status.bootstrap)]
+    return [
+        ("by password", f"{status.bootstrap} (SASL_SSL, SCRAM-SHA-512)"),
+        ("by certificate", f"{kafka.certificate_bootstrap} (SSL)"),
+        ("users", "admin (may do everything), sluice (what it is granted: sluice kafka grant FEED)"),
+        ("Java tools", f"--command-config {kafka.secured.java_properties()}"),
+    ]
+
+
+def _section(session: Session, kafka: LocalKafka) -> list[RenderableType]:
+    """What a feed says to log in, to be pasted."""
+    if kafka.secured is None:
+        return []
+    lines = kafka.secured.section(kafka.bootstrap, session.project.root)
+    return ["", "  Feeds without these lines log in so, too:", *map(copyable, lines)]
 
 
 def _document(status: ClusterStatus) -> dict[str, Any]:

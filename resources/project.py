@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.load import load_feed, load_feeds
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.local.kafka import LocalKafka
 
@@ -61,6 +61,8 @@ class Project:
         env, local = dict(os.environ), self._local_kafka()
         if local is not None:
             env[LOCAL_KAFKA] = local.bootstrap
+            if local.secured:
+                env[LOCAL_LOGIN] = str(local.secured.login)
             if local.running:
                 env.setdefault(BOOTSTRAP, local.bootstrap)
         return env

@@ -1,6 +1,6 @@
 """Real clusters for the integration tests, one of each size a session, and topics that no two tests share.
 
-Asking for `kafka` or `kafka3` marks a test with `kafka`; a cluster is started when the first test asks for
+Asking for `kafka`, `kafka3` or `secured` marks a test with `kafka`; a cluster is started when the first test asks for
 it and is thrown away at the end, data and all.
 """
 
@@ -60,7 +60,7 @@ def own_spark() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own outlives its session
 
 
-_CLUSTERS = {"kafka", "kafka3", "fresh_topic"}
+_CLUSTERS = {"kafka", "kafka3", "secured", "fresh_topic"}
 _numbers = itertools.count(1)
 
 
@@ -81,6 +81,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
 def kafka3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
     """Three brokers for the whole session; a test that kills one starts it again."""
     with LocalKafka(tmp_path_factory.mktemp("kafka3"), brokers=3, keep=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    """One secured broker for the whole session: whoever changes its certificates puts them back."""
+    with LocalKafka(tmp_path_factory.mktemp("secured"), keep=False, secure=True) as cluster:
         yield cluster
 
 
@@ -127,7 +134,7 @@ def fresh_topic(request: pytest.FixtureRequest) -> Callable[..., str]:
         unique = f"{name}-{next(_numbers)}"
         wanted = {"configs": {"retention.ms": "-1", **(config or {})}}
         shape = {"assignments": dict(assignments)} if assignments else {"num_partitions": partitions}
-        with KafkaAdminClient(bootstrap_servers=where.bootstrap) as admin:
+        with KafkaAdminClient(bootstrap_servers=where.bootstrap, **where.client()) as admin:
             admin.create_topics({unique: wanted | shape}, wait_for_metadata=True)
             if assignments:
                 _lead(admin, unique, {p: replicas[0] for p, replicas in assignments.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sluice.pipelines.contract.suite import CONTRACT, ContractError, read_contract
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.problems import problems_of, raise_problems
-from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA
+from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.vocabulary.errors import FeedError
 
@@ -86,11 +87,21 @@ def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, .
 
 
 def reaching_kafka(data: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The feed file's data with Kafka's address, from the environment if the file names none."""
+    """The feed file's data with Kafka's address, from the environment if the file names none, and with a login to the
+    local Kafka if that one is secured and the file says nothing of security."""
     kafka, known = data.get("kafka", {}), environ.get(BOOTSTRAP) or environ.get(LOCAL_KAFKA)
-    if not known or not isinstance(kafka, dict) or kafka.get("bootstrap") is not None:
+    if not isinstance(kafka, dict):
         return data
-    return data | {"kafka": kafka | {"bootstrap": known}}
+    if known and kafka.get("bootstrap") is None:
+        data = data | {"kafka": kafka | {"bootstrap": known}}
+    login = environ.get(LOCAL_LOGIN)
+    if login and "security_protocol" not in kafka and _local(data, environ):
+        data = data | {"kafka": json.loads(Path(login).read_text()) | data["kafka"]}
+    return data
+
+
+def _local(data: dict[str, Any], environ: Mapping[str, str]) -> bool:
+    return "kafka" in data and data["kafka"].get("bootstrap") == environ.get(LOCAL_KAFKA)
 
 
 def _validate(data: dict[str, Any], context: dict[str, Any]) -> Feed | tuple[FileProblem, ...]:

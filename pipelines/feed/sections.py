@@ -356,3 +356,6 @@ class WindowSettings(Settings):
 
 BOOTSTRAP, LOCAL_KAFKA = "KAFKA_BOOTSTRAP", "SLUICE_LOCAL_KAFKA"
 """Environment variables with Kafka's address, for feeds that name none. The second serves if the first is not set."""
+
+LOCAL_LOGIN = "SLUICE_LOCAL_KAFKA_LOGIN"
+"""A file of settings, as JSON, by which feeds log in to the local Kafka that say nothing of it."""

@@ -9,7 +9,7 @@ by `attach`; one that is thrown away ends with us, however we end.
         KafkaConsumer(bootstrap_servers=kafka.bootstrap)
 
 What is in the folder: `cluster.json` (what it is), `node-<id>/` with `server.properties`, `server.log`,
-`data/` and `process.json` (who runs it).
+`data/` and `process.json` (who runs it); of a secured cluster `secure/`, which `secured` makes.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
 from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.resources.local import java
+from sluice.resources.local import java, properties
+from sluice.resources.local.authority import last_certificate
 from sluice.resources.local.process import Process, spawn
+from sluice.resources.local.properties import HOST
+from sluice.resources.local.secured import ADMIN, Secured, reload_settings
 
 VERSION = "4.3.1"
 ARTIFACTS = (
@@ -46,7 +51,7 @@ ARTIFACTS = (
 )
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
-_HOST = "127.0.0.1"
+_LOOKS = 6  # at a listener's certificate
 _POLL = 0.1  # seconds between two questions to a broker that does not answer yet
 # Below the range from which systems take the ports of outgoing connections: a client that tries again and
 # again to reach a stopped broker could otherwise be given the broker's own port.
@@ -67,10 +72,11 @@ _LOG4J = """<Configuration status="WARN" shutdownHook="disable">
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """One broker: its address and, while it runs, its pid."""
+    """One broker: its address, that for clients with a certificate, and, while it runs, its pid."""
 
     id: int
     address: str
+    certificate_address: str | None
     pid: int | None
     log: Path
 
@@ -88,6 +94,7 @@ class ClusterStatus:
     cluster_id: str
     bootstrap: str
     answering: bool
+    secure: bool
     brokers: tuple[BrokerStatus, ...]
 
     @property
@@ -97,24 +104,32 @@ class ClusterStatus:
 
 @dataclass(frozen=True)
 class _ClusterSettings:
-    """What `cluster.json` keeps: ports are (broker, controller) by node, settings go on top of our own."""
+    """What `cluster.json` keeps: ports are (broker, controller) by node, and of a secured one that for clients with
+    certificates; settings go on top of our own."""
 
     version: str
     cluster_id: str
     keep: bool
-    ports: tuple[tuple[int, int], ...]
+    ports: tuple[tuple[int, ...], ...]
     settings: dict[str, str] = field(default_factory=dict)
+    secure: bool = False
 
 
 class LocalKafka:
     """One local cluster in one folder; `keep=False` throws the data away when it is stopped.
 
-    `root` is the cluster's folder, made when missing; `brokers` is 1 or 3 and cannot change later;
-    `settings` are Kafka server properties on top of ours, remembered with the cluster.
+    `root` is the cluster's folder, made when missing; `brokers` is 1 or 3; a `secure` one has TLS, users and ACLs, as
+    `secured` says: neither can change later. `settings` are Kafka server properties on top of ours, remembered with
+    the cluster.
     """
 
     def __init__(
-        self, root: Path, brokers: int = 1, keep: bool = True, settings: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        brokers: int = 1,
+        keep: bool = True,
+        settings: Mapping[str, str] | None = None,
+        secure: bool = False,
     ) -> None:
         if brokers not in (1, 3):
             raise SetupError(f"a local cluster of {brokers} brokers", remedy="ask for 1 or 3")
@@ -122,6 +137,7 @@ class LocalKafka:
         self._brokers = brokers
         self._keep = keep
         self._settings = dict(settings or {})
+        self._secure = secure
         self._guard: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -129,7 +145,7 @@ class LocalKafka:
         """The cluster that lives in `root`, running or not; raises SetupError when there is none."""
         if (found := _read_cluster(root)) is None:
             raise SetupError(f"no local Kafka in {root}", remedy="start one: sluice kafka start")
-        return cls(root, len(found.ports), found.keep)
+        return cls(root, len(found.ports), found.keep, secure=found.secure)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -141,6 +157,20 @@ class LocalKafka:
     def bootstrap(self) -> str:
         """The brokers' addresses, as clients take them: `127.0.0.1:port,…`."""
         return ",".join(node.address for node in self._nodes())
+
+    @property
+    def certificate_bootstrap(self) -> str:
+        """Where a secured cluster's brokers listen for clients with a certificate."""
+        return ",".join(node.certificate_address or "" for node in self._nodes())
+
+    @property
+    def secured(self) -> Secured | None:
+        """Certificates and users of a secured cluster."""
+        return Secured(self._root / "secure") if self._secure else None
+
+    def client(self, user: str = ADMIN) -> dict[str, Any]:
+        """kafka-python's settings for a user of this cluster, without the address; none where it is plain."""
+        return self.secured.client(user) if self.secured else {}
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
@@ -189,7 +219,10 @@ class LocalKafka:
             cluster_id=cluster.cluster_id,
             bootstrap=self.bootstrap,
             answering=all(node.running and node.sees(len(nodes)) for node in nodes),
-            brokers=tuple(BrokerStatus(node.id, node.address, node.pid, node.log) for node in nodes),
+            secure=cluster.secure,
+            brokers=tuple(
+                BrokerStatus(node.id, node.address, node.certificate_address, node.pid, node.log) for node in nodes
+            ),
         )
 
     def kill_broker(self, broker: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -211,6 +244,32 @@ class LocalKafka:
                 if not node.running:
                     node.launch(self._cluster().keep)
             _await_answers(nodes, sum(each.running for each in self._nodes()))
+
+    def renew(self) -> None:
+        """New certificates for a secured cluster's brokers and users. Returns when brokers that run show theirs."""
+        if (secured := self.secured) is None:
+            raise SetupError(f"the local Kafka in {self._root} has no certificates", remedy="it is not a secured one")
+        with self._locked():
+            secured.prepare(self.broker_ids, self.bootstrap, anew=True)
+            for node in self._nodes():
+                if node.running:
+                    self.reload_certificate(node.id, secured.broker_file(node.id))
+
+    def reload_certificate(self, broker: int, keystore: Path) -> None:
+        """Let a running broker load its key and certificate from that file, for new connections (KIP-226).
+
+        Returns when each of its listeners shows that certificate.
+        """
+        from kafka import KafkaAdminClient
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        from sluice.resources.kafka.receiving import client_of
+
+        wanted = ConfigResource(ConfigResourceType.BROKER, str(broker), reload_settings(keystore))
+        client = client_of(KafkaAdminClient, bootstrap_servers=self._node(broker).address, **self.client())
+        with contextlib.closing(client):
+            client.alter_configs([wanted], raise_on_unknown=False)
+        self._node(broker).await_certificate(keystore)
 
     def tool(
         self, main_class: str, *args: str, stdin: str = "", timeout: float | None = 120
@@ -237,7 +296,11 @@ class LocalKafka:
         return found
 
     def _nodes(self) -> list[_BrokerNode]:
-        return [_BrokerNode(self._root, number, *ports) for number, ports in enumerate(self._cluster().ports, start=1)]
+        cluster = self._cluster()
+        return [
+            _BrokerNode(self._root, number, self.secured if cluster.secure else None, *ports)
+            for number, ports in enumerate(cluster.ports, start=1)
+        ]
 
     def _node(self, broker: int) -> _BrokerNode:
         for node in self._nodes():
@@ -253,12 +316,19 @@ class LocalKafka:
                 f"the local Kafka in {self._root} has {len(found.ports)} brokers, not {self._brokers}",
                 remedy="start it with that number, or stop it and remove the folder",
             )
+        if found and found.secure is not self._secure:
+            kind = "secured" if found.secure else "not secured"
+            raise SetupError(
+                f"the local Kafka in {self._root} is {kind}, and stays so",
+                remedy=f"to have the other kind, stop it and remove {self._root} with all data in it",
+            )
         cluster = _ClusterSettings(
             version=VERSION,
             cluster_id=found.cluster_id if found else _new_cluster_id(),
             keep=self._keep,
-            ports=found.ports if found else _free_ports(self._brokers),
+            ports=found.ports if found else _free_ports(self._brokers, 3 if self._secure else 2),
             settings=(found.settings if found else {}) | self._settings,
+            secure=self._secure,
         )
         _write_json(self._root / "cluster.json", asdict(cluster))
         return found is None
@@ -269,6 +339,8 @@ class LocalKafka:
             self._guard = _new_guard(self._root)
         cluster, nodes = self._cluster(), self._nodes()
         idle = [node for node in nodes if not node.running]
+        if self.secured:
+            self.secured.prepare([node.id for node in idle], self.bootstrap)
         for node in idle:
             node.configure(cluster, nodes)
         _format(idle, cluster.cluster_id)
@@ -285,8 +357,8 @@ class LocalKafka:
 
     def _throw_away(self) -> None:
         """Remove what we put into the folder, and the folder when nothing else is in it."""
-        for node in self._root.glob("node-[0-9]*"):
-            shutil.rmtree(node)
+        for folder in (*self._root.glob("node-[0-9]*"), *self._root.glob("secure")):
+            shutil.rmtree(folder)
         for name in ("cluster.json", "log4j2.xml", "lock"):
             (self._root / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -311,8 +383,10 @@ class _BrokerNode:
 
     root: Path
     id: int
+    secured: Secured | None
     port: int
     controller_port: int
+    certificate_port: int = 0
 
     @property
     def folder(self) -> Path:
@@ -324,7 +398,11 @@ class _BrokerNode:
 
     @property
     def address(self) -> str:
-        return f"{_HOST}:{self.port}"
+        return f"{HOST}:{self.port}"
+
+    @property
+    def certificate_address(self) -> str | None:
+        return f"{HOST}:{self.certificate_port}" if self.secured else None
 
     @property
     def process(self) -> Process | None:
@@ -340,16 +418,16 @@ class _BrokerNode:
 
     def configure(self, cluster: _ClusterSettings, nodes: list[_BrokerNode]) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        properties = _properties(self, nodes) | cluster.settings
-        lines = (f"{_escape_property(key)}={_escape_property(value)}\n" for key, value in properties.items())
-        (self.folder / "server.properties").write_text("".join(lines), encoding="ascii")
+        listeners = self.secured.listeners(self) if self.secured else properties.plain_listeners(self)
+        text = properties.written(properties.of_node(self, nodes) | listeners | cluster.settings)
+        _write(self.folder / "server.properties", text)
 
     def launch(self, keep: bool) -> None:
-        for port in (self.port, self.controller_port):
+        for port in (self.port, self.controller_port, *((self.certificate_port,) if self.secured else ())):
             if not _is_free(port):
                 raise SetupError(
                     f"port {port} of local broker {self.id} is taken by another process",
-                    remedy=f"stop what listens on {_HOST}:{port} and start again",
+                    remedy=f"stop what listens on {HOST}:{port} and start again",
                 )
         if self.log.exists():
             self.log.replace(self.folder / "server.previous.log")
@@ -366,15 +444,26 @@ class _BrokerNode:
         from sluice.resources.kafka.receiving import client_of
 
         try:
-            with socket.create_connection((_HOST, self.port), timeout=1):
+            with socket.create_connection((HOST, self.port), timeout=1):
                 pass
-            patience = {"request_timeout_ms": 3000, "bootstrap_timeout_ms": 3000}
-            client = client_of(KafkaAdminClient, bootstrap_servers=self.address, **patience)
+            settings = {"request_timeout_ms": 3000, "bootstrap_timeout_ms": 3000}
+            settings |= self.secured.client(ADMIN) if self.secured else {}
+            client = client_of(KafkaAdminClient, bootstrap_servers=self.address, **settings)
             with contextlib.closing(client):
                 known = client.describe_cluster()["brokers"]
                 return sum(not each.get("is_fenced", False) for each in known) == brokers
         except (OSError, KafkaError):
             return False
+
+    def await_certificate(self, keystore: Path) -> None:
+        """Until every listener shows the certificate in that file. Raises SetupError."""
+        wanted, deadline = last_certificate(keystore.read_bytes()).decode(), time.monotonic() + START_SECONDS
+        for port in (self.port, self.certificate_port, self.controller_port):
+            # Brokers take connections by several threads, which load it one after the other.
+            while any(ssl.get_server_certificate((HOST, port), timeout=10) != wanted for _ in range(_LOOKS)):
+                if time.monotonic() > deadline:
+                    raise self.failure(f"did not load its certificate within {START_SECONDS:.0f} s")
+                time.sleep(_POLL)
 
     def failure(self, what: str) -> SetupError:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -386,62 +475,19 @@ class _BrokerNode:
         )
 
 
-def _properties(node: _BrokerNode, nodes: list[_BrokerNode]) -> dict[str, str]:
-    """The server properties of one node; paths are relative to its folder, whose name may be anything."""
-    replicas = str(len(nodes))
-    in_sync = "2" if len(nodes) > 1 else "1"
-    return {
-        "process.roles": "broker,controller",
-        "node.id": str(node.id),
-        "controller.quorum.voters": ",".join(f"{n.id}@{_HOST}:{n.controller_port}" for n in nodes),
-        "listeners": f"PLAINTEXT://{node.address},CONTROLLER://{_HOST}:{node.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{node.address}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "inter.broker.listener.name": "PLAINTEXT",
-        "controller.listener.names": "CONTROLLER",
-        "log.dirs": "data",
-        "auto.create.topics.enable": "false",
-        "default.replication.factor": replicas,
-        "min.insync.replicas": in_sync,
-        **_internal_topics(replicas, in_sync),
-        # Sample events are stamped in the past: retention would delete them within minutes.
-        "log.retention.ms": "-1",
-        # Compaction takes 128 MB of heap by default and looks every 15 s.
-        "log.cleaner.dedupe.buffer.size": "16777216",
-        "log.cleaner.backoff.ms": "1000",
-        # A broker that was killed can register again after this time only (9 s by default).
-        "broker.session.timeout.ms": "4000",
-        "broker.heartbeat.interval.ms": "500",
-        # Nobody waits for a group to fill up, nor longer than asked for a dead member or transaction.
-        "group.initial.rebalance.delay.ms": "0",
-        "group.min.session.timeout.ms": "500",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
-    }
-
-
-def _internal_topics(replicas: str, in_sync: str) -> dict[str, str]:
-    return {
-        "offsets.topic.num.partitions": "5",
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.num.partitions": "5",
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.num.partitions": "5",
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-    }
-
-
 def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
     """Give each new node its storage; a node that has it keeps it."""
     new = [node for node in nodes if not (node.folder / "data" / "meta.properties").exists()]
-    arguments = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
+    arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"]
     running = []
     for node in new:
         with node.log.open("wb") as sink:
-            command = _java_command(node.root, _COMMAND, *arguments)
+            users = [f"@{node.secured.scram_arguments()}"] if node.secured else []
+            command = _java_command(node.root, _COMMAND, *arguments, *users)
             running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
     codes = [each.wait() for each in running]
+    for secured in {node.secured for node in new if node.secured}:
+        secured.scram_arguments().unlink()
     for node, code in zip(new, codes, strict=True):
         if code:
             raise node.failure("could not format its storage")
@@ -486,17 +532,17 @@ def _java_command(root: Path, options: Sequence[str], *main: str) -> list[str]:
     ]
 
 
-def _free_ports(brokers: int) -> tuple[tuple[int, int], ...]:
+def _free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:
     candidates = iter(random.sample(_PORTS, len(_PORTS)))
     free = (port for port in candidates if _is_free(port))
-    return tuple((next(free), next(free)) for _ in range(brokers))
+    return tuple(tuple(islice(free, of_each)) for _ in range(brokers))
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, port))
+            probe.bind((HOST, port))
         except OSError:
             return False
     return True
@@ -509,24 +555,14 @@ def _new_cluster_id() -> str:
     return made
 
 
-def _escape_property(text: str) -> str:
-    """One key or value of a Java properties file, which is Latin-1 and ends at a line's end."""
-    plain = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return "".join(c if c.isascii() else "".join(f"\\u{unit:04x}" for unit in _utf16(c)) for c in plain)
-
-
-def _utf16(character: str) -> Iterator[int]:
-    encoded = character.encode("utf-16-be")
-    yield from (int.from_bytes(encoded[i : i + 2], "big") for i in range(0, len(encoded), 2))
-
-
 def _read_cluster(root: Path) -> _ClusterSettings | None:
     path = root / "cluster.json"
     try:
         kept: dict[str, Any] = json.loads(path.read_text())
-        ports = tuple((int(broker), int(controller)) for broker, controller in kept["ports"])
+        ports = tuple(tuple(int(port) for port in ports) for ports in kept["ports"])
         settings = {str(key): str(value) for key, value in kept["settings"].items()}
-        return _ClusterSettings(str(kept["version"]), str(kept["cluster_id"]), bool(kept["keep"]), ports, settings)
+        version, cluster_id, secure = str(kept["version"]), str(kept["cluster_id"]), bool(kept.get("secure"))
+        return _ClusterSettings(version, cluster_id, bool(kept["keep"]), ports, settings, secure)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

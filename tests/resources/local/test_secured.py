@@ -1,0 +1,69 @@
+"""The secured local Kafka: nobody comes in unknown, nobody may do what was not granted, and no secret lies open."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.secured import ADMIN, USER, USERS, Secured
+
+
+def _guard(cluster: LocalKafka) -> Secured:
+    assert cluster.secured is not None
+    return cluster.secured
+
+
+def test_users_come_by_password_and_by_certificate_and_have_no_right_unasked(secured: LocalKafka) -> None:
+    by_certificate = _guard(secured).client(ADMIN, by_certificate=True)
+    with KafkaAdminClient(bootstrap_servers=secured.certificate_bootstrap, **by_certificate) as admin:
+        admin.create_topics({"closed": {"num_partitions": 1}}, wait_for_metadata=True)
+    for address, login in (
+        (secured.bootstrap, secured.client(USER)),
+        (secured.certificate_bootstrap, _guard(secured).client(USER, by_certificate=True)),
+    ):
+        with KafkaAdminClient(bootstrap_servers=address, **login) as client:
+            assert "closed" not in client.list_topics()
+            with pytest.raises(TopicAuthorizationFailedError):
+                client.create_topics({"mine": {"num_partitions": 1}})
+    with KafkaAdminClient(bootstrap_servers=secured.bootstrap, **secured.client(ADMIN)) as admin:
+        assert "closed" in admin.list_topics()
+
+
+def test_no_listener_is_plain(secured: LocalKafka) -> None:
+    for address in (secured.bootstrap, secured.certificate_bootstrap):
+        with pytest.raises(KafkaError):
+            KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=1000)
+
+
+def test_kafkas_own_tools_log_in_by_the_file_for_them(secured: LocalKafka) -> None:
+    tool = "org.apache.kafka.tools.AclCommand"
+    for user, code in ((ADMIN, 0), (USER, 1)):
+        config = ("--command-config", str(_guard(secured).java_properties(user)))
+        said = secured.tool(tool, "--bootstrap-server", secured.bootstrap, *config, "--list")
+        assert said.returncode == code, said.stderr
+
+
+def test_what_is_secret_is_its_owners_alone_and_on_no_command_line(secured: LocalKafka) -> None:
+    folder = _guard(secured).folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    pid = secured.status().brokers[0].pid
+    shown = Path(f"/proc/{pid}/cmdline").read_bytes() + secured.status().brokers[0].log.read_bytes()
+    for user in USERS:
+        assert _guard(secured).password(user).encode() not in shown
+        assert _guard(secured).password(user) not in repr(_guard(secured))
+    assert not (folder / "scram.arguments").exists()
+
+
+def test_a_cluster_stays_of_its_kind(secured: LocalKafka, kafka: LocalKafka) -> None:
+    with pytest.raises(SetupError, match="is secured, and stays so"):
+        LocalKafka(secured.status().root).start()
+    with pytest.raises(SetupError, match="is not secured, and stays so"):
+        LocalKafka(kafka.status().root, secure=True).start()
+    assert LocalKafka.attach(secured.status().root).status().answering
