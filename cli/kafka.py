@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli.session import Session, command
-from sluice.cli.terminal import bad, copyable, facts, good
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import bad, copyable, facts, good, table
 
 if TYPE_CHECKING:
     from sluice.resources.local.kafka import ClusterStatus, LocalKafka
@@ -65,6 +65,26 @@ def start(session: Session, brokers: Brokers = None, secure: Secure = False) -> 
     with session.terminal.working("starting Kafka"):
         kafka = LocalKafka(folder, brokers or 1, secure=secure).start()
     _show(session, kafka)
+
+
+@command(group)
+def grant(session: Session, feed: FeedName) -> None:
+    """Grant the secured local Kafka's user `sluice` the rights that a feed needs, and no others.
+
+    Which these are, and how to grant them elsewhere: sluice acls FEED.
+
+    $ sluice kafka grant orders
+    """
+    from sluice.pipelines.feed.rights import rights_of
+    from sluice.resources.local import granting
+    from sluice.resources.local.kafka import LocalKafka
+
+    rights = rights_of(session.feed(feed))
+    kafka = LocalKafka.attach(session.project.kafka_folder)
+    granting.grant(kafka, rights)
+    rows = [(r.operation, r.what, r.need) for r in rights]
+    session.terminal.show(good("user sluice may now"), table(("right", "on", "what for"), rows))
+    session.terminal.document({"user": "sluice", "rights": [asdict(r) for r in rights]})
 
 
 @command(group)

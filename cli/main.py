@@ -15,6 +15,7 @@ import typer
 
 from sluice.cli import (
     accept,
+    acls,
     bench,
     compact,
     contract,
@@ -57,7 +58,21 @@ app = typer.Typer(
 )
 _LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
-for module in (*_LANDING, *_MENDING, offsets, offsets_compare, groups, feeds, kafka, produce, pack, ui, doctor, bench):
+for module in (
+    *_LANDING,
+    *_MENDING,
+    offsets,
+    offsets_compare,
+    groups,
+    feeds,
+    acls,
+    kafka,
+    produce,
+    pack,
+    ui,
+    doctor,
+    bench,
+):
     module.register(app)
 
 

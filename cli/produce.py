@@ -123,7 +123,9 @@ def produce(
         compression=compression,
     )
     with session.terminal.progress() as meter:
-        sent = events.send(found.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
+        sent = events.send(
+            session.project.writer(found), stream, mix, how, lambda done: meter(Progress("send", done, records))
+        )
     session.terminal.show(*view(sent, topics), f"  seed {mix.seed}")
     session.terminal.document({"feed": feed, "topics": topics, "seed": mix.seed, **asdict(sent)})
 
@@ -167,7 +169,8 @@ def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tupl
     from sluice.pipelines.feed.topics import match
     from sluice.resources.local import events
 
-    standing = events.topics_of(feed.kafka)
+    kafka = session.project.writer(feed)
+    standing = events.topics_of(kafka)
     missing = [t for t in feed.topics.names if t not in standing]
     if not missing:
         return match(feed.topics, dict.fromkeys(standing, ""))
@@ -177,5 +180,5 @@ def _topics(session: Session, feed: Feed, partitions: int, create: bool) -> tupl
             remedy="add --create to create it there",
             topic=missing[0],
         )
-    events.create(feed.kafka, missing, partitions)
+    events.create(kafka, missing, partitions)
     return tuple(sorted(feed.topics.names))

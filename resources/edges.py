@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.ports import Edges
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
@@ -42,4 +43,4 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
 def _group(feed: Feed) -> KafkaGroup:
     asked = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
     seconds = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
-    return KafkaGroup(feed.kafka, feed.group, **seconds)
+    return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed))

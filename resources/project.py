@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
@@ -71,6 +72,13 @@ class Project:
         """Addresses of the project's local Kafka, if it runs."""
         local = self._local_kafka()
         return local.bootstrap if local is not None and local.running else None
+
+    def writer(self, feed: Feed) -> KafkaSettings:
+        """How sample events get into the feed's Kafka: as the administrator where that is the secured local one."""
+        local = self._local_kafka()
+        if local is None or local.secured is None or feed.kafka.bootstrap != local.bootstrap:
+            return feed.kafka
+        return KafkaSettings(bootstrap=local.bootstrap, **local.client())
 
     def _local_kafka(self) -> LocalKafka | None:
         return LocalKafka.attach(self.kafka_folder) if (self.kafka_folder / "cluster.json").exists() else None

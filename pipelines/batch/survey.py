@@ -26,6 +26,7 @@ from sluice.pipelines.ports import Cluster, Edges
 from sluice.pipelines.publishing.manifest import receipts_meeting
 from sluice.pipelines.vocabulary.errors import (
     KafkaUnavailable,
+    UnknownTopic,
     UsageError,
     WindowHeld,
 )
@@ -58,7 +59,7 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
 
     Raises EntriesLost when a committed offset names an entry that the ledger does not have.
     """
-    topics = match(feed.topics, edges.cluster.topics())
+    topics = topics_read(feed, edges.cluster)
     found = edges.cluster.partitions(topics, feed.isolation)
     committed = edges.group.committed([p.tp for p in found])
     state = check_marks(ledger, ledger.read(), committed)
@@ -71,6 +72,19 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     began = origins.resolve_origins(state, sound, committed, feed.start, edges.cluster, edges.clock)
     began = with_first_windows(feed, edges, state, keyed, began)
     return Survey(edges.cluster.cluster_id(), state, keyed, committed, began, refusals)
+
+
+def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
+    """The topics that the feed reads now. Raises UnknownTopic, and NotAuthorized for a named one that we may not see.
+
+    Kafka lists only what may be seen; asked for a name, it tells the two apart.
+    """
+    try:
+        return match(feed.topics, cluster.topics())
+    except UnknownTopic:
+        with suppress(UnknownTopic):
+            cluster.partitions(feed.topics.names, feed.isolation)
+        raise
 
 
 def with_first_windows(
@@ -91,7 +105,7 @@ def changed_logs(feed: str, state: State, found: Sequence[PartitionState], clust
 
 def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
     """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
-    found = edges.cluster.partitions(match(feed.topics, edges.cluster.topics()), feed.isolation)
+    found = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
     return frozenset(r.tp for r in changed_logs(feed.name, state, found, edges.cluster))
 
 

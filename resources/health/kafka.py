@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.rights import rights_to_produce
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.vocabulary.errors import FeedError, SluiceError
@@ -21,7 +22,7 @@ from sluice.pipelines.vocabulary.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.group import TRANSACTION_SECONDS
-from sluice.resources.kafka.settings import CLIENT_ID
+from sluice.resources.kafka.settings import CLIENT_ID, grantee
 from sluice.resources.kafka.visit import KafkaVisit
 
 OLDEST = (2, 8)
@@ -170,7 +171,7 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
     sound = []
     for name, topic in seen.items():
         if topic.error:
-            yield of_error("topics", explain(topic.error(), of.feed.kafka.bootstrap, f"topic {name}", topic=name))
+            yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name))
         elif not topic.id:
             yield failed("topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer")
         else:
@@ -187,7 +188,9 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
     name = of.feed.dead_letters.topic
     topic = of.visit.topics_seen([name])[name]
     if topic.error:
-        yield of_error("dead letters", explain(topic.error(), of.feed.kafka.bootstrap, f"topic {name}", topic=name))
+        error, rights = topic.error(), rights_to_produce([name])
+        told = explain(error, grantee(of.feed.kafka), f"topic {name}", topic=name, rights=rights)
+        yield of_error("dead letters", told)
     else:
         yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
 

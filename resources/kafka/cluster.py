@@ -23,7 +23,7 @@ from sluice.pipelines.vocabulary.kafka import (
     TopicPartition,
 )
 from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import explain, is_passing
+from sluice.resources.kafka.failures import is_passing
 from sluice.resources.kafka.markers import Markers
 from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, Code, Leadership
 from sluice.resources.kafka.settings import KafkaAccess
@@ -311,7 +311,7 @@ class KafkaCluster:
         whole = tp.partition < 0
         what = f"topic {tp.topic}" if whole else f"partition {tp}"
         partition = None if whole else tp.partition
-        return explain(error, self._wire.bootstrap, what, topic=tp.topic, partition=partition)
+        return self._wire.explain(error, what, topic=tp.topic, partition=partition)
 
     def _with_id(self, topic: str, topic_id: str) -> str:
         if not topic_id:

@@ -6,12 +6,13 @@ answer was lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.vocabulary.errors import Unknown
 from sluice.resources.kafka.failures import AnswerLost, error_text
 from sluice.resources.kafka.wire import Patience, Wire
@@ -35,14 +36,22 @@ class Coordinators:
         self._patience = patience
 
     def run(
-        self, doing: str, kind: int, key: str, request: Callable[[], Any], errors: Errors, *, final: bool = False
+        self,
+        doing: str,
+        kind: int,
+        key: str,
+        request: Callable[[], Any],
+        errors: Errors,
+        *,
+        final: bool = False,
+        rights: Sequence[Right] = (),
     ) -> Any:
         """As `ask`, from outside the background thread."""
 
         async def ask() -> Any:
             return await self.ask(kind, key, request, errors, final=final)
 
-        return self.wire.run(doing, ask)
+        return self.wire.run(doing, ask, rights=rights)
 
     async def ask(
         self,

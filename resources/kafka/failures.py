@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from kafka import errors as kafka_errors
 from kafka.errors import BrokerResponseError, KafkaError, RetriableError
 
+from sluice.pipelines.feed.rights import Grantee, Right
 from sluice.pipelines.vocabulary.errors import (
     BrokerTooOld,
     CommitFenced,
@@ -26,6 +26,7 @@ from sluice.pipelines.vocabulary.errors import (
     UnknownTopic,
     UnsupportedBatch,
 )
+from sluice.resources.kafka import refusals
 
 _NO_LOGIN = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -54,13 +55,6 @@ _UNKNOWN_TOPIC = (
     kafka_errors.UnknownTopicIdError,
     kafka_errors.InvalidTopicError,
 )
-_GRANTS = {
-    kafka_errors.TopicAuthorizationFailedError: "DESCRIBE and READ on the topic",
-    kafka_errors.GroupAuthorizationFailedError: "DESCRIBE and READ on the group",
-    kafka_errors.TransactionalIdAuthorizationFailedError: (
-        "DESCRIBE and WRITE on the transactional id (or set `commit: plain` in the feed)"
-    ),
-}
 
 
 class AnswerLost(RetriableError):  # type: ignore[misc]
@@ -72,11 +66,12 @@ class NotReached(RetriableError):  # type: ignore[misc]
 
 
 class Untrusted(KafkaError):  # type: ignore[misc]
-    """One side does not believe the other's certificate; `code` is OpenSSL's reason, 0 where the broker said so."""
+    """One side does not believe the other's certificate: the broker's, for OpenSSL's reason `code`; or where that is
+    0 ours, `shown` or not, for the reason in TLS's `alert`."""
 
-    def __init__(self, said: str, code: int = 0) -> None:
+    def __init__(self, said: str, code: int = 0, alert: str = "", shown: bool = False) -> None:
         super().__init__(said)
-        self.code = code
+        self.code, self.alert, self.shown = code, alert, shown
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
@@ -102,23 +97,23 @@ def is_hopeless(error: BaseException) -> bool:
 
 def explain(
     error: BaseException,
-    bootstrap: str,
+    client: Grantee,
     doing: str,
     *,
     topic: str | None = None,
     partition: int | None = None,
     start: int | None = None,
     end: int | None = None,
-    rights: Mapping[type[KafkaError], str] = MappingProxyType({}),
+    rights: Sequence[Right] = (),
 ) -> SluiceError:
     """`error`, which came of `doing` ("reading orders:3"), as one of ours with the coordinates given.
 
-    `rights`: what it needs, by the error that says that it is missing, where that is not what reading needs.
+    `client`: who we are, and where. `rights`: what the work needs, where that is more than to read the topic.
     """
     if isinstance(error, SluiceError):
         return error
-    kind, remedy = _verdict(error, bootstrap, rights)
-    message = f"{doing}: {error_text(error)} (Kafka at {bootstrap})"
+    kind, remedy = _verdict(error, client, rights, topic)
+    message = f"{doing}: {error_text(error)} (Kafka at {client.bootstrap})"
     return kind(message, remedy=remedy, topic=topic, partition=partition, start=start, end=end)
 
 
@@ -140,17 +135,14 @@ def error_text(error: BaseException | type[BaseException]) -> str:
 
 
 def _verdict(
-    error: BaseException, bootstrap: str, rights: Mapping[type[KafkaError], str]
+    error: BaseException, client: Grantee, rights: Sequence[Right], topic: str | None
 ) -> tuple[type[SluiceError], str]:
+    bootstrap = client.bootstrap
     match error:
         case kafka_errors.AuthorizationError():
-            needed = {**_GRANTS, **rights}.get(type(error), "DESCRIBE on the cluster")
-            return NotAuthorized, f"grant {needed} to this client's principal"
+            return NotAuthorized, client.remedy(refusals.missing(type(error), rights, topic))
         case _ if isinstance(error, _NO_LOGIN):
-            return (
-                NotAuthorized,
-                "check security_protocol, sasl_mechanism, user and password in the feed's `kafka:` section",
-            )
+            return NotAuthorized, refusals.login(error)
         case kafka_errors.UnsupportedVersionError():
             return BrokerTooOld, "Sluice needs brokers of Apache Kafka 2.8 or newer"
         case _ if isinstance(error, _UNKNOWN_TOPIC):
@@ -162,7 +154,9 @@ def _verdict(
         case kafka_errors.UnsupportedCompressionTypeError():
             return UnsupportedBatch, "the topic holds a codec that this version of the protocol does not carry"
         case Untrusted():
-            return KafkaUnavailable, _certificates(error.code, bootstrap)
+            if error.code:
+                return KafkaUnavailable, refusals.of_broker(error.code, bootstrap)
+            return NotAuthorized, refusals.of_client(error.alert, error.shown)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
         case NoAddress():
@@ -184,25 +178,3 @@ def _local(bootstrap: str) -> str:
 
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
-
-
-def _certificates(code: int, bootstrap: str) -> str:
-    """What mends it that a certificate is not believed."""
-    match code:
-        case 0:
-            return (
-                "set `ssl_certfile` and `ssl_keyfile` in the feed's `kafka:` section to a certificate that the brokers"
-                " trust"
-            )
-        case 9 | 10:  # not valid yet, or not any longer
-            return "renew the brokers' certificates, or that of their CA; see also that this machine's clock is right"
-        case 62 | 63 | 64:  # another host, mail address, IP address
-            return (
-                f"name the brokers in `bootstrap` ({bootstrap}) and in their advertised.listeners as their certificates"
-                " do; `ssl_check_hostname: false` in the feed's `kafka:` section does without"
-            )
-        case _:
-            return (
-                "set `ssl_cafile` in the feed's `kafka:` section to a file with the certificate of the CA that signed"
-                " the brokers' certificates"
-            )

@@ -19,7 +19,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
-from sluice.resources.kafka.failures import explain, is_passing
+from sluice.resources.kafka.failures import is_passing
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.reader import SliceReader
 from sluice.resources.kafka.settings import KafkaAccess
@@ -147,9 +147,8 @@ class _Stream:
         return 0.0 if vain else self._patience
 
     def _explained(self, error: BaseException, piece: Slice, position: int) -> SluiceError:
-        return explain(
+        return self._sources.wire.explain(
             error,
-            self._sources.wire.bootstrap,
             f"reading {piece.tp} at {position}",
             topic=piece.topic,
             partition=piece.partition,

@@ -17,6 +17,7 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.ports import Letter, Member
 from sluice.pipelines.vocabulary.errors import CommitFenced, FeedError, GroupHeld, ProofFailed, SluiceError, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
@@ -50,7 +51,7 @@ class KafkaGroup:
 
     Times in seconds: `session`, after which the coordinator drops us if we crash; `transaction`, after which it aborts
     what we leave open; `patience` with a coordinator that is away, by default so much longer than `transaction` that a
-    read of committed offsets outlasts one.
+    read of committed offsets outlasts one. `rights`: what the feed needs, for who lacks one.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class KafkaGroup:
         session: float = 10.0,
         transaction: float = TRANSACTION_SECONDS,
         patience: float | None = None,
+        rights: Sequence[Right] = (),
     ) -> None:
-        self._wire = Wire(access)
+        self._wire = Wire(access, rights=rights)
         self._patience = transaction + 25 if patience is None else patience
         self._coordinators = Coordinators(self._wire, self._patience)
         self._group = group

@@ -14,6 +14,7 @@ from typing import Any
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.feed.rights import right_to_see, rights_to_commit
 from sluice.pipelines.vocabulary.errors import GroupHeld
 from sluice.pipelines.vocabulary.groups import Broker, GroupState, GroupView, ListedGroup
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
@@ -59,18 +60,20 @@ class KafkaGroups:
 
     def view(self, group: str) -> GroupView:
         """One group as it is now; Dead when there is none. Raises NotAuthorized, KafkaUnavailable."""
-        return self._wire.run(f"describing group {group}", self._view, group)
+        return self._wire.run(f"describing group {group}", self._view, group, rights=[right_to_see(group)])
 
     def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """All that the group has committed, with require_stable. Raises NotAuthorized, KafkaUnavailable."""
         doing = f"reading the committed offsets of group {group}"
         request = partial(groups_messages.ask_every_committed, group)
-        response = self._coordinators.run(doing, GROUP, group, request, group_messages.committed_errors)
+        errors, rights = group_messages.committed_errors, [right_to_see(group)]
+        response = self._coordinators.run(doing, GROUP, group, request, errors, rights=rights)
         return {tp: held for tp, held in group_messages.read_committed(response).items() if held is not None}
 
     def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit in nobody's name. Raises GroupHeld when the group has members, Unknown when an answer was lost."""
-        self._wire.run(f"putting the offsets of group {group}", self._put, group, offsets)
+        rights = rights_to_commit(group, {tp.topic for tp in offsets})
+        self._wire.run(f"putting the offsets of group {group}", self._put, group, offsets, rights=rights)
 
     # -- on the background thread
 

@@ -16,12 +16,13 @@ from typing import NoReturn
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
 
+from sluice.pipelines.feed.rights import rights_to_produce
 from sluice.pipelines.ports import Letter
-from sluice.pipelines.vocabulary.errors import CommitFenced, NotAuthorized, SluiceError, UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.errors import CommitFenced, SluiceError, UnknownTopic, UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.coordinators import Coordinators
-from sluice.resources.kafka.failures import error_text, explain
+from sluice.resources.kafka.failures import error_text
 from sluice.resources.kafka.group_messages import TRANSACTION, ProducerId
 from sluice.resources.kafka.wire import Patience, Wire
 
@@ -166,10 +167,12 @@ class Outbox:
             raise _NotTaken(said.error(), said.first) if said.error in _NOT_TAKEN else said.error()
 
     def _explained(self, error: KafkaError) -> SluiceError:
-        if isinstance(error, kafka_errors.TopicAuthorizationFailedError):
-            remedy = f"grant DESCRIBE and WRITE on the topic {self.topic} to this client's principal"
-            return NotAuthorized(f"sending dead letters: {error_text(error)}", remedy=remedy, topic=self.topic)
-        found = explain(error, self.wire.bootstrap, f"sending dead letters to {self.topic}", topic=self.topic)
+        found = self.wire.explain(
+            error,
+            f"sending dead letters to {self.topic}",
+            topic=self.topic,
+            rights=rights_to_produce([self.topic], self.producer.transactional_id),
+        )
         if isinstance(found, CommitFenced) and self.late:
             self.give_up()
         return found
@@ -190,7 +193,7 @@ def partitions_of(wire: Wire, topic: str, patience: float) -> int:
                 raise _no_letters_topic(topic)
             await waiting.trouble(error())
 
-    return wire.run(f"looking for the topic of dead letters, {topic}", ask)
+    return wire.run(f"looking for the topic of dead letters, {topic}", ask, rights=rights_to_produce([topic]))
 
 
 def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

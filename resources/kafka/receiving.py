@@ -47,7 +47,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         with _closed_unless_done(sock):
             transport = self._wrapped(sock, node.host)  # TLS makes another socket of it
         with _closed_unless_done(transport._sock):
-            await _shaken(transport)
+            await _shaken(transport, bool(self.config["ssl_certfile"]))
         self._transports.add(transport)
         return transport
 
@@ -93,20 +93,24 @@ def _closed_unless_done(sock: Any) -> Iterator[None]:
         raise
 
 
-async def _shaken(transport: Any) -> None:
+async def _shaken(transport: Any, certificate: bool) -> None:
     """The TLS handshake, where there is one. Raises Untrusted, KafkaConnectionError."""
     try:
         await transport.handshake()
     except (OSError, ValueError, KafkaError) as error:
-        raise _meaning(error, "Handshake failed: ") from None
+        raise _meaning(error, certificate, "Handshake failed: ") from None
 
 
-def _meaning(error: Exception, doing: str = "") -> KafkaError:
-    """What a socket says, with or without TLS."""
+def _meaning(error: Exception, certificate: bool, doing: str = "") -> KafkaError:
+    """What a socket says, with or without TLS. `certificate`: whether we have shown one."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(f"{doing}{error}", error.verify_code)
-    if isinstance(error, ssl.SSLError) and re.search("ALERT.*(CERTIFICATE|UNKNOWN_CA)", error.reason or ""):
-        return Untrusted(f"the broker refuses this client's certificate: {error}")
+    alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
+    if re.search("ALERT.*(CERTIFICATE|UNKNOWN_CA)", alert):
+        what = (
+            "refuses this client's certificate" if certificate else "asks for a certificate, and this client has none"
+        )
+        return Untrusted(f"the broker {what}: {error}", alert=alert, shown=certificate)
     return kafka_errors.KafkaConnectionError(f"{doing}{error}")
 
 
@@ -132,7 +136,8 @@ class _Receiving:
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
             except OSError as error:
-                self.abort(error=_meaning(error))  # type: ignore[attr-defined]
+                shown = bool(getattr(self, "ssl_config", {}).get("ssl_certfile"))
+                self.abort(error=_meaning(error, shown))  # type: ignore[attr-defined]
 
     def _next_frame(self, connection: Any, frame: _ResponseFrame) -> bool:
         """Take what the socket holds, up to the end of a frame, and hand that over; false when the socket is empty."""

@@ -6,10 +6,14 @@ clients differ in their defaults. Secrets pass through to the connection and nev
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.rights import Grantee
 
 CLIENT_ID = "sluice"
 _SHOWN = ("security_protocol", "sasl_mechanism", "client_id", "client_dns_lookup", "ssl_check_hostname")
@@ -55,6 +59,38 @@ class Connecting:
     @property
     def client_id(self) -> str:
         return str(self.options["client_id"])
+
+    @property
+    def grantee(self) -> Grantee:
+        """Who we are to the brokers, for who grants rights."""
+        return Grantee(principal_of(self.options), self.bootstrap)
+
+
+def principal_of(client: Mapping[str, Any]) -> str:
+    """Who logs in by these settings of kafka-python, as Kafka calls them; `User:NAME` where they do not tell.
+
+    A certificate's is its subject, unless the brokers' ssl.principal.mapping.rules make another of it.
+    """
+    if user := client.get("sasl_plain_username"):
+        return f"User:{user}"
+    if client.get("security_protocol") == "SSL" and (file := client.get("ssl_certfile")):
+        return f"User:{_subject(file) or 'NAME'}"
+    return "User:NAME" if client.get("security_protocol", "PLAINTEXT") != "PLAINTEXT" else "User:ANONYMOUS"
+
+
+def grantee(kafka: KafkaSettings) -> Grantee:
+    """Who logs in by a feed's settings, and where."""
+    named = {"security_protocol", "sasl_plain_username", "ssl_certfile"}
+    return Grantee(principal_of(kafka.model_dump(exclude_none=True, include=named)), kafka.bootstrap)
+
+
+def _subject(file: str) -> str:
+    """The subject of the certificate in the file, as Java writes it; empty where it cannot be read."""
+    from cryptography import x509
+
+    with contextlib.suppress(OSError, ValueError), open(file, "rb") as pem:
+        return x509.load_pem_x509_certificates(pem.read())[0].subject.rfc4514_string()
+    return ""
 
 
 def connecting(access: KafkaAccess, answer_bytes: int) -> Connecting:

@@ -15,7 +15,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kafka import errors as kafka_errors
@@ -23,7 +23,8 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 
-from sluice.pipelines.vocabulary.errors import KafkaUnavailable
+from sluice.pipelines.feed.rights import Right
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
 from sluice.resources.kafka import group_messages, messages
 from sluice.resources.kafka.failures import (
     AnswerLost,
@@ -61,8 +62,10 @@ for _name in ("kafka.net", "kafka.cluster", "kafka.protocol"):
 class Wire:
     """One cluster's connections. Use from any thread; `run` and `spawn` are the doors to the background thread."""
 
-    def __init__(self, access: KafkaAccess, answer_bytes: int = ANSWER_BYTES) -> None:
+    def __init__(self, access: KafkaAccess, answer_bytes: int = ANSWER_BYTES, rights: Sequence[Right] = ()) -> None:
+        """`rights`: what its work needs, for who lacks one."""
         self._settings: Connecting = connecting(access, answer_bytes)
+        self._rights = rights
         self._lock = threading.Lock()
         self._net: Any = None
         self._manager: Any = None
@@ -82,13 +85,17 @@ class Wire:
 
     # -- from outside the background thread
 
-    def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any, rights: Sequence[Right] = ()) -> T:
         """What the coroutine returns. Kafka's errors become ours; `doing` begins their message."""
         try:
             result: T = self._loop().run(function, *args)
         except (KafkaError, OSError, ValueError) as error:
-            raise explain(error, self.bootstrap, doing) from None
+            raise self.explain(error, doing, rights=rights) from None
         return result
+
+    def explain(self, error: BaseException, doing: str, *, rights: Sequence[Right] = (), **where: Any) -> SluiceError:
+        """The error as one of ours, for who we are; `rights`: what this needs, if that is not what all of it does."""
+        return explain(error, self._settings.grantee, doing, rights=rights or self._rights, **where)
 
     def spawn(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Future:
         """Start a coroutine (from any thread); the future is its outcome."""

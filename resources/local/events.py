@@ -8,28 +8,26 @@ by its customer; some are tombstones, some carry headers, some are malformed on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from random import Random
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import (
-    ClusterAuthorizationFailedError,
     KafkaError,
     TopicAlreadyExistsError,
-    TopicAuthorizationFailedError,
-    TransactionalIdAuthorizationFailedError,
 )
 from kafka.partitioner.default import murmur2
 
 from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.rights import Right, rights_to_create, rights_to_produce
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.receiving import client_of
+from sluice.resources.kafka.settings import grantee
 
 CUSTOMERS = 5_000
 CURRENCIES = ("EUR", "EUR", "EUR", "USD", "USD", "GBP", "CHF", "SEK")
@@ -148,8 +146,8 @@ def topics_of(kafka: KafkaSettings) -> tuple[str, ...]:
 
 def create(kafka: KafkaSettings, topics: Sequence[str], partitions: int) -> None:
     """Create the topics (those that stand stay as they are) and wait until each partition has a leader."""
-    rights = dict.fromkeys(_TOPIC_OR_CLUSTER, "CREATE on the topic")
-    with _translating_errors(kafka, f"creating {', '.join(topics)}", rights), closing(_admin(kafka)) as admin:
+    doing, rights = f"creating {', '.join(topics)}", rights_to_create(topics)
+    with _translating_errors(kafka, doing, rights), closing(_admin(kafka)) as admin:
         try:
             admin.create_topics({t: {"num_partitions": partitions} for t in topics}, wait_for_metadata=True)
         except TopicAlreadyExistsError:
@@ -161,18 +159,13 @@ def _admin(kafka: KafkaSettings) -> KafkaAdminClient:
     return client_of(KafkaAdminClient, **settings, bootstrap_servers=kafka.bootstrap)
 
 
-_TOPIC_OR_CLUSTER = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
-
-
 @contextmanager
-def _translating_errors(
-    kafka: KafkaSettings, doing: str, rights: Mapping[type[KafkaError], str] = MappingProxyType({})
-) -> Iterator[None]:
+def _translating_errors(kafka: KafkaSettings, doing: str, rights: Sequence[Right] = ()) -> Iterator[None]:
     """Kafka's errors as ours; `rights` is what it takes."""
     try:
         yield
     except (KafkaError, OSError) as error:
-        raise explain(error, kafka.bootstrap, doing, rights=rights) from error
+        raise explain(error, grantee(kafka), doing, rights=rights) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +192,9 @@ def send(
     Of the transactions, about the share `mix.aborted` is aborted. `progress` hears records sent so far. Raises
     KafkaUnavailable, NotAuthorized.
     """
-    with _translating_errors(kafka, f"producing to {', '.join(how.topics)}", _rights_needed(how)):
+    with _translating_errors(
+        kafka, f"producing to {', '.join(how.topics)}", rights_to_produce(how.topics, how.transactional_id)
+    ):
         settings = _PATIENCE | kafka.producer_settings()
         producer = client_of(KafkaProducer, **settings, **_producer_settings(kafka, how))
         sender = None
@@ -218,16 +213,6 @@ def _first(error: KafkaError, before: BaseException | None) -> BaseException:
     if type(error) is KafkaError:
         found = next((e for e in (*error.args, before) if isinstance(e, KafkaError)), error)
     return found
-
-
-def _rights_needed(how: Sending) -> dict[type[KafkaError], str]:
-    """What sending takes, by the error that says that it is missing."""
-    name = f"DESCRIBE and WRITE on the transactional id {how.transactional_id} (or leave --transactional out)"
-    return {
-        TopicAuthorizationFailedError: "DESCRIBE and WRITE on the topic",
-        TransactionalIdAuthorizationFailedError: name,
-        ClusterAuthorizationFailedError: "IDEMPOTENT_WRITE on the cluster, or WRITE on the topic,",
-    }
 
 
 def _producer_settings(kafka: KafkaSettings, how: Sending) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 from kafka import errors as kafka_errors
 
+from sluice.pipelines.feed.rights import Grantee
 from sluice.pipelines.vocabulary import errors
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
 from sluice.resources.kafka.cluster import KafkaCluster
@@ -48,8 +49,12 @@ def test_every_bound_is_set_and_the_users_own_wins():
 @pytest.mark.parametrize(
     ("error", "kind", "says"),
     [
-        (kafka_errors.TopicAuthorizationFailedError(), errors.NotAuthorized, "grant DESCRIBE and READ on the topic"),
-        (kafka_errors.TransactionalIdAuthorizationFailedError(), errors.NotAuthorized, "commit: plain"),
+        (
+            kafka_errors.TopicAuthorizationFailedError(),
+            errors.NotAuthorized,
+            "grant READ on topic t to User:u: kafka",
+        ),
+        (kafka_errors.TransactionalIdAuthorizationFailedError(), errors.NotAuthorized, "WRITE on transactional id"),
         (kafka_errors.ClusterAuthorizationFailedError(), errors.NotAuthorized, "cluster"),
         (kafka_errors.SaslAuthenticationFailedError("no"), errors.NotAuthorized, "password"),
         (kafka_errors.IncompatibleBrokerVersion("no Metadata v10"), errors.BrokerTooOld, "2.8"),
@@ -70,7 +75,7 @@ def test_every_bound_is_set_and_the_users_own_wins():
     ],
 )
 def test_kafkas_errors_in_our_words(error, kind, says):
-    ours = explain(error, "host:1", "reading t:0", topic="t", partition=0, start=5)
+    ours = explain(error, Grantee("User:u", "host:1"), "reading t:0", topic="t", partition=0, start=5)
     assert type(ours) is kind
     assert says in str(ours)
     assert ours.message.startswith("reading t:0: ")
@@ -82,7 +87,7 @@ def test_kafkas_errors_in_our_words(error, kind, says):
 
 def test_ours_stay_as_they_are():
     ours = errors.GroupHeld("held")
-    assert explain(ours, "host:1", "joining") is ours
+    assert explain(ours, Grantee("User:u", "host:1"), "joining") is ours
 
 
 def test_what_passes_and_what_does_not():

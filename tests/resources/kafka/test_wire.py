@@ -16,7 +16,8 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, SluiceError
+from sluice.pipelines.feed.rights import Grantee
+from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.failures import Untrusted, explain
 from sluice.resources.kafka.settings import KafkaAddress
@@ -313,6 +314,6 @@ def _shake_hands(server: socket.socket, tls: ssl.SSLContext) -> None:
 
 
 def test_a_broker_that_refuses_our_certificate_points_to_it():
-    told = explain(Untrusted("the broker refuses this client's certificate: CERTIFICATE_REQUIRED"), "k:9093", "asking")
-    assert isinstance(told, KafkaUnavailable)
+    told = explain(Untrusted("the broker asks for a certificate"), Grantee("User:u", "k:9093"), "asking")
+    assert isinstance(told, NotAuthorized)
     assert "ssl_certfile" in told.remedy

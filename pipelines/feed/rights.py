@@ -1,0 +1,197 @@
+"""The rights in Kafka (ACLs) that a feed needs, by what it does. The one table of them.
+
+Docs, errors, `sluice acls` and the local Kafka's grants all come from here; a test grants exactly these on a real
+broker and takes each away in turn. READ and WRITE imply DESCRIBE, as in Kafka.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from sluice.pipelines.feed.sections import CommitMode
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+
+
+class Operation(StrEnum):
+    """What is done, as Kafka calls it."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DESCRIBE = "DESCRIBE"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+
+
+class ResourceKind(StrEnum):
+    """What it is done to, as options of `kafka-acls` name it."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional-id"
+    CLUSTER = "cluster"
+
+
+class NamePattern(StrEnum):
+    """Whether a name means one resource or all that begin with it."""
+
+    LITERAL = "literal"
+    PREFIXED = "prefixed"
+
+
+ANY = "*"
+"""The literal name that means every resource of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One operation on one resource. `need` says what for, `instead` what does without it; without an `optional` one
+    the feed still lands."""
+
+    operation: Operation
+    kind: ResourceKind
+    name: str
+    need: str
+    pattern: NamePattern = NamePattern.LITERAL
+    optional: bool = False
+    instead: str = ""
+
+    @property
+    def what(self) -> str:
+        """The resource in words: `topic orders`, `topics orders-…`."""
+        kind = self.kind.replace("-", " ")
+        if self.kind is ResourceKind.CLUSTER:
+            return "the cluster"
+        if self.name == ANY:
+            return f"all {kind}s"
+        return f"{kind}s {self.name}…" if self.pattern is NamePattern.PREFIXED else f"{kind} {self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.operation} on {self.what}"
+
+    def covers(self, kind: ResourceKind, name: str) -> bool:
+        """Whether it speaks of that resource."""
+        if self.kind is not kind:
+            return False
+        if self.pattern is NamePattern.PREFIXED:
+            return name.startswith(self.name)
+        return self.name in (name, ANY) or kind is ResourceKind.CLUSTER
+
+
+CLUSTER = "kafka-cluster"
+"""What Kafka calls the cluster as a resource."""
+
+
+def rights_of(feed: Feed) -> tuple[Right, ...]:
+    """What the feed's principal needs, required rights first. Topics of patterns are covered by their common prefix."""
+    return (*_required(feed), *_optional(feed))
+
+
+def _required(feed: Feed) -> Iterable[Right]:
+    for name, pattern in _topics(feed):
+        yield Right(Operation.READ, ResourceKind.TOPIC, name, "to read records, and to commit their offsets", pattern)
+    match feed.commit:
+        case CommitMode.NONE:
+            yield Right(Operation.DESCRIBE, ResourceKind.GROUP, feed.group, "to see where the group stands")
+        case mode:
+            yield Right(Operation.READ, ResourceKind.GROUP, feed.group, "to join the group and commit for it")
+            if mode is CommitMode.TRANSACTIONAL:
+                need, instead = "to commit in a transaction", "set `commit: plain` in the feed"
+                key = feed.transactional_id
+                yield Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, key, need, instead=instead)
+    if feed.dead_letters:
+        yield Right(Operation.WRITE, ResourceKind.TOPIC, feed.dead_letters.topic, "to send dead letters")
+
+
+def _optional(feed: Feed) -> Iterable[Right]:
+    for name, pattern in _topics(feed):
+        need = "to warn before retention deletes what is owed"
+        yield Right(Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC, name, need, pattern, optional=True)
+    need = "to warn before the group's offsets expire"
+    yield Right(Operation.DESCRIBE_CONFIGS, ResourceKind.CLUSTER, CLUSTER, need, optional=True)
+    need = "to balance tasks by bytes, and to name open transactions of others"
+    yield Right(Operation.DESCRIBE, ResourceKind.CLUSTER, CLUSTER, need, optional=True)
+
+
+def rights_to_produce(topics: Iterable[str], transactional_id: str | None = None) -> tuple[Right, ...]:
+    """What it takes to send records to the topics."""
+    sent = [Right(Operation.WRITE, ResourceKind.TOPIC, name, "to send records") for name in topics]
+    if transactional_id is None:
+        return tuple(sent)
+    need, instead = "to send in transactions", "leave --transactional out"
+    return *sent, Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, transactional_id, need, instead=instead)
+
+
+def rights_to_create(topics: Iterable[str]) -> tuple[Right, ...]:
+    """What it takes to create the topics."""
+    return tuple(Right(Operation.CREATE, ResourceKind.TOPIC, name, "to create it") for name in topics)
+
+
+def rights_to_commit(group: str, topics: Iterable[str]) -> tuple[Right, ...]:
+    """What it takes to commit offsets of the topics for a group."""
+    read = [Right(Operation.READ, ResourceKind.TOPIC, name, "to commit its offsets") for name in sorted(topics)]
+    return Right(Operation.READ, ResourceKind.GROUP, group, "to commit for it"), *read
+
+
+def right_to_see(group: str) -> Right:
+    """What it takes to look at a group."""
+    return Right(Operation.DESCRIBE, ResourceKind.GROUP, group, "to see its members and where it stands")
+
+
+def _topics(feed: Feed) -> Sequence[tuple[str, NamePattern]]:
+    if feed.topics.names:
+        return [(name, NamePattern.LITERAL) for name in feed.topics.names]
+    prefixes = sorted({_prefix(pattern) for pattern in feed.topics.include} or {""})
+    if "" in prefixes:
+        return [(ANY, NamePattern.LITERAL)]
+    kept = [p for p in prefixes if not any(p != other and p.startswith(other) for other in prefixes)]
+    return [(prefix, NamePattern.PREFIXED) for prefix in kept]
+
+
+_LITERAL = re.compile(r"(?:[A-Za-z0-9_-]|\\\.)*")
+
+
+def _prefix(pattern: str) -> str:
+    """What every name begins with that the regular expression matches, as far as it shows; empty where it does not."""
+    if "|" in pattern:
+        return ""
+    found = _LITERAL.match(pattern)
+    literal, rest = (found[0], pattern[found.end() :]) if found else ("", pattern)
+    prefix = literal.replace("\\.", ".")
+    return prefix[:-1] if rest[:1] in tuple("*?{") else prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Grantee:
+    """Who is granted rights, and where: the principal, and the addresses of its Kafka."""
+
+    principal: str
+    bootstrap: str
+
+    def remedy(self, rights: Sequence[Right]) -> str:
+        """How the rights are granted, or done without, in one sentence."""
+        instead = [f"; or {r.instead}" for r in rights if r.instead]
+        what = " and ".join(dict.fromkeys(map(str, rights)))
+        return f"grant {what} to {self.principal}: {'; '.join(self.commands(rights))}{''.join(instead)}"
+
+    def commands(self, rights: Iterable[Right]) -> list[str]:
+        """Lines to paste, one for each resource: Kafka's own `kafka-acls` that adds the rights."""
+        by_resource: dict[tuple[ResourceKind, str, NamePattern], list[Operation]] = {}
+        for right in rights:
+            by_resource.setdefault((right.kind, right.name, right.pattern), []).append(right.operation)
+        return [self._command(*resource, operations) for resource, operations in by_resource.items()]
+
+    def _command(self, kind: ResourceKind, name: str, pattern: NamePattern, operations: Sequence[Operation]) -> str:
+        words = ["kafka-acls", "--bootstrap-server", self.bootstrap, "--command-config", "admin.properties", "--add"]
+        words += ["--allow-principal", self.principal]
+        for operation in operations:
+            words += ["--operation", operation.replace("_", " ").title().replace(" ", "")]
+        words += [f"--{kind}"] if kind is ResourceKind.CLUSTER else [f"--{kind}", name]
+        words += ["--resource-pattern-type", pattern] if pattern is NamePattern.PREFIXED else []
+        return shlex.join(words)
