@@ -26,6 +26,7 @@ from sluice.cli import (
     feeds,
     files,
     groups,
+    init,
     kafka,
     offsets,
     offsets_compare,
@@ -56,7 +57,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_LANDING = (demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
+_LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
 for module in (
     *_LANDING,

@@ -1,0 +1,134 @@
+"""The text of a feed file that fits a topic: what `sluice init` proposes, each key with the reason in a comment.
+
+Pure: `TopicLook` is what was seen, `feed_text` what it comes to. The file is for a person to read and change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sluice.pipelines.schema.inference import GuessedField, Sampled
+from sluice.pipelines.vocabulary.units import DAY, HOUR, show_instant
+
+MANY_RECORDS = 100_000_000
+"""From here on a first run would read for a long time: a look-back is proposed instead of everything."""
+FEW_AN_HOUR = 100
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """A topic as it was seen. `oldest` and `newest` are stamps (ms) of records, None where there was none."""
+
+    topic: str
+    partitions: int
+    records: int
+    bytes: int | None
+    oldest: int | None
+    newest: int | None
+    sample: Sampled
+    keyed: int
+    """Records of the sample that have a key."""
+
+    @property
+    def an_hour(self) -> float | None:
+        """Offsets an hour between the oldest and the newest record; None where that is too short a time to tell."""
+        if self.oldest is None or self.newest is None or self.newest - self.oldest < HOUR // 2:
+            return None
+        return self.records * HOUR / (self.newest - self.oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A value for a key of the feed file, and why."""
+
+    value: str
+    why: str
+
+
+def feed_name(topic: str) -> str:
+    """A name for a feed of the topic: `Shop.Orders-v2` gives `shop_orders_v2`."""
+    name = re.sub(r"[^a-z0-9]+", "_", topic.lower()).strip("_")
+    return (name if name[:1].isalpha() else f"topic_{name}")[:64]
+
+
+def start_of(look: TopicLook) -> Proposed:
+    if not look.records:
+        return Proposed("earliest", "the topic is empty; everything that comes")
+    since = f", since {show_instant(look.oldest)[:10]}" if look.oldest is not None else ""
+    if look.records > MANY_RECORDS:
+        return Proposed("7d", f"the last week; earliest: all {look.records:,} offsets{since}")
+    return Proposed("earliest", f"all {look.records:,} offsets{since}; latest: only what comes from now on")
+
+
+def window_of(look: TopicLook) -> Proposed:
+    rate = look.an_hour
+    if rate is None:
+        return Proposed("1h", "also 15m or 1d: how long the pieces are that land, in UTC")
+    if rate < FEW_AN_HOUR:
+        return Proposed("1d", f"about {rate * DAY / HOUR:,.0f} records a day: shorter windows would be tiny files")
+    return Proposed("1h", f"about {rate:,.0f} records an hour")
+
+
+def format_of(look: TopicLook) -> Proposed:
+    sample = look.sample
+    seen = sample.values - sample.tombstones
+    if not seen:
+        return Proposed("raw", "no record was there to look at; json lands typed columns")
+    if not sample.typed:
+        return Proposed("raw", f"only {sample.objects:,} of {seen:,} sampled values are JSON objects")
+    return Proposed("json", f"{sample.objects:,} of {seen:,} sampled values are JSON objects")
+
+
+def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Proposed, today: str) -> str:
+    """The file. `kafka` is its `kafka:` section, as it was given; `group` is empty for the default."""
+    start, window = start_of(look), window_of(look)
+    lines = [
+        f"# Written by `sluice init` on {today}, after a look at {look.sample.values:,} of the newest records.",
+        "# Change what you like: docs/feeds.md has every key, and `sluice feeds check` reads the file.",
+    ]
+    lines += kafka_text(kafka).splitlines()
+    lines += [f"topics: {_scalar(look.topic)}"]
+    lines += [f"group: {_scalar(group)}"] if group else []
+    lines += [_keyed("start", start), _keyed("window", window), _keyed("format", format_)]
+    if format_.value == "json":
+        lines += ["schema:", *_columns(look.sample)]
+    return "\n".join(lines) + "\n"
+
+
+def kafka_text(kafka: Mapping[str, str]) -> str:
+    """The feed's `kafka:` section; empty where it says nothing."""
+    lines = ["kafka:", *(f"  {key}: {_scalar(value)}" for key, value in kafka.items())] if kafka else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _keyed(key: str, proposed: Proposed) -> str:
+    return f"{f'{key}: {proposed.value}':<28}# {proposed.why}"
+
+
+def _columns(sample: Sampled) -> Iterator[str]:
+    columns = sample.columns
+    for name, said in columns.items():
+        text = f"  {_scalar(name)}: {_scalar(said)}"
+        yield f"{text:<28}# {_note(sample, sample.fields[name])}"
+    if left := [name for name in sample.fields if name not in columns]:
+        yield f"  # in the column _extra, since no schema can name them: {len(left)} fields"
+
+
+def _note(sample: Sampled, guess: GuessedField) -> str:
+    share = guess.seen / sample.objects
+    there = "in all" if guess.seen == sample.objects else f"in {share:.0%}" if share >= 0.01 else "in under 1%"
+    nulls = f", null in {guess.nulls:,}" if guess.nulls else ""
+    other = "; decimal(p,s) keeps digits exactly" if guess.type == "float64" else ""
+    return f"{there}{nulls}{other}"
+
+
+def _scalar(text: str) -> str:
+    """The text as YAML reads it back: quoted where it is not a plain word."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return json.dumps(text, ensure_ascii=False)

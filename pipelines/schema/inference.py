@@ -1,0 +1,148 @@
+"""Types from a sample: what a schema must say for these JSON values to fit it.
+
+Pure functions. Nothing here decides what lands: a person reads the proposal, and records that do not fit it later go to
+the quarantine, as with any schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.pipelines.schema.schema import SchemaError, parse_schema
+
+MOST_VALUE_BYTES = 1 << 20
+"""A larger value is counted and not looked into."""
+_DEPTH = 8
+_DAY = r"\d{4}-\d\d-\d\d"
+_DATE, _TIME = re.compile(_DAY), re.compile(rf"{_DAY}[Tt ]\d\d:\d\d(:\d\d([.,]\d{{1,9}})?)?([Zz]|[+-]\d\d(:?\d\d)?)?")
+_INT64 = range(-(1 << 63), 1 << 63)
+_TEXTS = {"date", "string", "timestamp"}
+_ITEMS = 1000
+"""Of a list, so many elements are looked at."""
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(slots=True)
+class GuessedField:
+    """What a place in the sample's objects held: how often it was there, how often null, and what else it was."""
+
+    seen: int = 0
+    nulls: int = 0
+    words: set[str] = field(default_factory=set)
+    items: GuessedField | None = None
+    members: dict[str, GuessedField] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """The smallest type that all of its values fit; `json` where only that does, or where all were null."""
+        match sorted(self.words):
+            case ["list"]:
+                return f"list<{self.items.type if self.items else 'json'}>"
+            case ["struct"] if self.members and all(map(_nameable, self.members)):
+                inner = (f"{_quoted(name)}:{guess.type}" for name, guess in self.members.items())
+                return f"struct<{', '.join(inner)}>"
+            case ["bool" | "date" | "float64" | "int64" | "string" | "timestamp" as only]:
+                return only
+            case ["float64", "int64"]:
+                return "float64"
+            case [*words] if words and set(words) <= _TEXTS:
+                return "string"
+        return "json"
+
+    def learn(self, value: Any, depth: int = _DEPTH) -> None:
+        self.seen += 1
+        match value:
+            case None:
+                self.nulls += 1
+            case list() if depth:
+                self.words.add("list")
+                self.items = self.items or GuessedField()
+                for inner in value[:_ITEMS]:
+                    self.items.learn(inner, depth - 1)
+            case dict() if depth:
+                self.words.add("struct")
+                for name, inner in value.items():
+                    self.members.setdefault(name, GuessedField()).learn(inner, depth - 1)
+            case _:
+                self.words.add(_word(value))
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What a sample of values holds: how many were absent (tombstones), JSON objects, and neither; and their fields."""
+
+    values: int = 0
+    tombstones: int = 0
+    objects: int = 0
+    fields: dict[str, GuessedField] = field(default_factory=dict)
+
+    @property
+    def other(self) -> int:
+        return self.values - self.tombstones - self.objects
+
+    @property
+    def typed(self) -> bool:
+        """Whether JSON is the format: nearly every value is an object with fields that a schema can name."""
+        return bool(self.columns) and self.objects >= 0.95 * (self.values - self.tombstones)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The fields that a schema can name, with their types; a field that was always null is `json`."""
+        found: dict[str, str] = {}
+        for name, guess in self.fields.items():
+            try:
+                parse_schema({**found, name: guess.type})
+            except SchemaError:
+                continue  # it stays in _extra
+            found[name] = guess.type
+        return found
+
+
+def sampled(values: Iterable[bytes | None]) -> Sampled:
+    """Looks at each value once."""
+    out = Sampled()
+    for value in values:
+        out.values += 1
+        if value is None:
+            out.tombstones += 1
+        elif (found := _object(value)) is not None:
+            out.objects += 1
+            for name, inner in found.items():
+                out.fields.setdefault(name, GuessedField()).learn(inner)
+    return out
+
+
+def _object(value: bytes) -> dict[str, Any] | None:
+    if len(value) > MOST_VALUE_BYTES:
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _word(value: Any) -> str:
+    """The type of one value that holds no others; `json` for what no type holds."""
+    match value:
+        case bool():
+            return "bool"
+        case int() if value in _INT64:
+            return "int64"
+        case float():
+            return "float64"
+        case str():
+            return "timestamp" if _TIME.fullmatch(value) else "date" if _DATE.fullmatch(value) else "string"
+    return "json"
+
+
+def _nameable(name: str) -> bool:
+    return bool(name) and name.isprintable() and not set("`.") & set(name)
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else f"`{name}`"

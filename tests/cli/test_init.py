@@ -1,0 +1,115 @@
+"""`sluice init` on a real Kafka: what it looks at, what it writes, and that a run lands by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sluice.resources.local.kafka import LocalKafka
+from tests.cli.conftest import Sluice
+from tests.resources.kafka.tools import produce
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is no project, and an environment that names no Kafka."""
+    monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
+    monkeypatch.delenv("SLUICE_PROJECT", raising=False)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def orders(kafka: LocalKafka, fresh_topic: Callable[..., str]) -> str:
+    topic = fresh_topic(partitions=2, name="Shop.Orders")
+    for partition in range(2):
+        produce(kafka, topic, 300, partition, value=order)
+    return topic
+
+
+def order(n: int) -> bytes | None:
+    lines = [{"sku": f"s{n}", "quantity": n % 4}] * (n % 3)
+    extra = {"note": None if n % 2 else "gift"} if n % 5 == 0 else {}
+    placed = f"2026-11-20T10:{n % 60:02}:00Z"
+    return None if n == 7 else json.dumps({"id": n, "at": placed, "paid": 1.5, "lines": lines} | extra).encode()
+
+
+def test_a_json_topic_gets_a_schema_that_its_records_fit(
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
+) -> None:
+    told = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders, "--json").document
+    name = orders.lower().replace(".", "_").replace("-", "_")
+    assert (told["feed"], told["partitions"], told["format"]) == (name, 2, "json")
+    assert told["columns"] == {
+        "id": "int64",
+        "note": "string",
+        "at": "timestamp",
+        "paid": "float64",
+        "lines": "list<struct<sku:string, quantity:int64>>",
+    }
+    assert told["sampled"] == told["fit"] == 600
+    assert sorted(p.name for p in empty.iterdir()) == [".gitignore", "feeds", "workspace.yaml"]
+    assert sluice("feeds", "check", "--json").code == 0
+    assert sluice("plan", name, "--json").document["offsets"] == 600
+    again = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders)
+    assert (again.code, "is there already" in again.err) == (2, True)
+    other = sluice("init", "other", "--bootstrap", kafka.bootstrap, "--topic", orders, "--raw", "--json").document
+    assert (other["format"], other["columns"], [Path(p).name for p in other["written"]]) == (
+        "raw",
+        None,
+        ["other.yaml"],
+    )
+
+
+def test_what_is_no_json_lands_as_it_is_and_an_empty_topic_too(
+    empty: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], sluice: Sluice
+) -> None:
+    topic = fresh_topic(name="clicks")
+    there = ("--bootstrap", kafka.bootstrap, "--topic", topic)
+    assert sluice("init", "before", *there, "--json").document["format"] == "raw"
+    produce(kafka, topic, 50)
+    told = sluice("init", "after", *there, "--group", "clicks-loader", "--json").document
+    assert (told["format"], told["sampled"]) == ("raw", 50)
+    assert "group: " in told["text"]
+    assert sluice("feeds", "check", "--json").code == 0
+
+
+def test_what_is_kept_in_a_project_stays(empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice) -> None:
+    (empty / ".gitignore").write_text("*.log")
+    (empty / "workspace.yaml").write_text("load_from: []\n")
+    assert sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders).code == 0
+    assert (empty / ".gitignore").read_text() == "*.log\n.sluice/\n"
+    assert (empty / "workspace.yaml").read_text() == "load_from: []\n"
+
+
+def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
+) -> None:
+    nowhere = ("--bootstrap", "127.0.0.1:1", "--topic", orders, "--kafka", "bootstrap_timeout_ms=500")
+    for arguments, code, says in (
+        ((), 2, "which Kafka?"),
+        (("--bootstrap", kafka.bootstrap, "--topic", "nobody"), 1, "no topic `nobody`"),
+        (nowhere, 1, "no broker answers"),
+        (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_mechanism"), 2, "KEY=VALUE"),
+        (("--bootstrap", kafka.bootstrap, "--kafka", "nonsense=1"), 2, "nonsense"),
+        (("--bootstrap", kafka.bootstrap, "--kafka", "sasl_plain_password=${NOWHERE}"), 2, "NOWHERE"),
+    ):
+        said = sluice("init", *arguments)
+        assert (said.code, says in said.err) == (code, True), said.err
+        assert list(empty.iterdir()) == []
+
+
+def test_a_local_kafka_with_sample_events(empty: Path, sluice: Sluice) -> None:
+    try:
+        told = sluice("init", "--local", "--json").document
+        assert (told["topic"], told["sampled"], told["fit"]) == ("orders", 1000, 1000)
+        assert sluice("plan", "orders", "--json").document["offsets"] == told["offsets"] == 20_000
+    finally:
+        sluice("kafka", "stop")
