@@ -1,5 +1,5 @@
-"""The reports of the batches that a run published, or that it was refused: written for people, and never what a run
-fails by. A report that could not be written is made anew by `sluice report`.
+"""Reports of the batches that a run published, or that were refused. They are for people, and no run fails because of
+them: `sluice report` makes a missing one anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.pipelines.watching.outlook import Outlook
 
 
 class Context(Protocol):
-    """Of Dagster's contexts, what a report needs."""
+    """The part of Dagster's contexts that a report needs."""
 
     @property
     def log(self) -> dg.DagsterLogManager: ...
@@ -28,7 +28,7 @@ class Context(Protocol):
 def keep_all(
     context: Context, ledger: Ledger, edges: Edges, batches: Sequence[BatchResult], outlook: Outlook | None
 ) -> None:
-    """Of batches that were carried out, whatever came of them. `outlook`: of the feed now, where Kafka told it."""
+    """Write reports of batches that were carried out, whatever their outcome. `outlook`: the feed's now, if known."""
     for b in batches:
         failed = f"{many(len(b.failures), 'slice')} failed, and nothing is published."
         why = b.refused or ("" if b.number is not None else failed)
@@ -36,7 +36,7 @@ def keep_all(
 
 
 def keep_refused(context: Context, ledger: Ledger, edges: Edges, run: str, refused: BatchRefused) -> None:
-    """Of the batch that this run was at when it was refused."""
+    """Write the report of the batch that was refused in this run."""
     for b in ledger.read().live():
         if b.owner.run == run:
             _keep(context, ledger, edges, b.id, refused.message)

@@ -1,6 +1,6 @@
 """A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
 
-Nothing here knows Dagster. Entries are read once, however many windows one of them tells of.
+Nothing here knows Dagster. Each entry is read once, however many windows it concerns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sluice.pipelines.vocabulary.receipts import Met, Receipt
 
 
 def quarantines(feed: Feed) -> bool:
-    """Whether there are records that the feed would not land: by its schema, or by its contract."""
+    """Whether the feed can refuse records: because of its schema, or of its contract."""
     return feed.columns is not None or feed.contract is not None
 
 
@@ -52,15 +52,15 @@ class Books:
 
     @cached_property
     def live(self) -> tuple[Met, ...]:
-        """The live batches, and how their runs stand, as far as that is known without waiting."""
+        """The live batches, and whether their runs are alive, as far as that is known without waiting."""
         verdicts = owners.judge_batches(self.liveness, self.state.live(), watch=False)
         return tuple(owners.met(self.feed.name, b, verdicts[b.id]) for b in self.state.live())
 
     @cached_property
     def complete(self) -> frozenset[int]:
-        """The windows (their starts, ms) that get a manifest and of which nothing is owed, quiet ones included.
+        """The windows (their starts, ms) that get a manifest and owe nothing, including quiet ones.
 
-        The silence after a stray old stamp is not among them: it may be half a million windows.
+        The silence after a stray old stamp is not included: it may be half a million windows.
         """
         owed = set(windows.owed_windows(self.state, self.feed.window, self.now))
         listed, first = windows.manifest_windows(self.state, self.feed.window), self.state.first_window or 0
@@ -75,8 +75,8 @@ class Books:
         return self.state.frontiers()
 
     def untried(self, key: Key) -> bool:
-        """Whether nothing was ever done about what a partition owes first: no batch is at work there, none published
-        anything in its windows, and nothing landed on both sides of it."""
+        """Whether nothing was ever done about the first range that a partition owes: no batch is at work there, none
+        published anything in its windows, and nothing landed on both sides of it."""
         at, holes = self.frontiers[key], self.state.holes(key)
         owed = holes[0] if holes else Range(at, at + 1)
         if (holes and at != self.state.origins[key].offset) or any(r.meets(owed) for r in self.state.reserved(key)):
@@ -84,12 +84,12 @@ class Books:
         return not any(p.window in self.state.published_in for p in windows.pieces(self.state, key, owed))
 
     def ends(self, window: int) -> Mapping[Key, int | None]:
-        """Where a window ends in each current partition; None while that is not resolved."""
+        """Where a window ends in each current partition; None until that is resolved."""
         ranges = {k: windows.range_of(self.state, k, window, self.feed.window) for k in self.frontiers}
         return {k: r.end if r else None for k, r in ranges.items()}
 
     def ending(self, key: Key, after: int, until: int) -> range:
-        """The windows that end in a partition beyond the offset `after`, and not beyond `until`."""
+        """The windows whose end in a partition is above the offset `after`, and not above `until`."""
         pinned, window = self.state.boundaries.get(key), self.feed.window
         if pinned is None:
             return range(0)
@@ -101,11 +101,11 @@ class Books:
         return self._read(batch).entry
 
     def batches_in(self, window: int) -> tuple[Batch, ...]:
-        """The batches that landed in a window, in that order: not those that merged what others had landed."""
+        """The batches that landed in a window, in order, without those that only merged what others had landed."""
         return tuple(b for b in self._publishing(window) if not b.merges)
 
     def receipts_in(self, window: int) -> list[Receipt]:
-        """The receipts that count of the slices that lie in a window, in log order."""
+        """The receipts that count for the slices in a window, in log order."""
         by_window = (self._read(b).receipts for b in self._publishing(window))
         found = [r for held in by_window for w, receipts in held.items() if self._holds(window, w) for r in receipts]
         return sorted(found, key=lambda r: (r.slice.key, r.slice.start))
@@ -120,14 +120,14 @@ class Books:
         return {start(w) for b in batches for w in self.windows_of(b) if w is not None} & self.complete
 
     def shape(self, name: str) -> Shape | None:
-        """What stands behind the format of a receipt; None where neither the feed nor the ledger knows it."""
+        """The shape behind a receipt's format; None if neither the feed nor the ledger knows it."""
         if name not in self._shapes:
             own = self.feed.shape
             self._shapes[name] = own if own.name == name else shape_named(self.ledger, self.state, name)
         return self._shapes[name]
 
     def judged(self, window: int) -> Sequence[Judged]:
-        """What a window said to each expectation that it was held against: of one contract, or of several."""
+        """The result of each expectation that a window was checked against, of one contract or of several."""
         if window not in self._judged:
             self._judged[window] = self._judge(window)
         return self._judged[window]
@@ -143,7 +143,7 @@ class Books:
         return found
 
     def page(self, window: int) -> str | None:
-        """Where the report of the batch stands that landed in a window last; None where there is none."""
+        """Where the report of the last batch that landed in a window lies; None if there is none."""
         batches = self.batches_in(window)
         return self._page(batches[-1].id) if batches else None
 
@@ -160,7 +160,7 @@ class Books:
     def _deciding(self, window: int) -> list[PublishEntry]:
         """The publish entries of the batches that landed what is in a window now, the oldest first.
 
-        Merging decides nothing: whoever landed what was merged speaks for it.
+        Merging decides nothing: the batch that landed the rows counts, not the one that merged them.
         """
         found, newer = [], dict[Key, tuple[Range, ...]]()
         for entry in map(self.entry, reversed(self.batches_in(window))):
@@ -175,21 +175,21 @@ class Books:
         return f"{self.state.ledger_id}/{batch.id}/{batch.hash}"
 
     def window_version(self, window: int) -> str:
-        """A complete window's data version: another batch that landed in it changes it, and nothing else does."""
+        """A complete window's data version. It changes when another batch lands in the window, and only then."""
         batches = self.batches_in(window)
         return self.batch_version(batches[-1]) if batches else f"{self.state.ledger_id}/nothing"
 
     @property
     def version(self) -> str:
-        """The ledger, up to its newest entry."""
+        """The version of the ledger, up to its newest entry."""
         return f"{self.state.ledger_id}/{self.state.number - 1}"
 
     def _holds(self, window: int, lay_in: int | None) -> bool:
-        """Whether what lay in a window lies in this one now: windows may have been shorter once."""
+        """Whether this window now holds what lay in a window: windows may have been shorter once."""
         return lay_in is not None and self.feed.window.start_of(lay_in) == window
 
     def _publishing(self, window: int) -> list[Batch]:
-        """The batches that published something in a window, in that order."""
+        """The batches that published something in a window, in order."""
         numbers = {n for w, ns in self.state.published_in.items() if self._holds(window, w) for n in ns}
         return [self._published[n] for n in sorted(numbers)]
 
@@ -208,7 +208,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of one expectation of the contract with that hash."""
+    """The result of one expectation of the contract with that hash."""
 
     outcome: ExpectationOutcome
     contract: str
@@ -216,7 +216,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class _PublishedBatch:
-    """A publish entry, and those of its receipts that still count by window."""
+    """A publish entry, and those of its receipts that still count, by window."""
 
     entry: PublishEntry
     receipts: Mapping[int | None, Sequence[Receipt]]

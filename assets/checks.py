@@ -1,6 +1,6 @@
-"""What a feed's checks say by the ledger: is a window whole, is the feed without holes, are its offsets committed?
+"""A feed's checks, by the ledger: is a window whole, is the feed without holes, are its offsets committed?
 
-What nothing was done about yet is no warning: of a new feed, what lies before the first window that landed is owed.
+Work that nobody has begun is no reason to warn: a new feed owes the windows before the first one that landed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from sluice.pipelines.vocabulary.units import many, show_window
 from sluice.pipelines.watching.watch import LAG, WatchResult
 
 COMPLETE, BOUNDARY, ACCOUNT, FRONTIER, WATCH = "complete", "boundary", "account", "frontier", "watch"
-"""Of a window's rows: are they all there? Of its boundaries: are they known to be first records, or was one searched
-for? Of the whole feed's account; of whether the committed offsets have passed a window; and what the sensor sees."""
+"""Are a window's rows all there? Are its boundaries known to be first records, or was one searched for? Is the whole
+feed's account without holes? Have the committed offsets passed a window? What does the sensor see?"""
 
 WHOLE: Said = {"passed": True, "description": "every offset of the window is accounted for"}
 
 
 def of_window(books: Books, window: int) -> dict[str, Said]:
-    """What a complete window says to each check of what landed."""
+    """The result of each check of a complete window's rows."""
     return {name: c.says(books, window) for name, c in OF_WINDOW.items()} | dict(contracts.verdicts(books, window))
 
 
@@ -56,7 +56,7 @@ def boundary_check(books: Books, window: int) -> Said:
 
 @dataclass(frozen=True, slots=True)
 class WindowCheck:
-    """A check of the rows of each window. `says`: what a window says to it once every offset is accounted for."""
+    """A check of the rows of each window. `says`: its result for a window in which every offset is accounted for."""
 
     description: str
     says: Callable[[Books, int], Said]
@@ -70,13 +70,13 @@ OF_WINDOW = {
         boundary_check,
     ),
 }
-"""The checks that every feed's windows have; a contract adds its own. Declared, told and kept green from here."""
+"""The checks that every feed's windows have; a contract adds its own. Declared, reported and kept green from here."""
 
 
 def window_evaluations(
     instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: Iterable[int]
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """What complete windows say to the checks of what landed, of which was told before."""
+    """The checks of complete windows whose materialization was reported before."""
     ordered = sorted(windows)
     targets = internals.targets(instance, key, map(show_window, ordered))
     for window in ordered:
@@ -87,8 +87,8 @@ def window_evaluations(
 def evaluation(
     key: dg.AssetKey, name: str, window: int | None, said: Said, target: internals.Target | None = None
 ) -> dg.AssetCheckEvaluation:
-    """A check's result of another partition than the step's, or from a step without partition. `target`: the
-    materialization that it speaks of; without one, Dagster counts a partition as not looked at."""
+    """A check's result for a partition other than the step's, or from a step without a partition. `target`: the
+    materialization that it is about; without one, Dagster counts the partition as not checked."""
     partition = None if window is None else show_window(window)
     return dg.AssetCheckEvaluation(
         asset_key=key, check_name=name, partition=partition, target_materialization_data=target, **said
@@ -97,13 +97,13 @@ def evaluation(
 
 def feed_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str, said: Said) -> dg.AssetCheckEvaluation:
     """The result of a check without partitions. It names the asset's newest materialization: without one, Dagster
-    compares times, and SQLite keeps those of checks by the second."""
+    compares times, and SQLite keeps the times of checks only to the second."""
     return evaluation(key, name, None, said, internals.newest(instance, key))
 
 
 def account(books: Books, landed: Landed | None = None, run: str = "") -> Said:
-    """Is everything that was asked for landed, and every account closed up to where it reaches? `landed`: of the run
-    that asks, `run`."""
+    """Has everything landed that was asked for, and is every account closed up to its end? `landed`: by the run that
+    asks, `run`."""
     found, failed = standings(books), failures(landed) if landed else 0
     open_ = [s for s in found if not s.whole]
     return {
@@ -117,7 +117,7 @@ def account(books: Books, landed: Landed | None = None, run: str = "") -> Said:
 
 
 def failures(landed: Landed) -> int:
-    """How many slices and partitions were asked for in vain; with any, `landed.check` raises."""
+    """How many slices and partitions failed; if there are any, `landed.check` raises."""
     return len(landed.refusals) + len(landed.failures)
 
 
@@ -134,7 +134,7 @@ def _standing(found: list[PartitionStanding], open_: int) -> str:
 
 
 def frontier_check(books: Books, window: int) -> Said:
-    """Has the frontier, which is what is committed, passed the window? To wait for what was not tried is no warning."""
+    """Has the frontier, up to which offsets are committed, passed the window? Untried work is no reason to warn."""
     held = behind(books, window)
     stuck = [b for b in held if not books.untried(b.key)]
     return {
@@ -154,12 +154,12 @@ def _held_text(held: int, stuck: int) -> str:
 
 
 def by_the_way(watched: WatchResult) -> WatchResult:
-    """What a run that lands sees, without lag: it is catching up just now. The sensor tells of lag."""
+    """What a landing run sees, without lag: it is just catching up. The sensor reports lag."""
     return replace(watched, findings=tuple(f for f in watched.findings if f.about != LAG))
 
 
 def watch_check(watched: WatchResult) -> Said:
-    """What a look at the feed found."""
+    """The findings of a look at the feed, as a check's result."""
     first = watched.findings[0] if watched.findings else None
     more = f" ({len(watched.findings) - 1} more in the table)" if len(watched.findings) > 1 else ""
     severe = first is not None and first.severe

@@ -1,10 +1,10 @@
-"""The job `compact_<feed>`: small files of complete windows merged into few. No asset changes by it, no row does.
+"""The job `compact_<feed>`: merges small files of complete windows into few. It changes no asset and no row.
 
-It waits for no run of the feed and holds none up: the ledger's reservation is the guard. One compaction at a time, of
-whatever feed, since each takes the memory that its feed allows.
+It waits for no run of the feed and delays none: the ledger's reservation is the guard. Only one compaction runs at a
+time, over all feeds, since each takes the memory that its feed allows.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotation of `config` as it stands.
+# No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ POOL = "sluice_compaction"
 
 
 class CompactConfig(dg.Config):
-    """Which windows; with nothing given, all that are complete, and rows outside windows."""
+    """Which windows to compact. By default: all complete ones, and rows outside windows."""
 
     since: str = Field(default="", description="All windows from this one on, such as 2026-11-20T14:00.")
     until: str = Field(default="", description="All windows up to this one, which is not included.")
@@ -48,11 +48,11 @@ def _window(text: str, name: str, settings: WindowSettings) -> int:
 
 
 _CONFIG = CompactConfig.to_config_schema().as_field()
-"""Made once: Dagster would infer it anew for each op that is annotated with it."""
+"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
 
 
 def compact_job(feed: str) -> dg.JobDefinition:
-    """Merges the feed's small files when somebody runs it, or a schedule of theirs does."""
+    """Merge the feed's small files, when somebody or their own schedule runs the job."""
 
     @dg.op(
         name=f"{feed}__compact",
@@ -77,7 +77,7 @@ def compact_job(feed: str) -> dg.JobDefinition:
 
 
 def compact_step(context: dg.OpExecutionContext, name: str) -> Iterator[Any]:
-    """Merge, and say how much that was. Raises dagster.Failure, or an interrupt."""
+    """Merge small files, and report how many. Raises dagster.Failure, or an interrupt."""
     session: RunSession = context.resources.session
     with session.step(context):
         feed = session.feed(name)

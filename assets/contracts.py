@@ -1,9 +1,9 @@
-"""What a window's rows say to the feed's contract and its schema, as checks on `<feed>/landed`: one for each group of
+"""How a window's rows meet the feed's contract and its schema, as checks on `<feed>/landed`: one for each group of
 expectations, and `schema` for typed feeds.
 
-All of it comes from the ledger: receipts' tallies and drift, and the results in publish entries. Each receipt is judged
-by the contract that it was held against, whatever the feed's files say since. No value of a record is told, only where
-records are.
+Everything comes from the ledger: receipts' tallies and drift, and the results in publish entries. Each receipt is
+judged by the contract that it was checked against, whatever the feed's files have said since. Checks never show a
+record's value, only where the record is.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sluice.pipelines.vocabulary.units import many, show_window
 
 SCHEMA = "schema"
 MOST_LISTED = 50
-"""Expectations that a check's description names."""
+"""How many expectations a check's description names."""
 _SAID = 3
 
 Said = dict[str, Any]
-"""What a check says: passed, severity, description, metadata."""
+"""A check's result: passed, severity, description, metadata."""
 
 
 def group_of(e: Expectation) -> str:
-    """The check that the expectation is in: one for each data quality issue."""
+    """The check that the expectation belongs to: one for each data quality issue."""
     return _check(ENTRIES[e.type].issue)
 
 
@@ -45,7 +45,7 @@ def _check(issue: Issue) -> str:
 
 
 def described_checks(feed: Feed) -> dict[str, str]:
-    """The names of the feed's checks of contract and schema, and what stands beside each."""
+    """The feed's checks of contract and schema: their names, and the description of each."""
     found: dict[str, list[str]] = {}
     for e in feed.contract.expectations if feed.contract else ():
         found.setdefault(group_of(e), []).append(f"{text(e)} ({e.severity})")
@@ -63,7 +63,7 @@ def _expectation_list(expectations: Sequence[str]) -> str:
 
 
 def verdicts(books: Books, window: int) -> Iterator[tuple[str, Said]]:
-    """What a window says to each of the feed's checks, by what of it has landed."""
+    """The result of each of the feed's checks for a window, by what has landed of it."""
     names = described_checks(books.feed)
     groups = [name for name in names if name != SCHEMA]
     found = books.judged(window) if groups else ()
@@ -74,8 +74,8 @@ def verdicts(books: Books, window: int) -> Iterator[tuple[str, Said]]:
 
 
 def refusals(feed: Feed, refused: BatchRefused, page: str | None) -> Iterator[tuple[str, Said]]:
-    """What the feed's checks say of a window whose batch must not be published: those that it is for. `page`: where
-    the batch's report stands."""
+    """The results of the checks concerned, for a window whose batch must not be published. `page`: where the batch's
+    report lies."""
     for name in described_checks(feed):
         breaches = [b for b in refused.breaches if _check_of(b) == name]
         if breaches:
@@ -117,7 +117,7 @@ def _line(o: ExpectationOutcome) -> str:
 
 
 def _fate(o: ExpectationOutcome) -> str:
-    """What became of the rows."""
+    """What happened to the rows."""
     if o.passed:
         return "met"
     if o.severity is Severity.INFO:
@@ -171,7 +171,7 @@ def _show(feed: str, window: int) -> str:
 
 
 def _table(found: Sequence[ExpectationOutcome]) -> dg.TableMetadataValue:
-    """What is broken first."""
+    """The results as a table, the broken ones first."""
     ordered = sorted(found, key=lambda o: (o.passed, not _fails(o)))
     return table([_row(o) for o in ordered], _COLUMNS)
 
@@ -214,7 +214,7 @@ def _of_schema(books: Books, window: int) -> Said:
 
 
 def of_drift(found: Sequence[Drift], receipts: Sequence[Receipt]) -> Metadata:
-    """How many fields drift in which way, and which."""
+    """How many fields drift in which way, and which fields."""
     rows: list[dict[str, str | int]] = [
         {
             "field": d.field,

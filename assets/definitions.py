@@ -1,7 +1,7 @@
 """The code location: every feed and report of the project. Loading it opens no socket and starts nothing.
 
-A file that is wrong shows as an asset that says so; the others load. When there are files and none of them
-loads, the location fails with all that is wrong.
+A wrong file shows as an asset that says what is wrong; the others load. If there are files and none of them
+loads, the location fails and names everything that is wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sluice.resources.project import Project
 
 
 def build(project: Project, session: RunSession | None = None) -> dg.Definitions:
-    """What Dagster sees of the project, run in a plain session unless given one.
+    """Everything that Dagster sees of the project. Without a session, runs get a plain one.
 
     Raises FeedError when there are feed files and none of them is right.
     """
@@ -70,14 +70,14 @@ def _name(path: Path, taken: Mapping[str, object]) -> str:
 
 
 def _broken(what: str, key: dg.AssetKey, error: FeedError) -> dg.AssetSpec:
-    """Stands where the feed or report would, with nothing to run; its description is the error."""
+    """An asset in place of the feed or report, with nothing to run; its description is the error."""
     dg.get_dagster_logger("sluice").error("%s file not loaded: %s", what, error)
     text = f"**This {what} is not loaded.**\n\n    {str(error).replace(chr(10), chr(10) + '    ')}"
     return dg.AssetSpec(key, group_name=f"broken_{what}s", description=text)
 
 
 def load() -> dg.Definitions:
-    """The project's, for Dagster's servers. Raises FeedError, and UsageError where they show another home."""
+    """The project's definitions, for Dagster's servers. Raises FeedError, and UsageError if they show another home."""
     project = Project.find()
     check_home(project, sys.argv)
     return build(project)

@@ -1,11 +1,11 @@
-"""Dagster's event log as evidence: what may be committed has a stored materialization of `<feed>/landed`.
+"""Dagster's event log as evidence: a batch may be committed only with a stored materialization of `<feed>/landed`.
 
-Two kinds of events say what landed. A window's, in its partition, once it is complete: never before, so that an hour
-that landed in part does not show green. A batch's, without partition, where no window says all that it landed. Both
-carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch in it, by which the event log finds them.
-Beside a window's stand what it says to the feed's checks. A run that ended between the publish entry and its events
-leaves a gap; `roll_forward` fills it from the ledger, with the same metadata, and `demand` refuses to go on while there
-is one.
+Two kinds of events say what landed. A window's event is in its partition, once the window is complete and never before:
+an hour that landed in part must not show green. A batch's event has no partition; it is stored if no window's event
+covers all that the batch landed. Both carry the data version `<ledger>/<batch>/<plan hash>` of the newest batch, by
+which the event log finds them. A window's event comes with the results of the feed's checks. A run that ends between
+the publish entry and its events leaves a gap. `roll_forward` fills it from the ledger, with the same metadata, and
+`demand` refuses to go on while there is one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def committed_key(feed: str) -> dg.AssetKey:
 
 
 def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
-    """The assets that landing tells of: the rows, and those that did not fit, of feeds that can say so."""
+    """The assets that landing reports: the rows and, for feeds with a schema or contract, those that did not fit."""
     landed = (landed_key(feed.name),)
     return (*landed, quarantined_key(feed.name)) if quarantines(feed) else landed
 
@@ -50,7 +50,7 @@ Told = Iterator[dg.AssetMaterialization]
 
 
 def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[int], why: str = "") -> Told:
-    """The events of published batches and complete windows; none of a batch that one of these windows tells all of."""
+    """The events of published batches and complete windows; none for a batch that one of these windows covers."""
     whole = {(books.window_version(w), w) for w in windows}
     for batch in batches:
         of = books.windows_of(batch)
@@ -61,7 +61,7 @@ def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[i
 
 
 def window_result(books: Books, window: int) -> dg.MaterializeResult[None]:
-    """The complete window that is the run's own partition, as the step's result."""
+    """The step's result for the complete window that is the run's own partition."""
     key, version = landed_key(books.feed.name), dg.DataVersion(books.window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_metadata_in(books, key, window), data_version=version)
 
@@ -76,7 +76,7 @@ def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterializatio
 
 
 def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> dg.AssetMaterialization:
-    """A complete window, from the ledger: the same whoever tells of it. `key`: one of `outputs`."""
+    """The event of a complete window, from the ledger: the same in whatever run. `key`: one of `outputs`."""
     return dg.AssetMaterialization(
         key,
         partition=show_window(window),
@@ -95,19 +95,19 @@ def _metadata_in(books: Books, key: dg.AssetKey, window: int) -> Metadata:
 
 
 def untold_batches(instance: dg.DagsterInstance, books: Books) -> list[Batch]:
-    """Published batches that the event log does not know, of those published since `<feed>/committed` last stood."""
+    """Batches published since the last `<feed>/committed` that the event log does not know."""
     return [b for b in _since(books.state, _last_reconciled(instance, books)) if not _is_recorded(instance, books, b)]
 
 
 def untold_windows(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey) -> set[int]:
-    """Complete windows that the event log holds no materialization of in this asset."""
+    """Complete windows for which the event log has no materialization of this asset."""
     known = set(instance.get_materialized_partitions(key)) if books.complete else set()
     return {w for w in books.complete if show_window(w) not in known}
 
 
 def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
-    """Store the events that earlier runs left out; their windows, of which a run is still to say what they say to the
-    feed's checks: Dagster keeps one evaluation of a check and partition for each run, and one of no run. Idempotent."""
+    """Store the events that earlier runs left out, and return their windows. A run still has to report the checks of
+    these: for a check and partition, Dagster keeps one evaluation for each run, and one without a run. Idempotent."""
     batches = untold_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here"
@@ -118,7 +118,7 @@ def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
 
 
 def demand(instance: dg.DagsterInstance, books: Books) -> None:
-    """Raises Failed while any batch that a commit would cover has no stored materialization."""
+    """Raise Failed if any batch that a commit would cover has no stored materialization."""
     if left_out := untold_batches(instance, books):
         raise Failed(
             f"Dagster's event log holds no materialization of {books.feed.name}/landed for batch "
@@ -136,7 +136,7 @@ def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
 
 
 def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
-    """The ledger number in the last `<feed>/committed`; None when there is none of this ledger."""
+    """The ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
     event = instance.get_latest_materialization_event(committed_key(books.feed.name))
     said = event.asset_materialization if event else None
     ledger, _, number = ((said.tags or {}).get(VERSION, "") if said else "").partition("/")

@@ -1,7 +1,7 @@
 """A run from the command line: a Dagster job of the feed, executed in this process on the project's instance.
 
-Promises: what Dagster records is what it would record for the same job started from its UI; the result comes back as
-values, an error of ours as itself; an interrupt cancels the Spark job and the run, then goes on its way.
+Promises: Dagster records what it would record for the same job started from its UI. The result comes back as values,
+and an error of ours as itself. An interrupt cancels the Spark job and the run, and is then raised.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources.project import Project
 
 _SILENT = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""The event log keeps every line; the terminal belongs to whoever started the run."""
+"""The event log keeps every line; the terminal belongs to the caller of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What became of a run. After an error, `landed` and `committed` are what was reached before it.
+    """The outcome of a run. After an error, `landed` and `committed` are what was reached before it.
 
-    `uncommitted`: why what landed could not be committed, of a run that failed for another reason.
+    `uncommitted`: why what landed could not be committed, if the run failed for another reason.
     """
 
     run_id: str
@@ -64,10 +64,10 @@ def run_feed(
 ) -> RunOutcome:
     """Land and commit the request: a window by `land_<feed>`, all else by `catch_up_<feed>`.
 
-    Raises FeedError, KeyboardInterrupt, and what is no error of ours.
+    Raises FeedError, KeyboardInterrupt, and any error that is not ours.
 
-    Meanwhile descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs a
-    duplicate of its own, taken before.
+    During the run, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs
+    its own duplicate, taken before.
     """
     witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
     feed = RunSession(project).feed(feed_name)
@@ -91,7 +91,7 @@ def run_feed(
 
 @contextmanager
 def _canceled_by_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
-    """A run that an interrupt ended outside its steps, where nobody could cancel it, is canceled, not failed."""
+    """A run that an interrupt ended outside its steps, where nothing could cancel it, is canceled, not failed."""
     try:
         yield
     except KeyboardInterrupt:
@@ -103,7 +103,7 @@ def _canceled_by_interrupt(instance: dg.DagsterInstance, run_id: str) -> Iterato
 
 
 def run_report(project: Project, name: str, window: int, open_edges: OpenEdges = open_real_edges) -> str:
-    """Run a report over a complete window (its start, ms), as its asset does; where in the lake the result lies.
+    """Run a report over a complete window (its start, ms), as its asset does. Returns the result's place in the lake.
 
     Raises FeedError, WindowIncomplete, Failed.
     """
@@ -137,7 +137,7 @@ def _job(
 ) -> tuple[dg.JobDefinition, dict[str, Any]]:
     """The job as the code location has it, with this run's session, and how to run it for the request.
 
-    A window that is no partition of the feed goes to the job that lands anything: it says what is wrong with it.
+    A window that is not a partition of the feed goes to the job that lands anything, which says what is wrong with it.
     """
     windows = partitions_of(feed, recall(project, feed.name), now())
     own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
@@ -149,7 +149,7 @@ def _job(
 
 
 def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> SluiceError | None:
-    """What ended the run. Raises KeyboardInterrupt, and what is no error of ours."""
+    """The error that ended the run. Raises KeyboardInterrupt, and any error that is not ours."""
     if witness.interrupted or _was_interrupted(result):
         raise KeyboardInterrupt
     error = witness.error
@@ -159,7 +159,7 @@ def _error(run_id: str, witness: Witness, result: dg.ExecuteInProcessResult) -> 
 
 
 def _was_interrupted(result: dg.ExecuteInProcessResult) -> bool:
-    """Whether Dagster was interrupted between the steps' bodies, which it tells by events alone."""
+    """Whether Dagster was interrupted between the steps' bodies, which only events show."""
     data = (e.event_specific_data for e in result.all_events if e.is_failure)
     errors = (getattr(d, "error", None) or getattr(d, "error_info", None) for d in data)
     return any(dg.DagsterExecutionInterruptedError.__name__ in _names(e) for e in errors)

@@ -1,14 +1,14 @@
-"""From a feed to what Dagster sees of it: assets by window, checks, jobs, a schedule. Opens no socket.
+"""Makes Dagster's definitions from a feed: assets by window, checks, jobs, a schedule. Opens no socket.
 
     kafka/<topic>  →  <feed>/landed  →  <feed>/committed
                       <feed>/quarantined      of feeds with a schema or a contract
 
-A topic that several feeds read is one asset. `land_<feed>` lands one window; `catch_up_<feed>` lands whatever is asked
-for and tells of the windows that it completes. The bodies are in `steps`; they take the feed from its file when they
+A topic that several feeds read is one asset. `land_<feed>` lands one window. `catch_up_<feed>` lands whatever is asked
+for and reports the windows that it completes. The bodies are in `steps`. They take the feed from its file when they
 run, so that addresses and secrets are those of the run.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotation of `config` as it stands.
+# No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class PartitionConfig(dg.Config):
 
 
 class OffsetsConfig(dg.Config):
-    """Offsets `start` up to, not including, `end`."""
+    """Offsets from `start` up to `end`, which is not included."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class OffsetsConfig(dg.Config):
 
 
 class LandConfig(dg.Config):
-    """What to land; with nothing given, all that is owed."""
+    """What to land. By default: everything that is owed."""
 
     offsets: list[OffsetsConfig] = Field(default=[], description="Land exactly these ranges, instead of catching up.")
     window: str = Field(default="", description="Land this window, such as 2026-11-20T14:00, instead of catching up.")
@@ -79,12 +79,12 @@ class LandConfig(dg.Config):
         return Request(kind, ranges, only=only, replace=self.replace)
 
     def skip(self) -> Skip | None:
-        """What is to be passed over first. Raises UsageError."""
+        """What to skip first. Raises UsageError."""
         return skip_of(self.skip_to, self.reason)
 
 
 _LAND_CONFIG = LandConfig.to_config_schema().as_field()
-"""Made once: Dagster would infer it anew for each op that is annotated with it."""
+"""Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
 
 
 def _window(text: str) -> int:
@@ -95,7 +95,7 @@ def _window(text: str) -> int:
 
 
 def skip_of(to: str, reason: str) -> Skip | None:
-    """The skip that is asked for by these words. Raises UsageError."""
+    """The skip that these words ask for. Raises UsageError."""
     if not to:
         return None
     if not reason.strip():
@@ -132,7 +132,7 @@ def _land_op(feed: str) -> str:
 def feed_definitions(
     feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows, session: RunSession
 ) -> dg.Definitions:
-    """Everything for one feed, run in that session. `readers`: all feeds of each topic that it is the first to read."""
+    """All definitions of one feed, run in that session. `readers`: all feeds of each topic that it reads first."""
     landed, committed = _landed_asset(feed, topics, windows), _committed_asset(feed, windows)
     observed = [_observed_topics(feed.name, readers)] if readers else []
     beside = [_quarantined_spec(feed, topics, windows)] if quarantines(feed) else []
@@ -179,7 +179,7 @@ def _landed_asset(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.Ass
 
 
 def _quarantined_spec(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
-    """What landing tells of beside the rows. It is nothing to run: whoever asks for it asks for what landed."""
+    """The asset that landing reports beside the rows. It cannot be run by itself: it comes with what landed."""
     return dg.AssetSpec(
         quarantined_key(feed.name),
         deps=[topic_key(t) for t in topics],

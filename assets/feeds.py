@@ -1,6 +1,6 @@
-"""The project's feed files for Dagster: each by itself, so that a broken one does not take the others down.
+"""The project's feed files for Dagster. Each is read by itself, so that a broken one does not take the others down.
 
-Reading opens no socket. The topics of a feed with patterns are those that a run saw last.
+Reading opens no socket. If a feed has patterns, its topics are those that the last run saw.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 NOWHERE = "127.0.0.1:9"
-"""What stands for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
+"""Used for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedFiles:
-    """What the folder holds: feeds by name, and what is wrong with the other files."""
+    """The folder's contents: feeds by name, and what is wrong with the other files."""
 
     feeds: Mapping[str, Feed]
     broken: Mapping[Path, FeedError]
 
     def feed(self, name: str) -> Feed:
-        """One feed. Raises FeedError: its file's own, or that there is none of that name."""
+        """One feed. Raises FeedError: the error of its file, or that there is no feed of that name."""
         if name in self.feeds:
             return self.feeds[name]
         for path, error in self.broken.items():
@@ -39,7 +39,7 @@ class FeedFiles:
 
 
 def read_feeds(project: Project, environ: Mapping[str, str]) -> FeedFiles:
-    """Every feed file of the project, sound or broken. Two files that clash: the later one is broken."""
+    """Every feed file of the project, sound or broken. If two files clash, the later one is broken."""
     feeds: dict[str, Feed] = {}
     broken: dict[Path, FeedError] = {}
     for path in sorted(project.feeds_folder.iterdir()):
@@ -66,7 +66,7 @@ def _check_alone(path: Path, feed: Feed, others: Iterable[Feed]) -> None:
 
 
 def offline_environ() -> dict[str, str]:
-    """The environment for loading definitions: nobody is asked where Kafka is."""
+    """The environment for loading definitions, which need no address of Kafka."""
     return {BOOTSTRAP: NOWHERE, **os.environ}
 
 

@@ -1,8 +1,8 @@
 """The project's Dagster instance: a local folder, unless DAGSTER_HOME names another.
 
-Promises: telemetry is off; what stands in the folder is never overwritten; runs whose process died without a word
-are found by the lock that it held, and marked as failed by whoever comes next. What Dagster knows of a run's end is
-evidence for who wants to take its batch over.
+Promises: telemetry is off. Existing files in the folder are never overwritten. If a run's process died without a word,
+the next process finds the lock that it held free, and marks the run as failed. When Dagster knows that a run has ended,
+this is evidence for a run that wants to take its batch over.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ concurrency:
 
 
 def prepare_home(project: Project) -> Path:
-    """The instance's folder; the project's own is made, with its dagster.yaml, when it is missing."""
+    """The instance's folder. If the project's own is missing, it is made, with its dagster.yaml."""
     home = project.dagster_home
     home.mkdir(parents=True, exist_ok=True)
     config = home / "dagster.yaml"
@@ -54,15 +54,15 @@ def prepare_home(project: Project) -> Path:
 
 
 def prepare_workspace(project: Project) -> Path:
-    """The file by which Dagster's servers load the project under its one name; written anew."""
+    """Write the file by which Dagster's servers load the project under its one name."""
     path = project.state / "workspace.yaml"
     path.write_text(workspace(project))
     return path
 
 
 def check_home(project: Project, arguments: Sequence[str]) -> None:
-    """Raises UsageError where a process with these arguments shows a home that `dagster dev` made for a moment: an
-    empty world, which knows nothing of the project's runs."""
+    """Raise UsageError if a process with these arguments shows a temporary home that `dagster dev` made: it would be
+    empty and know nothing of the project's runs."""
     if shows_nothing(arguments, os.environ):
         raise UsageError(
             "Dagster was started without DAGSTER_HOME: this is an empty home, which goes away with it",
@@ -72,14 +72,14 @@ def check_home(project: Project, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
-    """The project's instance, for runs in this process: their output goes to the run's log and not to our terminal."""
+    """The project's instance, for runs in this process: their output goes to the run's log, not to the terminal."""
     ref = quiet_ref(prepare_home(project))
     with dg.DagsterInstance.from_ref(ref) as instance:
         yield instance
 
 
 def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
-    """Give new pools the instance's default limit now: Dagster does so only once it has let their first runs go."""
+    """Give new pools the instance's default limit now: Dagster does so only after their first runs have started."""
     if instance.global_op_concurrency_default_limit and instance.event_log_storage.supports_global_concurrency_limits:
         known = instance.event_log_storage.get_concurrency_keys()
         for pool in sorted(set(pools) - known):
@@ -91,9 +91,9 @@ def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
 
 @contextmanager
 def holding(home: Path, run: str) -> Iterator[None]:
-    """Hold the run's lock while the block runs; the system lets go of it however this process ends.
+    """Hold the run's lock while the block runs. The system releases it however this process ends.
 
-    It is the run's process that holds it: once for the whole run, or step by step.
+    The run's process holds it, once for the whole run or step by step.
     """
     path = _locks(home) / run
     fresh = path.with_name(f".{run}.{os.getpid()}")
@@ -108,7 +108,8 @@ def holding(home: Path, run: str) -> Iterator[None]:
 
 
 def _place_lock(fresh: Path, path: Path) -> bool:
-    """Show the lock, which is held already: nobody ever sees it free. False where this run's process holds one."""
+    """Make the lock visible when it is already held, so that nobody ever sees it free. False if this run's process
+    holds one already."""
     try:
         path.hardlink_to(fresh)
     except FileExistsError:
@@ -119,7 +120,7 @@ def _place_lock(fresh: Path, path: Path) -> bool:
 
 
 def is_held(home: Path, run: str) -> bool | None:
-    """Whether a process holds the run's lock; False: it died with it; None: there is none."""
+    """Whether a process holds the run's lock. False: the process died with it. None: there is no lock."""
     try:
         with (_locks(home) / run).open("r+") as file:
             return not _try_lock(file)
@@ -133,7 +134,7 @@ def let_go(home: Path, run: str) -> None:
 
 
 def bury_dead_runs(instance: dg.DagsterInstance, home: Path) -> list[str]:
-    """Mark as failed the runs whose lock nobody holds any more; their ids."""
+    """Mark the runs whose lock nobody holds any more as failed. Returns their ids."""
     held = sorted(p.name for p in _locks(home).iterdir() if not p.name.startswith("."))
     return [run for run in held if is_held(home, run) is False and _bury(instance, home, run)]
 
@@ -145,7 +146,7 @@ def _bury(instance: dg.DagsterInstance, home: Path, run: str) -> bool:
 
 
 def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
-    """Mark a run as failed, or as canceled where somebody wanted that, and free its slots; False when it has ended."""
+    """Mark a run as failed, or as canceled if somebody asked for that, and free its slots. False if it has ended."""
     run = instance.get_run_by_id(run_id)
     if run is None or run.is_finished:
         return False
@@ -158,7 +159,7 @@ def end_run(instance: dg.DagsterInstance, run_id: str, why: str) -> bool:
 
 
 def _try_lock(file: IO[str]) -> bool:
-    """Whether we got the lock; closing the file lets go of it."""
+    """Whether this process got the lock; closing the file releases it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -176,13 +177,13 @@ def _locks(home: Path) -> Path:
 
 
 def with_dagster_liveness(edges: Edges, instance: dg.DagsterInstance) -> Edges:
-    """The edges, with Dagster's word on who is dead."""
+    """The edges, where Dagster also says which runs are dead."""
     known = edges.liveness.liveness if isinstance(edges.liveness, Informed) else edges.liveness
     return replace(edges, liveness=Informed(known, partial(_statuses_of_ended, instance)))
 
 
 def ended_runs(project: Project, runs: Iterable[str]) -> Mapping[str, str]:
-    """What the project's instance knows as ended (see `Informed`); one that is not there, or away, knows nothing."""
+    """The runs that the project's instance knows as ended (see `Informed`): none if it is missing or unreachable."""
     if not project.dagster_home.is_dir():
         return {}
     try:

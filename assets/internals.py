@@ -1,7 +1,7 @@
-"""What Dagster has no public way for: where a run belongs, what it executes, what it planned and did not do.
+"""Things for which Dagster has no public API: where a run belongs, what it executes, what it planned and did not do.
 
-No other module of ours uses Dagster's internals, except `quiet_logs`; a test holds that. Dagster's version is pinned,
-and tests ask the instance, and GraphQL as the UI does, whether all of this still holds.
+No other module of Sluice uses Dagster's internals, except `quiet_logs`; a test checks that. Dagster's version is
+pinned. Tests ask the instance, and GraphQL as the UI does, whether all of this still works.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from dagster_shared.record import replace
 from sluice.resources.project import Project
 
 Target = AssetCheckEvaluationTargetMaterializationData
-"""The materialization that an evaluation of a check speaks of."""
+"""The materialization that an evaluation of a check is about."""
 
 LOCATION, MODULE = "sluice", "sluice.assets.definitions"
-"""The code location's name, and what it loads: as in the `workspace.yaml` of whoever starts Dagster's own commands."""
+"""The code location's name, and what it loads: as in the `workspace.yaml` for Dagster's own commands."""
 
 TEMPORARY = ".tmp_dagster_home_"
-"""How the home is called that Dagster's commands make, and remove, where DAGSTER_HOME is not set."""
+"""The name of the temporary home that Dagster's commands make, and remove, if DAGSTER_HOME is not set."""
 
 ENDED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-"""The statuses in which a run stays."""
+"""The final statuses of a run."""
 
 PARTITION_TAG = "dagster/partition"
-"""The tag that names a run's partition."""
+"""The tag with a run's partition."""
 
 _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster definitions validate` need no home
 
@@ -57,7 +57,7 @@ def workspace(project: Project) -> str:
 def belong(instance: dg.DagsterInstance, project: Project) -> None:
     """From now on, runs that this process creates on the instance belong to the project's code location.
 
-    That is what Dagster's UI lists runs by, and finds the job by that it executes again. No location is loaded for it.
+    By this, Dagster's UI lists runs and finds the job for a re-execution. No location is loaded for it.
     """
     create = instance.create_run_for_job
 
@@ -70,7 +70,7 @@ def belong(instance: dg.DagsterInstance, project: Project) -> None:
 
 
 def job_origin(project: Project, job: str) -> RemoteJobOrigin:
-    """What Dagster's servers say of a job that they loaded from the workspace."""
+    """The origin that Dagster's servers give a job that they loaded from the workspace."""
     target = LoadableTargetOrigin(
         executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root)
     )
@@ -79,7 +79,7 @@ def job_origin(project: Project, job: str) -> RemoteJobOrigin:
 
 
 def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a process with these arguments is `dagster dev`'s, in a home that it made for a moment."""
+    """Whether a process with these arguments belongs to `dagster dev`, in a temporary home."""
     return _DEV in environ and any(TEMPORARY in argument for argument in arguments)
 
 
@@ -87,7 +87,7 @@ def shows_nothing(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
-    """Whether the asset is made by a step of its own in this run."""
+    """Whether this run makes the asset in a step of its own."""
     steps, step = context.run.step_keys_to_execute, key.to_python_identifier()
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
 
@@ -118,7 +118,7 @@ def keeps_runs_here(instance: dg.DagsterInstance) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedEvaluation:
-    """An evaluation that an ended run was to make of a check, of one partition or of none, and did not."""
+    """An evaluation of a check, for one partition or none, that an ended run had planned and did not make."""
 
     check: dg.AssetCheckKey
     partition: str | None
@@ -126,7 +126,7 @@ class PlannedEvaluation:
 
 
 def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) -> set[str]:
-    """The asset's partitions that a run was to materialize last, and ended without."""
+    """The asset's partitions whose last run had planned to materialize them and ended without doing so."""
     log = instance.event_log_storage
     planned = log.get_latest_asset_partition_materialization_attempts_without_materializations(key)
     ended = _ended_runs(instance, {run for run, _ in planned.values()})
@@ -136,7 +136,7 @@ def unmaterialized_partitions(instance: dg.DagsterInstance, key: dg.AssetKey) ->
 def planned_evaluations(
     instance: dg.DagsterInstance, checks: Sequence[dg.AssetCheckKey], partitions: Sequence[str]
 ) -> list[PlannedEvaluation]:
-    """What ended runs were to evaluate last, and did not: of these partitions, or of checks that have none."""
+    """Evaluations that the last runs had planned and did not make: of these partitions, or of checks without any."""
     log = instance.event_log_storage
     if partitions:
         infos = log.get_asset_check_partition_info(checks, partition_keys=partitions)
@@ -153,7 +153,7 @@ def planned_evaluations(
 
 
 def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:
-    """Store an evaluation as that run's, which was to make it: one of no run can be stored but once."""
+    """Store an evaluation under the run that had planned it: an evaluation without a run can be stored only once."""
     made = instance.get_run_by_id(run)
     event = dg.DagsterEvent(
         event_type_value=dg.DagsterEventType.ASSET_CHECK_EVALUATION.value,
@@ -165,19 +165,19 @@ def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEv
 
 
 def last_evaluation(instance: dg.DagsterInstance, key: dg.AssetKey, name: str) -> dg.AssetCheckEvaluation | None:
-    """What a check without partitions found last."""
+    """The last result of a check without partitions."""
     history = instance.event_log_storage.get_asset_check_execution_history
     found = history(dg.AssetCheckKey(key, name), limit=1, status=COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES)
     return found[0].evaluation if found else None
 
 
 def with_target(evaluation: dg.AssetCheckEvaluation, target: Target | None) -> dg.AssetCheckEvaluation:
-    """The evaluation, as one that speaks of that materialization."""
+    """The evaluation, as one about that materialization."""
     return replace(evaluation, target_materialization_data=target)
 
 
 def newest(instance: dg.DagsterInstance, key: dg.AssetKey) -> Target | None:
-    """The asset's newest materialization, of whatever partition: what a check without partitions speaks of."""
+    """The asset's newest materialization, of any partition: a check without partitions is about this one."""
     found = instance.fetch_materializations(key, limit=1).records
     return _target(found[0]) if found else None
 
@@ -190,7 +190,7 @@ _CHUNK = 100
 
 
 def targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Iterable[str]) -> dict[str, Target]:
-    """The newest materialization of each partition, as an evaluation names what it speaks of."""
+    """The newest materialization of each partition, in the form in which an evaluation names it."""
     wanted, found = [*partitions], dict[str, Target]()
     for at in range(0, len(wanted), _CHUNK):
         found |= _targets(instance, key, wanted[at : at + _CHUNK])
@@ -214,6 +214,6 @@ def _targets(instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Collect
 
 
 def _ended_runs(instance: dg.DagsterInstance, runs: Collection[str]) -> set[str]:
-    """Those of the runs that have ended."""
+    """The runs that have ended."""
     found = instance.get_runs(dg.RunsFilter(run_ids=[*runs], statuses=[*ENDED])) if runs else ()
     return {r.run_id for r in found}

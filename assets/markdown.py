@@ -1,6 +1,7 @@
-"""Descriptions in Dagster's UI are Markdown: what names of fields, transactions and patterns must not become there.
+"""Escapes text for Dagster's UI, which renders descriptions as Markdown: names of fields, transactions and patterns
+must stay text.
 
-The UI leaves HTML out by itself, but fetches images and makes links.
+The UI itself removes HTML, but fetches images and makes links.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _NUMBERED = re.compile(r"^([0-9]+)(?=[.)])")
 
 
 def plain(text: str) -> str:
-    """One line of text as Markdown that shows exactly that: no image, no link, no emphasis.
+    """One line of text as Markdown that shows exactly this text: no image, no link, no emphasis.
 
-    What is usual stays as it is, for the places where the UI shows a description without rendering it.
+    Usual text stays as it is, for the places where the UI shows a description without rendering it.
     """
     return _NUMBERED.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", text))

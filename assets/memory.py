@@ -1,6 +1,6 @@
-"""What runs saw last of a feed, so that definitions load without asking Kafka: `.sluice/seen/<feed>.json`.
+"""What runs last saw of a feed, so that definitions load without asking Kafka: `.sluice/seen/<feed>.json`.
 
-A comfort, never evidence: a file that is missing or damaged is as good as none, and the next run writes it again.
+It is a convenience, never evidence: a damaged file counts as missing, and the next run writes it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Remembered:
 
 
 def recall(project: Project, feed: str) -> Remembered:
-    """What was seen last."""
+    """What the last run saw."""
     try:
         said = json.loads(_path(project, feed).read_text())
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Dagster's logs of what a run prints, without a copy on the terminal.
+"""Dagster's logs of a run's output, without a copy on the terminal.
 
-It uses Dagster's internals, as `internals` does. It is a module of its own because Dagster loads the class by the
+This uses Dagster's internals, as `internals` does. It is a module of its own because Dagster loads the class by the
 module's name.
 """
 
@@ -21,7 +21,7 @@ from dagster._utils import ensure_file, touch_file
 
 
 def quiet_ref(home: Path) -> InstanceRef:
-    """The instance in that folder. Where it has Dagster's own local logs, these are quiet."""
+    """The instance in that folder. If it has Dagster's own local logs, these are quiet."""
     ref = InstanceRef.from_dir(str(home))
     if ref.compute_logs_data.class_name == LocalComputeLogManager.__name__:
         quiet = ConfigurableClassData(__name__, QuietLogs.__name__, ref.compute_logs_data.config_yaml)
@@ -34,7 +34,7 @@ class QuietLogs(LocalComputeLogManager):
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Any) -> QuietLogs:
-        """Dagster's own makes its own class."""
+        """Dagster's own method would make its own class."""
         return cls(inst_data=inst_data, **config_value)
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""Dagster's event log beside the ledger: what it was not told is told, and what it shows without ground is named.
+"""Compares Dagster's event log with the ledger: reports missing events, and names those without ground in the ledger.
 
-The ledger is right. An event log may know less: a run ended between publishing and telling, or the instance is a fresh
-one. Or it may know more: the lake was restored from a backup, or is another one.
+The ledger is right. An event log may know less: a run ended between publishing and reporting, or the instance is new.
+Or it may know more: the lake was restored from a backup, or is another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sluice.pipelines.vocabulary.units import many, parse_window, show_window
 
 
 def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = False) -> Iterator[RepairFinding]:
-    """Tell Dagster what it does not know of the feed, and name what it alone knows. Idempotent."""
+    """Report to Dagster what it does not know of the feed, and name what only Dagster knows. Idempotent."""
     yield from _untold_findings(instance, books, dry_run)
     yield from _unsettled_findings(instance, books, dry_run)
     yield from _overtold_findings(instance, books)
@@ -29,7 +29,7 @@ def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = Fal
 def _untold_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
     key = landed_key(books.feed.name)
     batches = evidence.untold_batches(instance, books)
-    again = books.complete_of(batches)  # told again where they were told of another batch
+    again = books.complete_of(batches)  # reported again if they were reported for another batch
     windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed)}
     if not dry_run:
         evidence.roll_forward(instance, books)
@@ -52,7 +52,7 @@ def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: boo
 
 
 def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
-    """Windows whose landed rows were told of, and a run ended before their quarantine was."""
+    """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
     key = quarantined_key(books.feed.name)
     for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
@@ -60,7 +60,7 @@ def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[i
 
 
 def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
-    """Partitions that are green without ground: of a window that the ledger does not hold complete."""
+    """Partitions that are green without reason: their window is not complete by the ledger."""
     shown = instance.get_materialized_partitions(landed_key(books.feed.name))
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
     if windows:
@@ -76,7 +76,7 @@ def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[R
 
 
 def _stands(books: Books, window: int) -> bool:
-    """Also of windows that were of another length once, which the ledger cannot speak of by their names."""
+    """Also true for windows that once had another length: the ledger cannot name them."""
     return window in books.complete or bool(window % books.feed.window.length) or books.is_complete(window)
 
 

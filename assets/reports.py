@@ -2,12 +2,12 @@
 
     <feed>/landed  →  reports/<name>
 
-A report runs by itself when a window is complete, also for one that was backfilled, and again when the window's rows
-have changed; `wake` is the sensor that sees to it, and it is on. A window that is not complete is refused. The result
-is one Parquet file a window in the lake; the same window again replaces it.
+A report runs by itself when a window is complete, also a backfilled one, and again when the window's rows have changed.
+The sensor `wake` does this, and it is on. A window that is not complete is refused. The result is one Parquet file for
+each window in the lake; the next run for the same window replaces it.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotation of `context` as it stands.
+# No `from __future__ import annotations` here: Dagster reads the annotation of `context` itself, not as text.
 
 import re
 import time
@@ -45,19 +45,19 @@ WHEN = (
     & ~dg.AutomationCondition.any_deps_in_progress()
     & ~dg.AutomationCondition.in_progress()
 ).with_label("when its window is complete")
-"""As Dagster's `eager`, but for every window and not the latest alone, and not again for the same rows."""
+"""Like Dagster's `eager`, but for every window instead of only the latest, and not again for the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """What the folder holds: reports by name, and what is wrong with the other files."""
+    """The folder's contents: reports by name, and what is wrong with the other files."""
 
     reports: Mapping[str, Report]
     broken: Mapping[Path, FeedError]
 
 
 def read_reports(project: Project, feeds: Container[str]) -> ReportFiles:
-    """Every report of the project, sound or broken; none where there is no folder `reports/`."""
+    """Every report of the project, sound or broken; none if there is no folder `reports/`."""
     reports: dict[str, Report] = {}
     broken: dict[Path, FeedError] = {}
     for path in sorted((project.root / "reports").glob("[!.]*.sql")):
@@ -114,7 +114,7 @@ def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition) -> dg.Ass
 def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeResult[Any]:
     """Run the report over the window that is the run's partition, and put the result into the lake.
 
-    Raises dagster.Failure: for a window that is not complete, and for SQL that Spark refuses.
+    Raises dagster.Failure if the window is not complete, or if Spark refuses the SQL.
     """
     session: RunSession = context.resources.session
     with session.step(context):
@@ -141,7 +141,7 @@ def _rows(books: Books, window: int) -> "Windows":
 
 
 def _parquet(result: pa.Table, report: Report, window: int, version: str) -> bytes:
-    """One file, which says what it is of."""
+    """One file, which names what it is made from."""
     import pyarrow.parquet as pq  # late: definitions load without it
 
     what = {"sluice.report": report.name, "sluice.window": show_window(window), "sluice.version": version}
@@ -159,7 +159,7 @@ def _of_result(result: pa.Table) -> Metadata:
 
 
 def _markdown_table(result: pa.Table) -> str:
-    """The first rows as a table. What stands in them came from records: nothing in it is taken for markup."""
+    """The first rows as a table. Their text came from records: none of it is taken for markup."""
     shown = result.slice(0, PREVIEW_ROWS)
     lines = [[_cell(n) for n in result.schema.names], ["---"] * result.num_columns]
     lines += [[_cell(value) for value in row.values()] for row in shown.to_pylist()]

@@ -1,8 +1,8 @@
-"""Which windows the schedule asks for: closed, owed, oldest first, a few at a time.
+"""Which windows the schedule requests: closed, owed, oldest first, a few at a time.
 
-It reads the feed's ledger from the lake, one checkpoint and what came since, and never talks to Kafka. A window that
-is queued or at work is left alone; one that failed three times, for reasons that trying again does not mend, waits for
-somebody to look: a run by hand that succeeds clears it.
+It reads the feed's ledger from the lake, one checkpoint and what came since, and never talks to Kafka. It leaves alone
+windows that are queued or running. A window that failed three times, for reasons that another try does not mend, waits
+for somebody to look: a run by hand that succeeds clears it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sluice.pipelines.planning.windows import owed_windows
 from sluice.pipelines.vocabulary.units import show_window
 
 AT_ONCE = 6
-"""Windows that one tick asks for at most."""
+"""How many windows one tick requests at most."""
 
 ATTEMPTS = 3
-"""Runs of one window that the schedule asks for at most."""
+"""How many runs of one window the schedule requests at most."""
 
 _CHUNK = 100  # windows whose runs are looked up at once
 _UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in ENDED]
 
 
 def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition) -> dg.ScheduleDefinition:
-    """Asks `job` for the feed's owed windows whenever one has closed. Off until somebody switches it on."""
+    """Requests runs of `job` for the feed's owed windows whenever one has closed. Off until somebody switches it on."""
 
     @dg.schedule(
         name=f"{job}_windows",
@@ -50,14 +50,14 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
         session: RunSession = context.resources.session
         keys = [w for w in _owed_windows(context.instance, session, feed.name) if windows.has_partition_key(w)]
         asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
-        now = context.scheduled_execution_time.isoformat()  # a tick that is repeated asks for nothing twice
+        now = context.scheduled_execution_time.isoformat()  # a repeated tick requests nothing twice
         return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
 
     return windows_owed
 
 
 def _owed_windows(instance: dg.DagsterInstance, session: RunSession, name: str) -> list[str]:
-    """The keys of the windows owed, by the ledger alone. What killed runs left untold of others is told."""
+    """The keys of the owed windows, by the ledger alone. Also reports windows that killed runs left unreported."""
     feed = session.feed(name)
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, name, edges.clock)
@@ -67,7 +67,7 @@ def _owed_windows(instance: dg.DagsterInstance, session: RunSession, name: str) 
 
 
 def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]) -> Iterator[str]:
-    """Those of the windows that nobody is at, and that have not failed too often."""
+    """The windows that no run is working on, and that have not failed too often."""
     for at in range(0, len(keys), _CHUNK):
         chunk = keys[at : at + _CHUNK]
         busy, failed = _busy(instance, feed, chunk), _failure_counts(instance, job, chunk)
@@ -75,18 +75,18 @@ def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]
 
 
 def _busy(instance: dg.DagsterInstance, feed: str, keys: Sequence[str]) -> set[str]:
-    """Windows with a run under way or queued, by whatever job or backfill."""
+    """Windows with a run under way or queued, from any job or backfill."""
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={PARTITION_TAG: keys}))
     return {r.tags[PARTITION_TAG] for r in runs if is_of(r, feed)}
 
 
 def is_of(run: dg.DagsterRun, feed: str) -> bool:
-    """Whether the run is one of the feed's, by whatever job or backfill."""
+    """Whether the run is one of the feed's, from any job or backfill."""
     return run.tags.get(FEED_TAG) == feed or landed_key(feed) in (run.asset_selection or ())
 
 
 def _failure_counts(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:
-    """How often each window failed since it last succeeded; what trying again may mend does not count."""
+    """How often each window failed since it last succeeded. Failures that another try may mend do not count."""
     failed: Counter[str] = Counter()
     succeeded: set[str] = set()
     for run in instance.get_runs(dg.RunsFilter(job_name=job, tags={PARTITION_TAG: keys})):  # newest first

@@ -1,11 +1,11 @@
 """The sensor that watches every feed without running it, and the check `watch` in which its findings show.
 
-One sensor a project: a tick opens each Kafka once and reads each feed's ledger once, however many feeds there are. A
-finding is told when it comes and when it has passed, not at every tick; a tick that runs out of time goes on where it
-stopped at the next one. Off until somebody switches it on.
+There is one sensor for each project. A tick opens each Kafka once and reads each feed's ledger once, however many feeds
+there are. It reports a finding when it comes and when it has passed, not at every tick. If a tick runs out of time, the
+next one goes on where it stopped. Off until somebody switches it on.
 """
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of `context` as they stand.
+# No `from __future__ import annotations` here: Dagster reads the annotations of `context` themselves, not as text.
 
 import json
 import time
@@ -34,16 +34,16 @@ from sluice.pipelines.watching.watch import View, WatchResult, view, watch
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300
 SECONDS = 20
-"""What one tick may take until it stops between two feeds; Dagster ends those that take longer than a minute."""
+"""Seconds after which a tick stops between two feeds; Dagster ends ticks that take longer than a minute."""
 SHOWN = 10
-"""Lines that a tick's summary has at most; its log has all."""
+"""How many lines a tick's summary has at most; its log has all."""
 
 
 # -- the check
 
 
 def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
-    """The check on `<feed>/landed` that the sensor evaluates; executed by hand it looks at once."""
+    """The check on `<feed>/landed` that the sensor evaluates. If executed by hand, it looks at once."""
 
     @dg.asset_check(
         asset=landed_key(feed.name),
@@ -60,7 +60,7 @@ def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
 
 
 def _looked_at(session: RunSession, name: str, *, landing: bool) -> dict[str, Any]:
-    """What the check says now; `landing`: in a run that lands. Not to see anything is said too, and fails no run."""
+    """The check's result now; `landing`: in a run that lands. If nothing can be seen, it says so and fails no run."""
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
@@ -79,7 +79,7 @@ def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> WatchResul
 
 
 def watch_sensor() -> dg.SensorDefinition:
-    """Looks at every feed of the project every few minutes, and evaluates its check where something changed."""
+    """Looks at every feed of the project every few minutes, and evaluates its check if something changed."""
 
     @dg.sensor(
         name=SENSOR,
@@ -101,9 +101,9 @@ def watch_sensor() -> dg.SensorDefinition:
 
 @dataclass
 class Cursor:
-    """What was told before: of each feed, which materialization was its newest then (a storage id), and the findings.
+    """What was reported before: for each feed, its newest materialization then (a storage id), and the findings.
 
-    `last` is the feed that was looked at last.
+    `last` is the feed that the last look ended with.
     """
 
     told: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Cursor:
 
     @classmethod
     def read(cls, text: str | None) -> Self:
-        """One that cannot be read is as good as none: everything is told once more."""
+        """An unreadable cursor counts as none: everything is reported once more."""
         try:
             said = json.loads(text or "{}")
             told = {str(f): (int(at), tuple(map(str, about))) for f, (at, about) in said.get("told", {}).items()}
@@ -123,7 +123,7 @@ class Cursor:
         return json.dumps({"told": self.told, "last": self.last}, sort_keys=True)
 
     def ordered(self, feeds: Iterable[str]) -> list[str]:
-        """The feeds by name, beginning behind the one that was looked at last."""
+        """The feeds by name, beginning after the one that the last look ended with."""
         names = sorted(feeds)
         return [*(n for n in names if n > self.last), *(n for n in names if n <= self.last)]
 
@@ -170,7 +170,7 @@ class Tick:
         self._tell(instance, feed.name, watched, newest)
 
     def _kafka(self, feed: Feed, feeds: Iterable[Feed], opened: ExitStack) -> tuple[Cluster, View]:
-        """The feed's Kafka, opened and asked once for all feeds that read it; one that fails, fails for all of them."""
+        """The feed's Kafka, opened and asked once for all feeds that read it. If it fails, it fails for all of them."""
         if feed.kafka not in self._kafkas:
             cluster = opened.enter_context(self.session.open_edges(feed)).cluster
             try:
@@ -183,21 +183,21 @@ class Tick:
         return known
 
     def _tell(self, instance: dg.DagsterInstance, name: str, seen: WatchResult, newest: int) -> None:
-        """What came and what passed is news. The check is evaluated for these, and again after each materialization:
-        Dagster shows a check that is older than that as not evaluated.
+        """Findings that came or passed are news. The check is evaluated for these, and again after each
+        materialization: Dagster shows a check that is older than that as not evaluated.
         """
         before, after = self.cursor.told.get(name), (newest, tuple(sorted(f.about for f in seen.findings)))
         known = before[1] if before else ()
         self.news += [f"{name}: {f}" for f in seen.findings if f.about not in known]
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
-            # Of what is newest by now: what was settled in this tick is newer than `newest`.
+            # About the newest by now: an event settled in this tick is newer than `newest`.
             self.events.append(checks.feed_evaluation(instance, landed_key(name), WATCH, checks.watch_check(seen)))
             self.cursor.told[name] = after
 
     @property
     def summary(self) -> str:
-        """What stands, then what is new."""
+        """Findings that remain, then what is new."""
         standing = {n: len(about) for n, (_, about) in sorted(self.cursor.told.items()) if about}
         feeds = ", ".join(f"{n} ({count})" for n, count in [*standing.items()][:SHOWN])
         rest = f" and {len(standing) - SHOWN} more" if len(standing) > SHOWN else ""

@@ -1,7 +1,7 @@
-"""What a run of an asset works with, handed to it as Dagster's resource `session`.
+"""What a run of an asset works with; Dagster hands it over as the resource `session`.
 
-One run, one session: progress and results go to whoever made it, never through a global. A run that Dagster launched
-reports to its own log.
+Each run has its own session: progress and results go to the caller that made it, never through a global. A run that
+Dagster launched reports to its own log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
-"""On a run that failed for a reason that passes by itself: the schedule tries again however often."""
+"""Tag of a run that failed for a reason that passes by itself: the schedule tries again any number of times."""
 
 _AGAIN = (Retryable, WindowHeld, WindowIncomplete)
 
@@ -41,7 +41,7 @@ Ask = Callable[[Report, "Windows"], "pa.Table"]
 
 
 def pool(feed: str) -> str:
-    """The pool of Dagster's that the feed's steps are in."""
+    """The Dagster pool of the feed's steps."""
     return f"sluice_{feed}"
 
 
@@ -61,9 +61,9 @@ def ask_spark(report: Report, rows: Windows) -> pa.Table:
 
 @dataclass
 class Witness:
-    """What became of one run, as its steps saw it.
+    """The outcome of one run, as its steps saw it.
 
-    `uncommitted`: why what landed could not be committed, of a run whose `error` is another one.
+    `uncommitted`: why what landed could not be committed, if the run's `error` is another one.
     """
 
     landed: Landed | None = None
@@ -75,9 +75,9 @@ class Witness:
 
 @dataclass(frozen=True)
 class RunSession:
-    """How a run finds its feed, opens its edges, and says how far it is.
+    """How a run finds its feed, opens its edges, and reports progress.
 
-    `on_interrupt` gets the run's id: only whoever started the run knows whether an interrupt is somebody's wish.
+    `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
     """
 
     project: Project
@@ -92,14 +92,14 @@ class RunSession:
         return read_feeds(self.project, self.project.environ()).feed(name)
 
     def reporter(self, log: Logger) -> Reporter:
-        """Where progress goes: to whoever started the run, else a line in its log for each stage."""
+        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage."""
         return self.report or _stages(log)
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
-        """A step's body: its error is kept for the witness and told to Dagster with the remedy.
+        """Run a step's body. Its error is kept for the witness and reported to Dagster with the remedy.
 
-        Meanwhile the run's lock is held, so that whoever finds it free knows that its process was killed.
+        The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
         """
         try:
             with holding(prepare_home(self.project), context.run.run_id):
@@ -118,7 +118,7 @@ class RunSession:
             raise
 
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, again: str) -> None:
-        """Say whether the failure passes by itself. A run that was executed again has its parent's word until then."""
+        """Say whether the failure passes by itself. Until then, a re-executed run has its parent's tag."""
         if again or context.run.tags.get(AGAIN_TAG):
             context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: again})
 

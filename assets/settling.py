@@ -1,9 +1,9 @@
-"""A window that is complete is green whatever failed afterwards, and its checks say what they last found.
+"""Keeps complete windows green whatever failed afterwards, with the last results of their checks.
 
-When a run is made, Dagster notes what it is to materialize and to evaluate. A run that fails, or is killed, leaves that
-untold, which shows as red. What is complete by the ledger is told again, from the ledger and with the same data
-version, so that nothing runs again because of it. A run that fails does so itself (`Again`); what a killed one left,
-the next run, the schedule's tick, the sensor's or `sluice repair` tells (`settle`).
+When a run is made, Dagster notes what it is to materialize and to evaluate. If the run fails or is killed, the missing
+events show as red. So whatever is complete by the ledger is reported again, from the ledger and with the same data
+version: nothing runs again because of it. A failing run does this itself (`Again`). For a killed run, the next run
+does it (`settle`), or a tick of the schedule or the sensor, or `sluice repair`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WHY = "told again: a run over this window ended without telling of it, and by th
 
 
 Again = Callable[[dg.DagsterInstance, Books, int], Iterator[Any]]
-"""The events that a run over a window, its partition, ends with when it fails."""
+"""The events with which a failing run over a window, its partition, ends."""
 
 
 def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
-    """What landed of the window, if that is all of it, and what the feed's checks say by the ledger."""
+    """The window's rows, if it is complete, and the feed's checks by the ledger."""
     key = landed_key(books.feed.name)
     if books.is_complete(window):
         yield evidence.window_event(books, key, window, WHY)
@@ -40,7 +40,7 @@ def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Ite
 
 
 def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
-    """The window's commit, if that was told of before."""
+    """The window's commit, if it was reported before."""
     key, partition = committed_key(books.feed.name), show_window(window)
     if books.is_complete(window) and (stood := _stood(instance, books.feed.name, window)) is not None:
         yield stood
@@ -49,8 +49,8 @@ def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> 
 
 
 def settle(instance: dg.DagsterInstance, feed: Feed, open_books: Callable[[], Books]) -> set[int]:
-    """Tell again of the complete windows that ended runs left untold, and evaluate what these left of the feed's
-    checks; which windows. Idempotent. The ledger is read only where something is left."""
+    """Report the complete windows that ended runs left unreported, and evaluate the feed's checks that these left out.
+    Returns the windows. Idempotent. The ledger is read only if something is left."""
     left = unsettled_windows(instance, feed)
     planned = internals.planned_evaluations(instance, _unpartitioned_checks(feed), ())
     if not planned and not any(left.values()):
@@ -64,13 +64,13 @@ def settle(instance: dg.DagsterInstance, feed: Feed, open_books: Callable[[], Bo
 
 
 def unsettled_windows(instance: dg.DagsterInstance, feed: Feed) -> dict[dg.AssetKey, set[int]]:
-    """By asset, the windows that a run was to materialize and ended without."""
+    """By asset, the windows that a run had planned to materialize and did not."""
     keys = (*evidence.outputs(feed), committed_key(feed.name))
     return {key: set(_windows(internals.unmaterialized_partitions(instance, key))) for key in keys}
 
 
 def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: set[int]) -> set[int]:
-    """Those that could be told of: of a commit, those that were told of before."""
+    """The windows that could be reported; for a commit, those that were reported before."""
     events = {w: _event(instance, books, key, w) for w in sorted(windows)}
     for event in filter(None, events.values()):
         instance.report_runless_asset_event(event)
@@ -84,7 +84,7 @@ def _event(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, window:
 
 
 def _stood(instance: dg.DagsterInstance, feed: str, window: int) -> dg.AssetMaterialization | None:
-    """What was told last of a window's commit, whatever was tried since."""
+    """The last report of a window's commit, whatever was tried since."""
     of = dg.AssetRecordsFilter(committed_key(feed), asset_partitions=[show_window(window)])
     found = instance.fetch_materializations(of, limit=1).records
     return found[0].asset_materialization if found else None
@@ -100,7 +100,7 @@ def _unpartitioned_checks(feed: Feed) -> list[dg.AssetCheckKey]:
 def _planned_again(
     instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]
 ) -> Iterator[PlannedEvaluation]:
-    """The evaluations of the windows that were just told of again."""
+    """The evaluations of the windows that were just reported again."""
     landed, committed = landed_key(feed.name), committed_key(feed.name)
     names = [*checks.OF_WINDOW, *contracts.described_checks(feed)]
     for key, of in ((landed, names), (committed, [FRONTIER])):
@@ -110,7 +110,7 @@ def _planned_again(
 
 
 def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation) -> dg.AssetCheckEvaluation | None:
-    """By the ledger; what the sensor sees is not in it, and stays as it was seen last."""
+    """By the ledger. It does not have what the sensor sees, which stays as it was last seen."""
     key, name = p.check.asset_key, p.check.name
     if name == ACCOUNT:
         return checks.feed_evaluation(instance, key, name, checks.account(books))
@@ -124,13 +124,13 @@ def _evaluation(instance: dg.DagsterInstance, books: Books, p: PlannedEvaluation
 
 
 def _watch_again(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
-    """What the sensor or a run saw last, as said of what landed by now."""
+    """What the sensor or a run last saw, as a result about what has landed by now."""
     seen = internals.last_evaluation(instance, key, WATCH)
     return internals.with_target(seen, internals.newest(instance, key)) if seen else None
 
 
 def _windows(partitions: Collection[str]) -> Iterator[int]:
-    """Those of the partitions that are windows: a feed may have had others once."""
+    """The partitions that are windows: the feed may once have had windows of another length."""
     for text in partitions:
         try:
             yield parse_window(text)

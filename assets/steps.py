@@ -1,7 +1,7 @@
-"""What the assets do when they run: one call into the pipelines each, and the events that say what came of it.
+"""What the assets do when they run: each makes one call into the pipelines and yields events with the result.
 
-A step raises what stopped it as `dagster.Failure`. What it published before stays published, and is told; what an
-earlier run could not tell is told before anything is committed (see `evidence`).
+A step raises what stopped it as `dagster.Failure`. What it published before stays published and is reported. What an
+earlier run could not report is reported before anything is committed (see `evidence`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _session(context: Context) -> RunSession:
 
 
 def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
-    """Land the window that is the run's partition; it is materialized when it is complete, and only then. Where the run
-    has no step that commits, it commits: what lands is never left for somebody to remember.
+    """Land the window that is the run's partition. It is materialized when it is complete, and only then. If the run
+    has no step that commits, this step commits: nobody has to remember to commit what landed.
 
     Raises dagster.Failure, or an interrupt.
     """
@@ -94,7 +94,7 @@ def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, windo
 
 
 def _refusal_events(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
-    """What keeps the window out, in its checks; nothing when it was another window's batch, taken over."""
+    """The reason why the window is refused, in its checks; nothing if the batch was another window's, taken over."""
     slices = open_ledger(feed, edges).read().live_slices()
     mine = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
     if mine is None:
@@ -106,9 +106,9 @@ def _refusal_events(context: Context, feed: Feed, edges: Edges, refused: BatchRe
 
 
 def _told_again(context: Context, feed: Feed, edges: Edges, window: int, again: settling.Again) -> Events:
-    """What stays true of the run's window whatever failed. Without its lake, the next run tells it."""
+    """What stays true of the run's window whatever failed. If the lake is unreachable, the next run reports it."""
     try:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)  # of the lake alone: it may be Kafka that is away
+        ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
         yield from again(context.instance, Books.open(feed, ledger, edges), window)
     except SluiceError as error:
         context.log.warning("the window's checks could not be told again: %s", error.message)
@@ -140,7 +140,7 @@ class RunConfig(Protocol):
 
 
 def land_request(context: dg.OpExecutionContext, name: str, asked: RunConfig) -> Events:
-    """Land what is asked for and owed, whatever windows that is in, and say which of them are complete now.
+    """Land what is asked for and owed, in whatever windows it is, and report which of them are complete now.
 
     Raises dagster.Failure, or an interrupt.
     """
@@ -162,7 +162,7 @@ def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked:
 def _land(
     context: Context, feed: Feed, edges: Edges, request: Request, skip: Skip | None = None
 ) -> Generator[Any, None, tuple[Books, Landed]]:
-    """Land, and tell of batches and of completed windows; of the window that is asked for, the caller tells."""
+    """Land, and report batches and completed windows. The caller reports the window that was asked for."""
     session, run = _session(context), context.run.run_id
     report = session.reporter(context.log)
     edges = with_dagster_liveness(edges, context.instance)
@@ -188,7 +188,7 @@ def _land(
 
 
 def _watch_after_landing(context: Context, feed: Feed, edges: Edges, ledger: Ledger) -> WatchResult | None:
-    """What the sensor would find now. Not to see it is only logged."""
+    """What the sensor would find now. If that cannot be seen, it is only logged."""
     try:
         return checks.by_the_way(watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock()))
     except SluiceError as error:
@@ -203,7 +203,7 @@ def _remember(session: RunSession, feed: Feed, books: Books, landed: Landed) -> 
 
 def _publish_events(context: Context, books: Books, landed: Landed, own: int | None, rolled: set[int]) -> Events:
     """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
-    windows that were told of just before, without what they say to checks."""
+    windows that were reported just before, without their checks."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
     key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
@@ -216,7 +216,7 @@ def _publish_events(context: Context, books: Books, landed: Landed, own: int | N
 
 @contextmanager
 def _keeping_refused_report(context: Context, ledger: Ledger, edges: Edges) -> Iterator[None]:
-    """A batch that is refused leaves its report."""
+    """Leave a report of a batch that is refused."""
     try:
         yield
     except BatchRefused as refused:
@@ -226,7 +226,7 @@ def _keeping_refused_report(context: Context, ledger: Ledger, edges: Edges) -> I
 
 @contextmanager
 def _canceling(engine: Engine) -> Iterator[None]:
-    """An interrupt ends what the engine is at."""
+    """An interrupt cancels what the engine is doing."""
     try:
         yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
@@ -251,7 +251,7 @@ def _in_part(feed: str, window: int) -> WindowIncomplete:
 
 
 def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
-    """The topics that were just read, as they are now. Seeing them is a comfort: failing to is only logged."""
+    """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
         seen = _look(edges, feed, topics)
@@ -268,7 +268,7 @@ def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, sta
 
 
 def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
-    """Commit the frontier after a window has landed, wherever it stands; a check tells whether it passed the window.
+    """Commit the frontier after a window has landed, wherever it is; a check says whether it has passed the window.
 
     Raises dagster.Failure, or an interrupt.
     """
@@ -285,7 +285,7 @@ def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
 
 
 def _stood(context: Context, name: str, window: int) -> Events:
-    """A window whose commit was told of before stays so, whatever became of this one."""
+    """If a window's commit was reported before, report it again, whatever the outcome of this commit."""
     session = _session(context)
     try:
         feed = session.feed(name)
@@ -340,10 +340,10 @@ def _commit_landed(
 
 
 def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) -> Events:
-    """Landing; when it fails, the frontier is committed before its step does, for `<feed>/committed` will not run.
+    """Run landing. If it fails, commit the frontier before the step fails, since `<feed>/committed` will not run.
 
-    What failed is no part of the frontier, so what landed waits for nobody. Not after an error that ended landing
-    before it got anywhere: what keeps it from landing would keep it from this.
+    What failed is not part of the frontier, so what landed waits for nobody. After an error that ended landing before
+    it got anywhere, nothing is committed: what kept it from landing would keep it from this.
     """
     try:
         yield from landing
@@ -354,7 +354,7 @@ def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) ->
 
 
 def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
-    """A log that is another one by now is left out. Why it could not be done is told, and not raised."""
+    """Leaves out a log that is another one by now. If it fails, the reason is reported, not raised."""
     try:
         changed = changed_partitions(feed, edges, open_ledger(feed, edges).read())
         books, result = _commit_landed(context, feed, edges, changed)
@@ -370,8 +370,8 @@ def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
 def _also_committed(
     context: Context, books: Books, result: CommitResult, own: int | None, told: Collection[int] = ()
 ) -> Events:
-    """The other windows: those landed and not told of here yet, and the check of those that were just passed. `told`:
-    windows that were just told of, and their check was not."""
+    """The other windows: those landed and not yet reported here, and the check of those that were just passed. `told`:
+    windows that were just reported without their check."""
     key = committed_key(books.feed.name)
     untold = evidence.untold_windows(context.instance, books, key) - {own}
     for window in sorted(untold):
@@ -403,9 +403,9 @@ def _just_passed(books: Books, result: CommitResult) -> set[int]:
 def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping[str, Sequence[str]]) -> Events:
     """Partitions, ends, lag and what is at risk of the selected topics. `readers`: each topic's feeds.
 
-    The owner's Kafka is shown.
+    Shows the Kafka of the feed that owns the topic.
 
-    Raises dagster.Failure for topics that are not there, after showing the others.
+    Raises dagster.Failure for topics that are not there, after it has shown the others.
     """
     session = _session(context)
     topics = {t: feeds for t, feeds in readers.items() if topic_key(t) in context.selected_asset_keys}
@@ -435,7 +435,7 @@ def _survey(
 
 
 def _look(edges: Edges, feed: Feed, topics: Iterable[str]) -> Topics:
-    """The partitions of those topics that are there."""
+    """The partitions of those topics that exist."""
     there = set(topics) & edges.cluster.topics().keys()
     found: dict[str, list[PartitionState]] = {t: [] for t in there}
     for p in edges.cluster.partitions(sorted(there), feed.isolation) if there else ():

@@ -1,9 +1,9 @@
-"""Runs that Dagster shows as under way: which of them are dead, by what evidence; and ending those.
+"""Runs that Dagster shows as under way: says which of them are dead, by what evidence, and ends those.
 
-Promises: a run is called dead by its lock, by its beat in the lake, by its process on this machine, or because none
-ever began. Ending it marks it as failed (canceled, where somebody wanted that), frees its slots and
-says so. No process is killed and no data touched: a run that goes on after all publishes nothing once another has its
-batch.
+Promises: a run is called dead because of its lock, its beat in the lake or its process on this machine, or because no
+process ever began. To end it means to mark it as failed (canceled, if somebody asked for that), to free its slots and
+to say so. No process is killed and no data is touched: if a run goes on after all, it publishes nothing once another
+run has its batch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sluice.resources.project import Project
 
 Status = dg.DagsterRunStatus
 BEGUN = (Status.NOT_STARTED, Status.STARTING, Status.STARTED, Status.CANCELING)
-"""What a killed run stays in. A queued one has no process yet, and waits for Dagster's daemon."""
+"""The statuses in which a killed run stays. A queued run has no process yet: it waits for Dagster's daemon."""
 
 Beats = Callable[[Collection[str]], Mapping[str, Verdict]]
-"""What the lake's beats say of runs, by run id; nothing of a run that never beat, or ended in order."""
+"""What the beats in the lake say about runs, by run id; nothing about runs that never beat or ended in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A run that Dagster holds for begun and not ended. `verdict` is None where nothing says whether it lives."""
+    """A run that has begun and not ended, as far as Dagster knows. `verdict`: None if nothing says whether it lives."""
 
     run: dg.DagsterRun
     since: float
@@ -55,7 +55,7 @@ class UnderWay:
 
 
 def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed: str | None = None) -> list[UnderWay]:
-    """Every run that has begun and not ended, the oldest first; with `feed` those of that feed alone."""
+    """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
     mine = [r for r in records if feed is None or is_of(r.dagster_run, feed)]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
@@ -64,7 +64,7 @@ def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed
 
 
 def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tuple[str, ...]:
-    """End it in Dagster; the pools that this frees. Raises nothing when it has ended meanwhile."""
+    """End the run in Dagster. Returns the pools that this frees. Raises nothing if the run has ended meanwhile."""
     freed = pools(instance, stuck.run)
     why = stuck.verdict.why if stuck.verdict else "nothing says that it lives"
     end_run(instance, stuck.id, f"ended by `sluice unstick`: {why}; the next run goes on")
@@ -73,7 +73,7 @@ def end(instance: dg.DagsterInstance, project: Project, stuck: UnderWay) -> tupl
 
 
 def pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
-    """The pools that others cannot have while this run counts as under way."""
+    """The pools that other runs cannot have while this run counts as under way."""
     concurrency = run.run_op_concurrency
     pools = set(concurrency.all_pools or ()) if concurrency else set()
     log = instance.event_log_storage
@@ -84,7 +84,7 @@ def pools(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[str, ...]:
 
 
 def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
-    """Free the slots of runs that have ended or are not known any more; those runs' ids."""
+    """Free the slots of runs that have ended or are no longer known. Returns the ids of those runs."""
     log = instance.event_log_storage
     holding = sorted(log.get_concurrency_run_ids()) if log.supports_global_concurrency_limits else []
     ended = [i for i in holding if (run := instance.get_run_by_id(i)) is None or run.is_finished]
@@ -94,7 +94,7 @@ def free_leaked_slots(instance: dg.DagsterInstance) -> tuple[str, ...]:
 
 
 def queued_runs(instance: dg.DagsterInstance) -> int:
-    """Runs that wait for Dagster's daemon to let them go."""
+    """Runs that wait for Dagster's daemon to start them."""
     return instance.get_runs_count(dg.RunsFilter(statuses=[Status.QUEUED]))
 
 
@@ -103,7 +103,7 @@ def queued_runs(instance: dg.DagsterInstance) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeftBatch:
-    """A live batch that a run began: its feed, its id, how far it is, and the commands that finish it or give it up."""
+    """A live batch that a run began: its feed, its id, its progress, and the commands that finish it or give it up."""
 
     feed: str
     batch: int
@@ -120,7 +120,7 @@ class Lakes:
     open_edges: OpenEdges
 
     def beats(self, runs: Collection[str]) -> Mapping[str, Verdict]:
-        """What beats say of the runs; one that beats anywhere is alive. See `Beats`."""
+        """What beats say about the runs; a run that beats in any lake is alive. See `Beats`."""
         found: dict[str, Verdict] = {}
         for feed in self.feeds if runs else ():
             with self.open_edges(feed) as edges:
@@ -162,7 +162,7 @@ def _judge(instance: dg.DagsterInstance, record: dg.RunRecord, seen: Verdict | N
 
 
 def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
-    """By the process that Dagster noted. It is one of this machine where runs are kept in a file of this machine."""
+    """By the process that Dagster noted. It is a process of this machine if runs are kept in a file of this machine."""
     noted = next(_processes(instance, record.dagster_run.run_id), None)
     if noted is None:
         return _by_start(instance, record)
@@ -174,7 +174,7 @@ def _by_process(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict |
 
 
 def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, float]]:
-    """The processes that Dagster noted for the run, the newest first, and when it did (s since the epoch)."""
+    """The processes that Dagster noted for the run, the newest first, and when (s since the epoch)."""
     found = instance.get_records_for_run(run, of_type=dg.DagsterEventType.ENGINE_EVENT, ascending=False).records
     for entry in (r.event_log_entry for r in found):
         event = entry.dagster_event
@@ -184,7 +184,7 @@ def _processes(instance: dg.DagsterInstance, run: str) -> Iterator[tuple[int, fl
 
 
 def _by_start(instance: dg.DagsterInstance, record: dg.RunRecord) -> Verdict | None:
-    """A run that was launched and of which no process ever spoke: Dagster's own bound for that."""
+    """For a run that was launched and never had a process: Dagster's own time limit for that."""
     bound, run = instance.run_monitoring_start_timeout_seconds, record.dagster_run
     if run.status not in (Status.NOT_STARTED, Status.STARTING) or not bound:
         return None

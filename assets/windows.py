@@ -1,7 +1,7 @@
 """A feed's windows as Dagster's partitions: `2026-11-20T14:00` is the key of the window that begins then, in UTC.
 
-Without asking Kafka. Partitions begin with the feed's first window once a run has seen it, before that where the
-feed's `start` points; they end with the newest window that is over. Feeds of different windows stand side by side.
+Kafka is not asked. Once a run has seen the feed's first window, partitions begin with it; before that, where the feed's
+`start` points. They end with the newest window that is over. Feeds may have windows of different lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, show_window
 KEY_FORMAT = "%Y-%m-%dT%H:%M"
 
 REACH = 7 * DAY
-"""How far back partitions reach where nothing says better: as long as Kafka keeps records by default."""
+"""How far back partitions reach if nothing is known: as long as Kafka keeps records by default."""
 
 
 def now() -> int:
@@ -39,7 +39,7 @@ def _partitions(start: str, every: str) -> dg.TimeWindowPartitionsDefinition:
 
 
 def _first(feed: Feed, now: int) -> int:
-    """The earliest time that may be asked for; by the day, so that it does not move with every load."""
+    """The earliest time that may be requested; a whole day, so that it does not move with every load."""
     if feed.start.kind is StartKind.TIME:
         return feed.start.ms
     known = feed.start.earliest(now)
@@ -55,7 +55,7 @@ def cron(length: int) -> str:
 
 
 def closing_cron(window: WindowSettings) -> str:
-    """When windows have closed; once an hour for longer ones, so that what failed is not left for a day."""
+    """When windows have closed; once an hour for longer ones, so that a failed window does not wait for a day."""
     every = min(window.length, HOUR) // MINUTE
     first = -(-window.settle // MINUTE) % every
     return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
