@@ -12,10 +12,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets import evidence, metadata
+from sluice.assets import evidence
 from sluice.assets.definitions import build
 from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.metadata import tables
 from sluice.assets.steps import ACCOUNT, topic_key
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.ports import Member
@@ -471,7 +472,7 @@ def test_a_run_whose_process_is_gone_is_buried(world: World, instance: dg.Dagste
 
 
 def test_tables_are_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "MAX_ROWS", 3)
+    monkeypatch.setattr(tables, "MAX_ROWS", 3)
     world = World(root)
     for i in range(5):
         world.cluster.write(TopicPartition("orders", i), [world.clock()])
