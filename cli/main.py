@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Annotated
 
 import typer
 
@@ -57,6 +58,27 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        import platform
+
+        from sluice import __version__
+
+        print(f"sluice {__version__} (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", help="Show the version, and exit.", is_eager=True, callback=_tell_version)
+]
+
+
+@app.callback()
+def _common(version: _Version = False) -> None: ...
+
+
 _LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
 _MENDING = (accept, unstick, repair, quarantine, compact, expire)
 for module in (

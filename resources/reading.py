@@ -38,6 +38,7 @@ from sluice.resources.project import Project
 
 if TYPE_CHECKING:
     import duckdb
+    import pandas
     import pyarrow.dataset
     from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +95,7 @@ def instant(when: When) -> int:
         raise UsageError(f"{when!r} {error}", remedy="a datetime needs its zone") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Windows:
     """Complete windows of a feed, by their starts (ms), and the files that hold their rows, in log order."""
 
@@ -110,6 +111,14 @@ class Windows:
         """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for what is none of the feed."""
         found = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
         return cls(feed, tuple(starts), kind, found, _standing(feed, ledger.read(), kind))
+
+    def __repr__(self) -> str:
+        """In UTC: `Windows(orders, 2026-11-20T14:00, 5 files, 12,000 rows)`."""
+        first = show_window(self.starts[0])
+        last = show_window(self.starts[-1] + self.feed.window.length)
+        span = first if len(self.starts) == 1 else f"{first} to {last}"
+        kind = "" if self.kind is PartKind.LANDED else f", {self.kind}"
+        return f"Windows({self.feed.name}{kind}, {span}, {units.many(len(self.files), 'file')}, {self.rows:,} rows)"
 
     @property
     def paths(self) -> list[str]:
@@ -182,6 +191,13 @@ class Windows:
         for file in self.files:
             for _ in batches(lake, file.path, 1 << 16):
                 pass
+
+    def pandas(self, columns: list[str] | None = None) -> pandas.DataFrame:
+        """As `arrow`, in columns that keep Arrow's types: whole numbers with nulls stay whole, times stay exact."""
+        import pandas
+
+        frame: pandas.DataFrame = self.arrow(columns).to_pandas(types_mapper=pandas.ArrowDtype)
+        return frame
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
         """A relation, lazily read; of DuckDB's default connection, so that `duckdb.sql` finds it."""

@@ -142,6 +142,11 @@ class Stream:
         self.refused = 0
         """Records so far that did not fit the feed's schema or contract."""
 
+    def __repr__(self) -> str:
+        places = ", ".join(f"{tp} at {at}" for tp, at in sorted(self._consumed.items())[:4])
+        more = f" … {len(self._consumed) - 4} more" if len(self._consumed) > 4 else ""
+        return f"Stream({self._feed.name}, {places or 'nothing'}{more})"
+
     @property
     def schema(self) -> pa.Schema:
         """Of the batches."""

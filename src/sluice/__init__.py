@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os.path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.pipelines.vocabulary import errors
     from sluice.resources.reading import When, Windows
     from sluice.resources.stream import Place, Stream
 
-__all__ = ["read", "stream", "streams"]
+__all__ = ["__version__", "errors", "read", "stream", "streams"]
+
+__version__: str
 
 _LINK = os.path.join(os.path.dirname(__file__), "pipelines")
 if os.path.isfile(_LINK):
@@ -19,6 +22,23 @@ if os.path.isfile(_LINK):
         "was made without symbolic links. Clone it with `git clone -c core.symlinks=true` (Windows: turn on "
         "Developer Mode first), or install a wheel of Sluice, which holds no links."
     )
+
+
+def __getattr__(name: str) -> Any:
+    """`__version__`, and `errors`: every way in which Sluice can stop. Late, so that `import sluice` stays cheap."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("sluice")
+    if name == "errors":
+        from sluice.pipelines.vocabulary import errors
+
+        return errors
+    raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def read(
@@ -36,7 +56,7 @@ def read(
     `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. `project` is the
     folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is `landed` or
     `quarantined`. Raises FeedError, UsageError for what is no window of the feed, and WindowIncomplete while records
-    of it are missing, all from `sluice.pipelines.vocabulary.errors`.
+    of it are missing, all from `sluice.errors`.
     """
     from sluice.resources import reading  # late: `import sluice` stays cheap
 

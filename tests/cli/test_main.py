@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,8 @@ def _wait_until_it_asks(pid: int) -> None:
     """Until the process has a thread beside the main one: the one that talks to Kafka."""
     while len(os.listdir(f"/proc/{pid}/task")) < 2:
         os.sched_yield()
+
+
+def test_the_version_is_told(sluice: Sluice) -> None:
+    said = sluice("--version")
+    assert (said.code, said.out.startswith(f"sluice {version('sluice')} (Python 3.")) == (0, True)

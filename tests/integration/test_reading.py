@@ -104,6 +104,8 @@ def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
         assert _spark(window.spark(session)) == _on_spark(expected)
     both = sluice.read("orders", landed.hour(0), to=landed.hour(2), project=landed.root)
     assert sorted(_arrow(both.arrow()), key=_place) == list(landed.seen)
+    held = f"{len(both.files)} files, {both.rows:,} rows"
+    assert repr(both) == f"Windows(orders, {landed.hour(0)} to {landed.hour(2)}, {held})"
     between = {"from": landed.hour(0), "to": landed.hour(2)}
     assert _spark(session.read.format("sluice").options(**options, **between).load()) == _on_spark(list(landed.seen))
     topic = landed.seen[0]["topic"]

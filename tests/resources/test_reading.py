@@ -150,3 +150,10 @@ def test_from_s3_duckdb_has_the_times_that_it_has_from_a_disk(tmp_path: Path) ->
         expected = db.read_parquet(str(tmp_path / "x"))
         assert (found.columns, found.types) == (expected.columns, expected.types)
         assert found.to_arrow_table().equals(expected.to_arrow_table())
+
+
+def test_the_face_of_the_library() -> None:
+    assert all(getattr(sluice, name) for name in sluice.__all__)
+    assert issubclass(sluice.errors.WindowIncomplete, sluice.errors.SluiceError)
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = sluice.nothing_of_the_kind
