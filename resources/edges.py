@@ -1,4 +1,4 @@
-"""A feed's edges, opened: Kafka, the lake, Spark. What the stages see as ports is chosen here and nowhere else."""
+"""A feed's edges, opened: Kafka, the lake, Spark. Only this module chooses what the stages see as ports."""
 
 from __future__ import annotations
 

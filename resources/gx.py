@@ -1,6 +1,6 @@
 """Great Expectations itself, for the two commands that need it; nothing else imports it while Sluice runs.
 
-Loading it takes some seconds, so it is loaded by the first call. It is told to send nothing to anybody.
+Loading it takes some seconds, so the first call loads it. Its analytics are off: it sends nothing to anybody.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _MOST = 300
-"""Characters of what it says about one expectation."""
+"""How many characters of its message about one expectation are kept."""
 
 
 def suite_text(name: str, expectations: Sequence[Mapping[str, Any]], meta: Mapping[str, Any]) -> str:
-    """The file of a suite of these expectations (type, kwargs, severity, meta), as Great Expectations writes it."""
+    """A suite file's text with these expectations (type, kwargs, severity, meta), as Great Expectations writes it."""
     made = _suite()(name=name, expectations=[dict(e) for e in expectations], meta=dict(meta))
     return json.dumps(made.to_json_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
 def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
-    """The places of those that Great Expectations does not take, and what it says of them."""
+    """The places of the expectations that Great Expectations refuses, and what it says about them."""
     suite = _suite()
     for place, item in enumerate(expectations):
         try:
-            if not suite(name="one", expectations=[dict(item)]).expectations:  # what it does not know it leaves out
+            if not suite(name="one", expectations=[dict(item)]).expectations:  # it leaves out what it does not know
                 yield place, "it has no such expectation"
         except Exception as error:  # noqa: BLE001 - what it raises is as various as what can be wrong
             yield place, _error_line(error)
@@ -41,7 +41,7 @@ def _suite() -> Any:
 
 
 def _error_line(error: Exception) -> str:
-    """In one line; of what pydantic refuses, the arguments and why."""
+    """The error in one line; if pydantic refused arguments, which and why."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in errors()]

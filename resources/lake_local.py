@@ -1,7 +1,7 @@
 """The lake in a local or mounted folder: every write is seen whole or not at all, and survives a crash.
 
 A write goes to a `.tmp-…` file beside its place, is fsynced, then linked (put_if_absent) or renamed (put,
-create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; `unfinished` shows them.
+create) into place, and the folder is fsynced. Only killed processes leave `.tmp-…` files; `unfinished` lists them.
 A path that would leave the root, by `..` or by a symbolic link, is refused.
 """
 
@@ -23,9 +23,9 @@ from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, ProofF
 
 TEMPORARY = ".tmp-"
 _HANDED_BYTES = 4 << 20
-"""So many bytes of a file are handed to the disk together while it is written."""
+"""While a file is written, this many bytes at a time are handed to the disk."""
 _RACES = 100
-"""How often a folder may vanish (removed as empty by another process) before we have put something in it."""
+"""How often a folder may vanish (another process removes it as empty) before this process has put something in it."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _LATER = {errno.ENOENT, errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
@@ -53,9 +53,9 @@ class LocalLake:
         return str(self._place(path))
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create the file; False when one stands there. Of several writers exactly one gets True.
+        """Create the file; False if it exists. Of several writers exactly one gets True.
 
-        Raises Unknown when it stands there but could not be made durable.
+        Raises Unknown if it exists now but could not be made durable.
         """
         place = self._place(path)
         with _translating_errors(path):
@@ -83,7 +83,7 @@ class LocalLake:
             return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Files below `prefix`, in the order of their whole paths; links and `.tmp-…` are passed over."""
+        """Files below `prefix`, in the order of their whole paths, without links and `.tmp-…` files."""
         above = prefix.strip("/")
         folder = self._place(above) if above else self.root
         return _walk(folder, f"{above}/" if above else "", after)
@@ -124,7 +124,7 @@ class LocalLake:
     def show(self, source: str, target: str) -> None:
         """Hard-link the file, or copy it where links cannot reach.
 
-        Raises FileNotFoundError without source, ProofFailed when something else stands at the target.
+        Raises FileNotFoundError without a source, ProofFailed if something else is at the target.
         """
         origin, place = self._place(source), self._place(target)
         with _translating_errors(target):
@@ -172,7 +172,7 @@ class LocalLake:
         self._prune(place if last else place / "gone")
 
     def _place(self, path: str) -> Path:
-        """Where the path is. Checked before each call: no guard against who swaps folders meanwhile."""
+        """The path below the root. Checked before each call; no guard against folders swapped meanwhile."""
         parts = path.split("/")
         with suppress(UnicodeEncodeError):
             sound = not any(p in ("", ".", "..") or p.startswith(TEMPORARY) or "\0" in p for p in parts)
@@ -187,7 +187,7 @@ class LocalLake:
 
 @contextmanager
 def _translating_errors(path: str, only: set[int] | None = None) -> Iterator[None]:
-    """Turn an OSError (of the kinds in `only`) into what it means for the lake."""
+    """Turn an OSError (of the kinds in `only`) into the lake's error for it."""
     try:
         yield
     except OSError as error:
@@ -217,7 +217,7 @@ def _age_of(place: Path, name: str) -> Iterator[tuple[str, int]]:
 
 
 def _temporary(place: Path) -> tuple[Path, BinaryIO]:
-    """A new, empty file beside `place`; its folder is made when missing."""
+    """A new, empty file beside `place`; its folder is made if it is missing."""
     for _ in range(_RACES):
         _make_folder(place.parent)
         temporary = place.with_name(TEMPORARY + secrets.token_hex(8))
@@ -227,7 +227,7 @@ def _temporary(place: Path) -> tuple[Path, BinaryIO]:
 
 
 class _Draining(FileIO):
-    """A file that the disk gets while it is written: the fsync at its end finds little left to wait for."""
+    """A file that goes to the disk while it is written, so that the fsync at its end has little left to wait for."""
 
     _written = _handed = 0
 
@@ -235,7 +235,7 @@ class _Draining(FileIO):
         count = super().write(data)
         self._written += count
         if self._written - self._handed >= _HANDED_BYTES and hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # advice alone: Linux begins to write what it may drop
+            with suppress(OSError):  # only advice: Linux begins to write what it may drop
                 os.posix_fadvise(self.fileno(), self._handed, self._written - self._handed, os.POSIX_FADV_DONTNEED)
             self._handed = self._written
         return count
@@ -251,7 +251,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(place: Path, data: bytes) -> Path:
-    """`data`, durable, in a temporary file beside `place`."""
+    """Write `data`, durably, to a temporary file beside `place`."""
     temporary, file = _temporary(place)
     try:
         file.write(data)
@@ -289,7 +289,7 @@ def _move(temporary: Path, place: Path) -> None:
 
 
 def _link(temporary: Path, place: Path) -> bool:
-    """Whether we put the file there. On NFS an error may hide our own success, which the link count tells."""
+    """Whether this process put the file there. On NFS an error may hide its success; the link count shows it."""
     try:
         place.hardlink_to(temporary)
     except OSError as error:
@@ -312,7 +312,7 @@ def _sync_after_link(place: Path, path: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the folder's entries durable, where its file system can."""
+    """Make the folder's entries durable, if its file system can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -365,7 +365,7 @@ def _walk(folder: Path, above: str, after: str) -> Iterator[str]:
 
 
 def _names(folder: Path, above: str) -> list[str]:
-    """Sorted names in a folder; those of folders end in `/`, so that whole paths come in order too."""
+    """Sorted names in a folder. Names of folders end in `/`, so that whole paths are in order, too."""
     with _translating_errors(above), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         seen = [e for e in entries if not e.name.startswith(TEMPORARY)]
         folders = [f"{e.name}/" for e in seen if e.is_dir(follow_symlinks=False)]

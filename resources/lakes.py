@@ -1,4 +1,4 @@
-"""The lake of a feed, by its address: a folder, or a bucket on S3. What the stages see as a port is chosen here."""
+"""The lake of a feed, by its address: a folder, or a bucket on S3. Chosen here, behind one port."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 CLIENT_BYTES = 48 << 20
-"""What boto3 and its connections take of a process."""
+"""Bytes that boto3 and its connections take in a process."""
 
 
 def open_lake(feed: Feed) -> Lake:
-    """The feed's lake. Picklable; nothing is opened before it is asked for something."""
+    """The feed's lake. Picklable; it opens nothing before the first call."""
     if not feed.lake.startswith("s3://"):
         return LocalLake(Path(feed.lake))
-    from sluice.resources.s3.lake import S3Lake  # late: a local lake does without boto3
+    from sluice.resources.s3.lake import S3Lake  # imported late: a local lake needs no boto3
 
     return S3Lake(feed.lake, feed.s3)
 
 
 def memory_of(feed: Feed) -> int:
-    """Bytes of a task's memory that its lake takes: on S3 the client, and what waits to be uploaded."""
+    """Bytes of a task's memory that its lake takes: on S3, the client and the data that waits for upload."""
     return CLIENT_BYTES + feed.s3.buffer_bytes if feed.lake.startswith("s3://") else 0
 
 
 def arrow_files(feed: Feed) -> FileSystem | None:
-    """The file system by which Arrow reads addresses in the feed's lake; None where they are paths."""
+    """The file system by which Arrow reads addresses in the feed's lake; None if they are paths."""
     if not feed.lake.startswith("s3://"):
         return None
     from sluice.resources.s3.arrow import filesystem

@@ -1,9 +1,9 @@
-"""Who is still at work: every owner of a batch beats, a small file in the lake rewritten every few seconds.
+"""Who is still at work: every owner of a batch beats. A beat is a small file in the lake, rewritten every few seconds.
 
 Evidence of death is one of: the file is gone (the run ended), the process is gone (seen on its own machine),
-or the beat did not change while we watched for `bound_ms`. A stamp out of date is a suspicion only, and makes
-us watch: the clocks of two machines may differ by hours. Being wrong costs work, never data: the ledger voids
-what an owner publishes after another has taken over. `Informed` adds what Dagster knows of runs.
+or the beat did not change while this process watched it for `bound_ms`. An old stamp alone is only a reason to watch:
+the clocks of two machines may differ by hours. A wrong judgement costs work, never data: the ledger voids what an
+owner publishes after another has taken over. `Informed` adds what Dagster knows about runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sluice.pipelines.vocabulary.receipts import Life, Owner, Verdict
 
 log = logging.getLogger("sluice.liveness")
 _GRACE_S = 10
-"""How long the end of a run waits for a beat under way: written after the file is removed, it would stay. And how far
-two times of this machine may lie apart that are meant to be the same."""
+"""How long the end of a run waits for a beat under way: a beat written after the file is removed would stay. Also how
+far apart two times of this machine may be that mean the same moment."""
 
 
 def new_owner(run: str) -> Owner:
@@ -38,9 +38,9 @@ def new_owner(run: str) -> Owner:
 
 
 def process_gone(pid: int, seen: float) -> bool:
-    """Whether the process of this machine that had the pid at the time `seen` (s since the epoch) is no more.
+    """Whether the process that had the pid on this machine at the time `seen` (s since the epoch) has ended.
 
-    A pid whose bearer began after that is another's.
+    If the pid's process began after that time, it is another process.
     """
     began = _began(pid)
     return not _exists(pid) or (began is not None and began > seen + _GRACE_S)
@@ -70,7 +70,7 @@ class LakeLiveness:
     def beat(self, owner: Owner) -> Iterator[None]:
         """Beat now and every `beat_ms` from a daemon thread; the file is removed when the block ends.
 
-        A lake that does not take the beat is logged, never raised.
+        If the lake does not take a beat, this is logged, never raised.
         """
         ended = Event()
         self._write(owner, 0)
@@ -84,10 +84,10 @@ class LakeLiveness:
             self._tolerant("remove", lambda: self._lake.remove(self._path(owner)))
 
     def judge(self, owners: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        """By token, how each stands, and by what evidence. An owner whose stamp is fresh by our clock is taken for
-        alive at once, one whose process is gone from this machine for dead.
+        """The verdict on each owner, by token, with its evidence. An owner whose stamp is fresh by this machine's clock
+        counts as alive at once; one whose process is gone from this machine counts as dead.
 
-        With `watch` all suspects are watched together, for `bound_ms`; without, nobody waits: they are not known yet.
+        With `watch`, all suspects are watched together, for `bound_ms`. Without it, they are not known yet.
         """
         beats = {o: self._beat(o) for o in owners}
         clear = {o.token: seen for o, beat in beats.items() if (seen := self._at_once(beat))}
@@ -97,7 +97,7 @@ class LakeLiveness:
         return clear | {o.token: self._suspected(beat or b"") for o, beat in suspects.items()}
 
     def owners(self) -> tuple[Owner, ...]:
-        """Everybody whose beat stands in the lake, at work or killed; what a beat does not say is empty."""
+        """Every owner with a beat in the lake, at work or killed; fields that a beat lacks are empty."""
         return tuple(o for path in self._lake.list(self._folder) if (o := _owner(path, self._lake.get(path) or b"")))
 
     def last_beat(self, owner: Owner) -> int | None:
@@ -117,7 +117,7 @@ class LakeLiveness:
             self._write(owner, number)
 
     def _write(self, owner: Owner, number: int) -> None:
-        """The number makes every beat differ, also while a clock stands still."""
+        """The number makes every beat differ, even if a clock stands still."""
         said = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
         said |= {"started": owner.started, "machine": _machine(), "at": self._clock(), "beat": number}
         data = json.dumps(said, sort_keys=True).encode()
@@ -130,7 +130,7 @@ class LakeLiveness:
             log.warning("could not %s the owner's beat in %s: %s", what, self._folder, error)
 
     def _at_once(self, beat: bytes | None) -> Verdict | None:
-        """What a beat tells without waiting; None for a suspect."""
+        """The verdict that a beat gives without waiting; None for a suspect."""
         if beat is None:
             return Verdict(Life.DEAD, "it has ended: no beat of it is in the lake")
         if _process_gone(beat):
@@ -151,7 +151,7 @@ class LakeLiveness:
         return f"{abs(age) / 1000:.0f} s {'old' if age >= 0 else 'ahead'}"
 
     def _watched(self, suspects: dict[Owner, bytes | None]) -> dict[str, Verdict]:
-        """Watch for `bound_ms`, by counted pauses and no clock; whose beat changes lives."""
+        """Watch for `bound_ms`, by counted pauses and no clock. An owner whose beat changes is alive."""
         found: dict[str, Verdict] = {}
         for _ in range(-(-self._bound_ms // self._beat_ms)):
             if not (left := {o: beat for o, beat in suspects.items() if o.token not in found}):
@@ -168,15 +168,15 @@ class LakeLiveness:
 
 
 Ended = Callable[[Iterable[str]], Mapping[str, str]]
-"""Of runs by their ids, those that Dagster knows as ended, and as what: `FAILURE`."""
+"""Takes run ids. Returns those that Dagster knows as ended, each with its status, such as `FAILURE`."""
 
 
 @dataclass(frozen=True)
 class Informed:
-    """`ports.Liveness` that asks Dagster, too: the owner whose run has ended is dead, whatever it still does.
+    """`ports.Liveness` that asks Dagster, too: an owner whose run has ended is dead, whatever it still does.
 
-    A run that somebody else's instance knows is judged by its beat. Where Dagster is wrong, a run marked as failed
-    that goes on, its work is lost and nothing else: the ledger voids what it publishes after another took over.
+    A run that only another instance knows is judged by its beat. If Dagster is wrong (a run that is marked as failed
+    goes on), only its work is lost: the ledger voids what it publishes after another run took over.
     """
 
     liveness: Liveness
@@ -192,7 +192,7 @@ class Informed:
         return self.liveness.owners()
 
     def judge(self, asked: Iterable[Owner], *, watch: bool = True) -> Mapping[str, Verdict]:
-        """Those whose beat alone tells that they are dead cost no question."""
+        """Dagster is not asked about owners whose beat alone shows that they are dead."""
         everybody = tuple(asked)
         said = dict(self.liveness.judge(everybody, watch=False))
         left = [o for o in everybody if not said[o.token].dead]
@@ -216,7 +216,7 @@ def _stamp(beat: bytes) -> int | None:
 
 
 def _owner(path: str, beat: bytes) -> Owner | None:
-    """Who beats at the path; None for a file that is no beat."""
+    """The owner whose beat is at the path; None if the file is not a beat."""
     token = paths.owner_token(path)
     if token is None:
         return None
@@ -227,7 +227,7 @@ def _owner(path: str, beat: bytes) -> Owner | None:
 
 
 def _process_gone(beat: bytes) -> bool:
-    """Whether the beat names a process of this machine that is no more, or whose pid is another's now."""
+    """Whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
     said = _parse_beat(beat)
     pid, started = said.get("pid"), said.get("started")
     if said.get("machine") != _machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
@@ -240,9 +240,9 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is there, and somebody else's
+    except OSError:  # it is there, and belongs to somebody else
         return True
-    return _stat(pid)[:1] not in ([b"Z"], [b"X"])  # killed, and not yet buried by its parent
+    return _stat(pid)[:1] not in ([b"Z"], [b"X"])  # killed, and not yet reaped by its parent
 
 
 def _process_start(pid: int) -> int | None:
@@ -252,7 +252,7 @@ def _process_start(pid: int) -> int | None:
 
 
 def _began(pid: int) -> float | None:
-    """The same in seconds since the epoch, as far as this machine's clock has not been set since."""
+    """The same in seconds since the epoch, if this machine's clock has not been set since."""
     ticks = _process_start(pid)
     try:
         lines = Path("/proc/stat").read_text().splitlines() if ticks else []
@@ -263,7 +263,7 @@ def _began(pid: int) -> float | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of /proc/<pid>/stat from the state on; none where there is no such file."""
+    """The fields of /proc/<pid>/stat from the state on; none if there is no such file."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

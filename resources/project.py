@@ -18,7 +18,7 @@ from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.local.kafka import LocalKafka
 
 NOWHERE = "127.0.0.1:9"
-"""What stands for an unset address where Kafka is not asked."""
+"""Used for an unset address if Kafka is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Project:
         return Path(os.environ.get("DAGSTER_HOME") or self.state / "dagster")
 
     def environ(self) -> dict[str, str]:
-        """The environment for feeds. A running local Kafka stands in for an unset KAFKA_BOOTSTRAP; for a feed that
-        names no Kafka at all it does so stopped, too: then it is that one which does not answer."""
+        """The environment for feeds. If KAFKA_BOOTSTRAP is unset, a running local Kafka takes its place. For a feed
+        that names no Kafka at all, even a stopped one does: then errors say that the local Kafka does not answer."""
         env, local = dict(os.environ), self._local_kafka()
         if local is not None:
             env[LOCAL_KAFKA] = local.bootstrap
@@ -88,11 +88,11 @@ class Project:
         return load_feeds(self.feeds_folder, self.environ())
 
     def feed(self, name: str) -> Feed:
-        """One feed; what is wrong with others stops nobody. Raises FeedError when there is none of that name."""
+        """One feed; errors in other files do not matter. Raises FeedError if there is no feed of that name."""
         return self._feed(name, self.environ())
 
     def readable_feed(self, name: str) -> Feed:
-        """One feed, to read what landed: where Kafka is need not be known. Raises FeedError."""
+        """One feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""
         return self._feed(name, {BOOTSTRAP: NOWHERE} | self.environ())
 
     def _feed(self, name: str, environ: Mapping[str, str]) -> Feed:

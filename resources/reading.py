@@ -2,9 +2,9 @@
 
     sluice.read("orders", "2026-11-20T14").arrow()
 
-Guarantee: the rows of the windows asked for, all of them, each once: by the ledger, never by looking into folders. A
-window that is not complete raises WindowIncomplete, a file that is gone or damaged PartUnreadable, which names it.
-Kafka is not asked.
+Guarantee: all rows of the requested windows, each once. The ledger names the files; folders are never searched. A
+window that is not complete raises WindowIncomplete. A file that is gone or damaged raises PartUnreadable, which names
+it. Kafka is not asked.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def read(
     project: str | os.PathLike[str] | None = None,
     kind: str = "landed",
 ) -> Windows:
-    """A window of a feed, or with `to` all windows from `window` up to, not including, that one.
+    """A window of a feed; with `to`, all windows from `window` up to `to`, which is not included.
 
-    `project` is the folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is
-    `landed` or `quarantined`. Raises FeedError, UsageError for what is no window of the feed, WindowIncomplete.
+    `project` is the folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`). `kind` is
+    `landed` or `quarantined`. Raises FeedError, UsageError if the feed has no such window, WindowIncomplete.
     """
     return of_feed(Project.find(Path(project) if project else None).readable_feed(feed), window, to=to, kind=kind)
 
 
 def of_feed(feed: Feed, window: When, *, to: When | None = None, kind: str = "landed") -> Windows:
-    """The same of a feed that is loaded already."""
+    """The same, for a feed that is already loaded."""
     start, length = instant(window), feed.window.length
     end = start + length if to is None else instant(to)
     if start >= end or (end - start) % length:
@@ -104,11 +104,11 @@ class Windows:
     kind: PartKind
     files: tuple[File, ...] = field(repr=False)
     standing: pa.Schema = field(repr=False)
-    """Of rows as they would land now."""
+    """The schema of rows as they would land now."""
 
     @classmethod
     def of(cls, feed: Feed, ledger: Ledger, lake: Lake, starts: Sequence[int], kind: PartKind) -> Windows:
-        """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for what is none of the feed."""
+        """Windows by their starts. Raises WindowIncomplete, WindowRetired, UsageError for one that the feed lacks."""
         found = reading.files(ledger, lake, feed.name, starts, feed.window, kind)
         return cls(feed, tuple(starts), kind, found, _standing(feed, ledger.read(), kind))
 
@@ -131,7 +131,7 @@ class Windows:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Of the rows: the columns of today, then those that only older files have; null where a file has none.
+        """The rows' schema: today's columns, then those that only older files have; null if a file lacks the column.
 
         A column has the widest type that it ever had, so that all windows of a feed are one table.
         """
@@ -148,7 +148,7 @@ class Windows:
 
     @cached_property
     def _alike(self) -> bool:
-        """Whether each file has the columns of all, in their order; else Arrow makes one table of them."""
+        """Whether each file has all columns, in their order; otherwise Arrow makes one table of the files."""
         said = [(f.name, f.type) for f in self.schema]
         return all([(f.name, f.type) for f in s] == said for s in dict.fromkeys(self._schemas))
 
@@ -165,7 +165,7 @@ class Windows:
         return [path.removeprefix("s3://") for path in self.paths]
 
     def dataset(self) -> pyarrow.dataset.Dataset:
-        """For what does not fit into memory, or needs a few columns only: scanned as it is asked for."""
+        """A dataset, scanned on demand: for rows that do not fit into memory, or if you need only a few columns."""
         return self._dataset(self.schema)
 
     def _dataset(self, schema: pa.Schema) -> pyarrow.dataset.Dataset:
@@ -175,9 +175,9 @@ class Windows:
         return pyarrow.dataset.dataset(files, schema=schema, format="parquet", filesystem=self._filesystem)
 
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
-        """All rows in memory, by window and in log order in each partition; or these columns of them.
+        """All rows in memory, by window and in log order in each partition; with `columns`, only these columns.
 
-        Raises PartUnreadable for a file that is gone or damaged.
+        Raises PartUnreadable if a file is gone or damaged.
         """
         try:
             return self.dataset().to_table(columns=columns)
@@ -186,7 +186,7 @@ class Windows:
             raise
 
     def _demand_readable(self) -> None:
-        """Raises PartUnreadable for the first file that is damaged."""
+        """Raise PartUnreadable for the first damaged file."""
         lake = open_lake(self.feed)
         for file in self.files:
             for _ in batches(lake, file.path, 1 << 16):
@@ -200,7 +200,7 @@ class Windows:
         return frame
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """A relation, lazily read; of DuckDB's default connection, so that `duckdb.sql` finds it."""
+        """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it."""
         import duckdb
 
         where: Any = connection or duckdb
@@ -208,7 +208,7 @@ class Windows:
         if not self.paths:
             found = where.from_arrow(self.schema.empty_table())
         elif self._filesystem or not self._alike:
-            # DuckDB's own way to S3 is an extension that it would fetch; and it knows fewer ways to widen.
+            # DuckDB would fetch an extension to reach S3 itself; and it can widen fewer types.
             counted = pa.schema([f.with_type(pa.int64()) if _in_ms(f) else f for f in self.schema])
             found = where.from_arrow(self._dataset(counted)).project(", ".join(map(_time_column_sql, self.schema)))
         else:
@@ -217,11 +217,11 @@ class Windows:
         return found
 
     def spark(self, session: SparkSession | None = None) -> DataFrame:
-        """A DataFrame, of the active session or of one by the feed's settings.
+        """A DataFrame, in the active session or in one with the feed's settings.
 
-        Read by Spark's own Parquet reader; where that one fails, for times beyond its range or in nanoseconds, where
-        files differ in their columns, and from S3, by Arrow in Spark's tasks: there a time that Spark does not have is
-        null.
+        Spark's own Parquet reader reads the files. Arrow reads them in Spark's tasks where that reader fails: times
+        beyond its range or in nanoseconds, files with different columns, and files on S3. There, a time that Spark
+        cannot hold is null.
         """
         from sluice.resources.spark import engine, parts, types
 
@@ -238,7 +238,7 @@ class Windows:
 
 
 def schema_of(feed: Feed, kind: PartKind) -> pa.Schema:
-    """Of rows as they would land now: by the newest shape in the ledger, before the first one by the feed's file."""
+    """The schema of rows as they would land now: by the newest shape in the ledger, else by the feed's file."""
     return _standing(feed, Ledger(open_lake(feed), feed.name, lambda: 0).read(), kind)
 
 
@@ -256,7 +256,7 @@ def _in_ms(field: pa.Field) -> bool:
 
 
 def _time_column_sql(field: pa.Field) -> str:
-    """The column in SQL; a time that DuckDB does not have is infinity, as its own reader of Parquet says it."""
+    """The column in SQL; a time that DuckDB cannot hold is infinity, as in its own Parquet reader."""
     name = '"{}"'.format(field.name.replace('"', '""'))
     if not _in_ms(field):
         return name
@@ -266,10 +266,10 @@ def _time_column_sql(field: pa.Field) -> str:
 
 
 def _literal(path: str) -> str:
-    """The path where DuckDB would take some of its signs for a pattern."""
+    """The path, escaped: DuckDB would take some of its characters for a pattern."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _escape_glob(path: str) -> str:
-    """The path where Hadoop would take some of its signs for a pattern."""
+    """The path, escaped: Hadoop would take some of its characters for a pattern."""
     return "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in path)

@@ -1,6 +1,6 @@
-"""A bucket as Arrow's own S3 file system reads it: in parallel, outside Python. For readers; nothing writes by it.
+"""A bucket as Arrow's own S3 file system reads it: in parallel, outside Python. Only readers use it.
 
-It reaches what boto3 reaches: the same endpoint, region and credentials, those of the moment at which it is made.
+It uses boto3's endpoint, region and credentials, as they are at the moment at which it is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sluice.resources.s3.client import Bucket
 
 
 def filesystem(address: str, settings: S3Settings) -> S3FileSystem:
-    """For paths `bucket/key`. Raises NotAuthorized, SetupError."""
+    """A file system for paths `bucket/key`. Raises NotAuthorized, SetupError."""
     bucket = Bucket(bucket_and_prefix(address)[0], settings)
     client, found = bucket.client, bucket.credentials
     endpoint = urlsplit(client.meta.endpoint_url)

@@ -1,8 +1,8 @@
-"""One bucket as boto3 reaches it: every answer is a value, one of four small signals, or an error of ours by name.
+"""One bucket, through boto3: every answer is a value, one of four small signals, or a named error of ours.
 
-Promises: what is sure not to work says so at once and names the way out; what may pass is tried again, as often as the
-settings say, and is then LakeUnavailable; no secret stands in an error. Clients are made once a process and shared by
-its threads; nothing is opened before the first question.
+Promises: a failure that cannot pass is raised at once and names the way out. A failure that may pass is tried again, as
+often as the settings say, and is then LakeUnavailable. No error contains a secret. Each process makes its clients once
+and shares them among its threads; nothing is opened before the first request.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _ACCESS = ("endpoint", "region", "path_style", "ca_bundle", "profile", "access_k
 
 
 class Signal(Terminal):
-    """An answer that its caller expects. Who does not has met a store that is not what it should be."""
+    """An answer that its caller expects. A caller that does not expect it has met a store with a fault."""
 
 
 class NotThere(Signal): ...
 
 
 class Taken(Signal):
-    """The condition of the request does not hold: something stands there, or something else."""
+    """The condition of the request does not hold: an object exists, or another one than expected."""
 
 
 class OutOfRange(Signal): ...
@@ -62,7 +62,7 @@ class NotKnown(Signal):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Bytes of an object from `start` on, how many it has in all, and the tag of exactly that content."""
+    """Bytes of an object from `start` on, its size, and the tag of exactly that content."""
 
     start: int
     data: bytes
@@ -83,7 +83,7 @@ class Bucket:
 
     @property
     def credentials(self) -> Any:
-        """Those that boto3 finds now, as `access_key`, `secret_key`, `token`. Raises NotAuthorized."""
+        """The credentials that boto3 finds now, as `access_key`, `secret_key`, `token`. Raises NotAuthorized."""
         found = self._made(_session).get_credentials()
         if found is None:
             raise self._meaning(boto.NoCredentialsError(), "")
@@ -99,13 +99,13 @@ class Bucket:
 
     @cached_property
     def written_with(self) -> Mapping[str, str]:
-        """What every write says of encryption and tags."""
+        """The arguments of every write for encryption and tags."""
         s = self.settings
         said = {"ServerSideEncryption": s.sse, "SSEKMSKeyId": s.kms_key, "Tagging": urlencode(s.tags)}
         return {k: v for k, v in said.items() if v}
 
     def call(self, operation: str, key: str, **given: Any) -> Any:
-        """The answer. Raises a Signal, or what the failure means; two writes in each other's way are tried again."""
+        """The answer. Raises a Signal, or the error that the failure means. If two writes conflict, tries again."""
         place = {"Key": key} if key else {}
         try:
             return self._again(lambda: self._ask(operation, place | given), _in_the_way)
@@ -120,7 +120,7 @@ class Bucket:
         return getattr(self.client, operation)(Bucket=self.name, **given)
 
     def _again(self, ask: Callable[[], Answer], passing: Callable[[Exception], bool]) -> Answer:
-        """The answer to what is asked until it is no failure of the passing kind, or often enough."""
+        """The answer. A request is tried again while it fails in a way that may pass, as often as the settings say."""
         for attempt in range(self.settings.retries):
             try:
                 return ask()
@@ -131,7 +131,7 @@ class Bucket:
         return ask()
 
     def pages(self, operation: str, **given: Any) -> Iterator[Any]:
-        """The pages of an answer, each asked for when it is wanted."""
+        """The pages of an answer, each requested when it is needed."""
         pages = iter(self.client.get_paginator(operation).paginate(Bucket=self.name, **given))
         while True:
             try:
@@ -145,9 +145,9 @@ class Bucket:
             yield page
 
     def fetch(self, key: str, span: str = "", etag: str = "") -> Block:
-        """The object, or the `span` of it (as after `bytes=`), of the content with that tag alone.
+        """The object, or the `span` of it (as after `bytes=`), only if its content has that tag.
 
-        Raises NotThere, Taken, OutOfRange. An answer that breaks off is asked for again.
+        Raises NotThere, Taken, OutOfRange. If an answer breaks off, asks again.
         """
         given = {"Range": f"bytes={span}"} if span else {}
         given |= {"IfMatch": etag} if etag else {}
@@ -162,12 +162,12 @@ class Bucket:
             raise self._meaning(error, key) from error
 
     def send(self, operation: str, key: str, body: bytes | BinaryIO, **given: Any) -> Any:
-        """`call` with a body, whose checksum goes with it: every store knows this one."""
+        """`call` with a body and its checksum, of the kind that every store knows."""
         digest = base64.b64encode(_digest(body)).decode()
         return self.call(operation, key, Body=body, ContentMD5=digest, **given)
 
     def _raise(self, error: boto.ClientError, key: str) -> NoReturn:
-        """What the caller expects as a signal, all else by its name."""
+        """Raise what the caller expects as a signal, anything else as its named error."""
         code, status = _code(error), _status(error)
         signal = _SIGNALS.get(status) or _SIGNALS.get(code)
         if signal and code != "NoSuchBucket":
@@ -184,7 +184,7 @@ class Bucket:
         return _no_answer(error, where, self._masked(str(error)))
 
     def _masked(self, text: str) -> str:
-        """What the other side or a library says, on one line, without anything that is secret."""
+        """The message of the other side or a library, on one line, without anything secret."""
         for _, value in self.settings:
             if isinstance(value, SecretStr):
                 text = text.replace(value.get_secret_value(), "**********")
@@ -197,7 +197,7 @@ Access = tuple[tuple[str, Any], ...]
 
 @lru_cache(maxsize=16)
 def _session(_process: int, access: Access) -> Any:
-    import boto3  # late: who lands on a local disk does without
+    import boto3  # imported late: a local lake needs no boto3
 
     s = _plain(access)
     return boto3.Session(
@@ -233,10 +233,10 @@ def _client(process: int, access: Access) -> Any:
 
 
 def _when_again(retries: int, attempts: int, response: Any, caught_exception: Exception | None, **_: Any) -> Any:
-    """Seconds until botocore is to try a request again that may pass then; None: it is not to.
+    """Seconds until botocore shall try a request again; None: it shall not.
 
-    As often as the settings say. Botocore by itself would give up sooner on a bad day: all requests of a process share
-    a quota of some 35 tries.
+    It tries as often as the settings say. By itself, botocore would give up sooner on a bad day: all requests of a
+    process share a quota of some 35 tries.
     """
     error = caught_exception or boto.ClientError(response[1], "")
     if attempts > retries or not _may_pass(error):
@@ -257,7 +257,7 @@ def _plain(access: Access) -> dict[str, Any]:
 
 
 def _forget() -> None:
-    """Whoever renews credentials finds a client that looks for them again."""
+    """Drop the client, so that the next one looks for renewed credentials."""
     _client.cache_clear()
     _session.cache_clear()
 
@@ -311,7 +311,7 @@ _UNKNOWN_KEYS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTo
 
 
 def _refusal(error: boto.ClientError, where: str, said: str) -> SluiceError:
-    """The store's own word, told by its code."""
+    """The error for a refusal, by the store's own code."""
     code, status = _code(error), _status(error)
     told = f"{code}: {said}" if said else code
     if code == "NoSuchBucket":
@@ -360,7 +360,7 @@ def _refusal(error: boto.ClientError, where: str, said: str) -> SluiceError:
 
 
 def _no_answer(error: Exception, where: str, said: str) -> SluiceError:
-    """Nobody answered, or nothing was asked."""
+    """The error if nobody answered, or the request was never sent."""
     match error:
         case boto.NoCredentialsError() | boto.PartialCredentialsError() | boto.CredentialRetrievalError():
             return NotAuthorized(
@@ -400,7 +400,7 @@ def _apart(error: boto.ClientError) -> str:
 
 
 def date(answer: Mapping[str, Any]) -> datetime:
-    """When the store answered, by its own clock; by ours where it does not say."""
+    """When the store answered, by its own clock; by this machine's if it does not say."""
     said = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return parsedate_to_datetime(said).astimezone(UTC)
@@ -409,9 +409,9 @@ def date(answer: Mapping[str, Any]) -> datetime:
 
 
 def skew(answer: Mapping[str, Any]) -> float:
-    """By how many seconds this machine's clock is ahead of the store's; about 0 where the store does not say.
+    """By how many seconds this machine's clock is ahead of the store's; about 0 if the store does not say.
 
-    Right to about the second, and the time the answer took.
+    Accurate to about a second plus the time that the answer took.
     """
     return (datetime.now(UTC) - date(answer)).total_seconds()
 

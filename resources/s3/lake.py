@@ -1,9 +1,9 @@
-"""The lake in a bucket on S3, or on anything that speaks its language: an object a file, and every object whole.
+"""The lake in a bucket on S3, or on any store with its API: each file is an object, and every object is whole.
 
-The ledger stands on conditional writes (`If-None-Match: *`): of several writers exactly one gets True. A write that was
-answered "taken" may be our own whose answer was lost, which its write id tells. Before a process writes its first entry
-the store is asked whether it keeps these promises (`s3_probe`). Parts are staged by multipart uploads of bounded memory
-and made visible by copies within the store. What was begun and never ended is a multipart upload: `unfinished`.
+The ledger relies on conditional writes (`If-None-Match: *`): of several writers exactly one gets True. If the answer is
+"taken", an earlier try of ours may have written the object and lost its answer; the write id tells. Before a process
+writes its first entry, it asks whether the store keeps these promises (`probe`). Parts are staged by multipart uploads
+in bounded memory and made visible by copies within the store. `unfinished` lists multipart uploads that never ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice.resources.s3.client import Bucket, NotThere, Taken, date
 from sluice.resources.s3.streams import UPLOADS, WRITE_ID, ObjectReader, Upload, new_write, written_by
 
 COPIED_AT_ONCE = 5 << 30
-"""A larger object is copied by ranges: S3's limit."""
+"""S3's limit for one copy: a larger object is copied by ranges."""
 COPY_RANGE = 512 << 20
 _KEY_BYTES = 1024
 
@@ -39,9 +39,9 @@ class S3Lake:
         return f"s3://{self.bucket.name}/{self._key(path)}"
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create the object; False when one stands there. Of several writers exactly one gets True.
+        """Create the object; False if it exists. Of several writers exactly one gets True.
 
-        Raises Unknown when nobody said so, SetupError when the store cannot promise it.
+        Raises Unknown if no answer came, SetupError if the store cannot promise it.
         """
         key, write = self._key(path), new_write()
         probe.check(self.bucket, self._prefix)
@@ -63,8 +63,8 @@ class S3Lake:
         return None
 
     def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Objects below `prefix`, in the order of their keys; what other tools put there as folders, or under names
-        that are no paths, is passed over."""
+        """Objects below `prefix`, in the order of their keys, without other tools' folder objects and keys that are not
+        paths."""
         above = prefix.strip("/")
         folder = f"{self._key(above)}/" if above else self._prefix
         given = {"StartAfter": self._prefix + after} if after else {}
@@ -83,7 +83,7 @@ class S3Lake:
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """An object that appears when the block ends. Raises Unknown when nobody said whether it did."""
+        """An object that appears when the block ends. Raises Unknown if no answer said whether it did."""
         upload = Upload(self.bucket, self._key(path))
         try:
             yield cast(BinaryIO, upload)
@@ -95,7 +95,7 @@ class S3Lake:
             raise
 
     def open(self, path: str) -> BinaryIO:
-        """The object, read by ranges; one that is replaced meanwhile raises LakeUnavailable."""
+        """The object, read by ranges. If it is replaced meanwhile, reads raise LakeUnavailable."""
         key = self._key(path)
         with suppress(NotThere):
             return cast(BinaryIO, ObjectReader(self.bucket, key))
@@ -104,7 +104,7 @@ class S3Lake:
     def show(self, source: str, target: str) -> None:
         """Copy the object within the store.
 
-        Raises FileNotFoundError without source, ProofFailed when something else stands at the target.
+        Raises FileNotFoundError without a source, ProofFailed if something else is at the target.
         """
         origin, key = self._key(source), self._key(target)
         there, here = self._size(key), self._size(origin)
@@ -189,14 +189,14 @@ class S3Lake:
 
 
 def _is_path(name: str) -> bool:
-    """Whether it names something inside the lake, also to those who read it as a folder's path."""
+    """Whether the key names something inside the lake, also when it is read as a folder's path."""
     return not any(p in ("", ".", "..") or "\0" in p for p in name.split("/"))
 
 
 def create(bucket: Bucket, key: str, data: bytes, write: str) -> bool:
-    """Whether the object was created by this write; its answer may have been lost on the way, and come as "taken".
+    """Whether this write created the object. If its answer was lost on the way, a second try comes back as "taken".
 
-    Raises LakeUnavailable when nobody said so.
+    Raises LakeUnavailable if no answer came.
     """
     try:
         said = {"Metadata": {WRITE_ID: write}, **bucket.written_with}

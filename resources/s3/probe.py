@@ -1,8 +1,8 @@
-"""Whether a store keeps the promises that the ledger stands on, asked before a process writes its first entry.
+"""Checks whether a store keeps the promises that the ledger relies on, before a process writes its first entry.
 
-A store that answers "created" twice to the same conditional write would let two runs own one number; one whose
-listings lag would hide entries; a clock that is off would close windows before their time. Each is refused by its
-name. A store that was found right has a note in the lake: later processes ask for it, and the time, in one request.
+If a store answered "created" twice to the same conditional write, two runs could own one number. If its listings
+lagged, they would hide entries. If its clock were off, windows would close too early. Each of these is refused by name.
+A store that passes gets a note in the lake: later processes ask for the note, and the time, in one request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _checked: set[tuple[object, ...]] = set()
 
 
 def check(bucket: Bucket, prefix: str) -> None:
-    """Once in a process for each lake. Raises SetupError for a store, or a clock, that would lose or double data."""
+    """Check each lake once in a process. Raises SetupError for a store, or a clock, that would lose or double data."""
     lake = (os.getpid(), bucket.settings.endpoint, bucket.name, prefix)
     if lake not in _checked:
         _check(bucket, prefix)
@@ -46,7 +46,7 @@ def _check(bucket: Bucket, prefix: str) -> None:
 
 
 def _check_condition(bucket: Bucket, key: str) -> Any:
-    """Two writes that are to create the same object: the second must be refused. Gives the first one's answer."""
+    """Of two writes that create the same object, the second must be refused. Returns the answer to the first."""
     try:
         first = bucket.send("put_object", key, _FIRST, IfNoneMatch="*", **bucket.written_with)
         bucket.send("put_object", key, _SECOND, IfNoneMatch="*", **bucket.written_with)
@@ -63,7 +63,7 @@ def _check_condition(bucket: Bucket, key: str) -> Any:
 
 
 def _check_sight(bucket: Bucket, key: str) -> None:
-    """What was just written must be there for everybody who asks, and in a listing that begins before it."""
+    """An object that was just written must be there for every reader, and in a listing that begins before it."""
     folder = key.rpartition("/")[0] + "/"
     pages = bucket.pages("list_objects_v2", Prefix=folder, StartAfter=key[:-1])
     listed = any(one["Key"] == key for page in pages for one in page.get("Contents", ()))

@@ -1,8 +1,8 @@
 """Objects as streams: an upload that appears when it is finished, and a file that is read by ranges.
 
-Promises: an upload holds at most what the settings give a process in memory, whatever the number and the size of
-objects; the rest waits in unnamed files of the machine's temporary folder. A reader holds two blocks, and sees one
-content from beginning to end.
+Promises: uploads hold at most the memory that the settings give a process, whatever the number and the size of objects;
+the rest waits in unnamed files of the machine's temporary folder. A reader holds two blocks, and sees one content from
+beginning to end.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sluice.pipelines.vocabulary.errors import LakeFull, LakeUnavailable, Sluice
 from sluice.resources.s3.client import Block, Bucket, NotThere, OutOfRange, Taken
 
 WRITE_ID = "sluice-write"
-"""The name in an object's own metadata that tells whose write it is."""
+"""The key in an object's own metadata for the id of the write that made it."""
 GROW_EVERY = 1000
-"""After so many parts the next ones are twice as large: 10,000 of them, S3's limit, then hold any object."""
+"""After this many parts, the next ones are twice as large, so that 10,000 parts, S3's limit, hold any object."""
 UPLOADS = 4
-"""Parts on their way at once, in a process."""
+"""How many parts a process sends at once."""
 
 
 def new_write() -> str:
@@ -34,7 +34,7 @@ def new_write() -> str:
 
 
 def written_by(bucket: Bucket, key: str) -> str | None:
-    """Whose write the object is; None when there is none. Raises what keeps us from knowing."""
+    """The id of the write that made the object; None if there is no object. Raises the error that hides it."""
     try:
         return str(bucket.call("head_object", key).get("Metadata", {}).get(WRITE_ID, ""))
     except NotThere:
@@ -45,7 +45,7 @@ def written_by(bucket: Bucket, key: str) -> str | None:
 
 
 class _Memory:
-    """What waits for upload in this process."""
+    """The bytes that wait for upload in this process."""
 
     def __init__(self) -> None:
         self._lock, self._held = Lock(), 0
@@ -71,7 +71,7 @@ def _pool(_process: int) -> ThreadPoolExecutor:
 
 
 class _PartBuffer:
-    """Bytes that wait: in memory while there is room for them, then on disk."""
+    """Bytes that wait: in memory while there is room, then on disk."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
@@ -105,7 +105,7 @@ class _PartBuffer:
 
 
 class Upload(io.RawIOBase):
-    """An object on its way: one put when it is small, a multipart upload when it is not. End it by one of the two."""
+    """An object on its way: a small one is one put, a larger one a multipart upload. End it by `finish` or `abort`."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._bucket, self._key, self._write = bucket, key, new_write()
@@ -123,7 +123,7 @@ class Upload(io.RawIOBase):
         return self._bytes
 
     def write(self, data: Any, /) -> int:
-        """Take all of it. Raises what became of an earlier part, and LakeFull when the machine's disk has no room."""
+        """Take all bytes. Raises the error of an earlier part, and LakeFull if the machine's disk has no room."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:
@@ -142,7 +142,7 @@ class Upload(io.RawIOBase):
         return size
 
     def finish(self) -> None:
-        """Make it appear. Raises Unknown when nobody said whether it did: then nothing is cleaned up."""
+        """Make the object appear. Raises Unknown if no answer said whether it did: then nothing is cleaned up."""
         if not self._id:
             self._put_whole()
             return
@@ -152,7 +152,7 @@ class Upload(io.RawIOBase):
         self._complete()
 
     def abort(self) -> None:
-        """Leave nothing. What cannot be removed now is found by `unfinished`."""
+        """Leave nothing. `unfinished` finds what cannot be removed now."""
         for sending in self._under_way:
             sending.cancel()
         for sending in self._under_way:
@@ -210,7 +210,7 @@ class Upload(io.RawIOBase):
             self._resolve(error)
 
     def _resolve(self, error: Exception) -> None:
-        """Nobody answered, or the upload is gone: then it may have been completed, by us."""
+        """Find out what happened if nobody answered, or if the upload is gone: this process may have completed it."""
         upload, self._id = self._id, ""
         try:
             ours = written_by(self._bucket, self._key) == self._write
@@ -233,14 +233,14 @@ class Upload(io.RawIOBase):
 # -- reading
 
 TAIL = 64 << 10
-"""Asked for first: where Parquet keeps its footer."""
+"""Read first: Parquet's footer is there."""
 AHEAD = (256 << 10, 8 << 20)
-"""What is read at least, and at most ahead of somebody who reads on and on."""
+"""The least that one read fetches, and the most that is fetched ahead of a sequential reader."""
 AT_ONCE = 16 << 20
 
 
 class ObjectReader(io.RawIOBase):
-    """An object as a seekable file. Raises NotThere when it is made, LakeUnavailable when the object was replaced."""
+    """An object as a seekable file. Raises NotThere when it is made, LakeUnavailable if the object was replaced."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self._bucket, self._key = bucket, key
@@ -268,7 +268,7 @@ class ObjectReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Exactly so many bytes, fewer only at the end."""
+        """Exactly this many bytes; fewer only at the end."""
         left = max(0, self._size - self._position)
         wanted = left if size is None or size < 0 else min(size, left)
         pieces = []
@@ -289,7 +289,7 @@ class ObjectReader(io.RawIOBase):
         return len(data)
 
     def _at(self, position: int, wanted: int) -> memoryview:
-        """Some bytes from there on, at least one."""
+        """Some bytes from that position on, at least one."""
         for block in (self._block, self._tail):
             if block.start <= position < block.start + len(block.data):
                 return memoryview(block.data)[position - block.start :][:wanted]
