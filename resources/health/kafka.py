@@ -5,16 +5,16 @@ It is asked as the feeds log in. When no address answers, the rest is not asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
-from sluice.pipelines.feed.rights import rights_to_produce
+from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_of
 from sluice.pipelines.feed.sections import CommitMode
 from sluice.pipelines.feed.topics import match
-from sluice.pipelines.vocabulary.errors import FeedError, SluiceError
+from sluice.pipelines.vocabulary.errors import FeedError, NotAuthorized, SluiceError
 from sluice.pipelines.vocabulary.groups import GroupState
 from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, of_error, ok, skipped, warning
 from sluice.pipelines.vocabulary.side_by_side import each
@@ -30,6 +30,8 @@ OLDEST = (2, 8)
 SOME_SKEW = 30.0
 """Seconds that clocks may differ without a word."""
 _NAMED = 5
+UNSEEN = "not told: this client may not see it; see `rights`"
+"""What is hidden is told once, with the command that grants it."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ def _of_feed(check: Check[OneFeed], feed: Feed, *, alone: bool) -> Check[Cluster
     """A feed's check as one of its cluster."""
 
     def look(cluster: Cluster) -> Iterator[Diagnosis]:
-        for one in check.look(OneFeed(feed, cluster.visit)):
-            yield replace(one, title=_title(one.title, feed, alone=alone))
+        try:
+            for one in check.look(OneFeed(feed, cluster.visit)):
+                yield replace(one, title=_title(one.title, feed, alone=alone))
+        except NotAuthorized:
+            yield skipped(_title(check.title, feed, alone=alone), UNSEEN)
 
     return Check(_title(check.title, feed, alone=alone), look)
 
@@ -170,7 +175,9 @@ def topics(of: OneFeed) -> Iterator[Diagnosis]:
     seen = of.visit.topics_seen(of.topics)
     sound = []
     for name, topic in seen.items():
-        if topic.error:
+        if topic.hidden:
+            yield skipped("topics", f"{name}: {UNSEEN}")
+        elif topic.error:
             yield of_error("topics", explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name))
         elif not topic.id:
             yield failed("topics", f"{name} has no topic id", "Sluice needs inter.broker.protocol.version 2.8 or newer")
@@ -187,9 +194,10 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
         return
     name = of.feed.dead_letters.topic
     topic = of.visit.topics_seen([name])[name]
-    if topic.error:
-        error, rights = topic.error(), rights_to_produce([name])
-        told = explain(error, grantee(of.feed.kafka), f"topic {name}", topic=name, rights=rights)
+    if topic.hidden:
+        yield skipped("dead letters", f"{name}: {UNSEEN}")
+    elif topic.error:
+        told = explain(topic.error(), grantee(of.feed.kafka), f"topic {name}", topic=name)
         yield of_error("dead letters", told)
     else:
         yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
@@ -234,8 +242,71 @@ def transactions(of: OneFeed) -> Iterator[Diagnosis]:
         yield ok("transactions", said)
 
 
+def rights(of: OneFeed) -> Iterator[Diagnosis]:
+    """Each right that the feed needs, by itself."""
+    for right in rights_of(of.feed):
+        lacking = _LACKING[right.kind](of, right)
+        if lacking is None:
+            yield skipped("rights", f"{right}, {right.need}: the brokers do not tell")
+        elif not lacking:
+            yield ok("rights", f"{right}, {right.need}")
+        else:
+            where = f" ({', '.join(lacking[:_NAMED])})" if lacking != [right.name] else ""
+            tell = warning if right.optional else failed
+            yield tell(
+                "rights",
+                f"{right} is missing{where}; it is needed {right.need}",
+                grantee(of.feed.kafka).remedy([right]),
+            )
+
+
+Lacking = list[str] | None
+"""The resources on which a right is missing; None where the brokers do not tell."""
+
+
+def _lacking_on_topics(of: OneFeed, right: Right) -> Lacking:
+    names = {*of.topics, *([of.feed.dead_letters.topic] if of.feed.dead_letters else [])}
+    covered = sorted(n for n in names if right.covers(right.kind, n))
+    seen = of.visit.topics_seen(covered)
+    untold = right.operation is Operation.DESCRIBE_CONFIGS  # which does not imply DESCRIBE: what is hidden may have it
+    if any((untold and t.hidden) or (not t.error and not t.may) for t in seen.values()):
+        return None
+    return [n for n in covered if seen[n].hidden or (not seen[n].error and right.operation not in seen[n].may)]
+
+
+def _lacking_on_group(of: OneFeed, right: Right) -> Lacking:
+    try:
+        may = of.visit.group_rights(right.name)
+    except NotAuthorized:
+        return [right.name]
+    return None if not may else [] if right.operation in may else [right.name]
+
+
+def _lacking_on_transactional_id(of: OneFeed, right: Right) -> Lacking:
+    try:
+        return [] if of.visit.may_write(right.name, of.feed.group) else [right.name]
+    except NotAuthorized:
+        return [right.name]
+
+
+def _lacking_on_cluster(of: OneFeed, right: Right) -> Lacking:
+    may = of.visit.cluster_rights()
+    if not may and right.operation is not Operation.DESCRIBE:
+        return None  # brokers tell nothing to who may not DESCRIBE
+    return [] if right.operation in may else [right.name]
+
+
+_LACKING: Mapping[ResourceKind, Callable[[OneFeed, Right], Lacking]] = {
+    ResourceKind.TOPIC: _lacking_on_topics,
+    ResourceKind.GROUP: _lacking_on_group,
+    ResourceKind.TRANSACTIONAL_ID: _lacking_on_transactional_id,
+    ResourceKind.CLUSTER: _lacking_on_cluster,
+}
+
+
 OF_FEED: tuple[Check[OneFeed], ...] = (
     Check("topics", topics),
+    Check("rights", rights),
     Check("group", group),
     Check("transactions", transactions),
     Check("dead letters", dead_letters),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 from kafka.errors import KafkaError
 
@@ -19,6 +20,7 @@ from sluice.pipelines.vocabulary.kafka import BrokerConfig
 from sluice.resources.kafka import group_messages, visit_messages
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.coordinators import Coordinators
+from sluice.resources.kafka.failures import error_of, is_passing
 from sluice.resources.kafka.group_messages import GROUP, TRANSACTION
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAccess, KafkaAddress
@@ -92,6 +94,19 @@ class KafkaVisit:
     def coordinator(self, transactional_id: str) -> Broker:
         """Who coordinates the transactional id. Raises NotAuthorized without DESCRIBE on it."""
         return self._wire.run(f"looking for the coordinator of {transactional_id}", self._coordinator, transactional_id)
+
+    def may_write(self, transactional_id: str, group: str) -> bool:
+        """Whether this client may WRITE to the transactional id that the feed of that group commits by. Begins no
+        transaction."""
+        doing = f"asking for the rights on transactional id {transactional_id}"
+        request = partial(visit_messages.ask_to_write, transactional_id, group)
+
+        def refused(response: Any) -> set[type[KafkaError]]:
+            """What passes: the coordinator moves, or loads."""
+            error = error_of(response.error_code)
+            return {error} if error and is_passing(error) else set()
+
+        return visit_messages.may_write(self._coordinators.run(doing, TRANSACTION, transactional_id, request, refused))
 
     def limits(self) -> BrokerConfig:
         """The brokers' time limits; those that this client may not see are None."""

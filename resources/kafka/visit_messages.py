@@ -1,6 +1,6 @@
 """The protocol of looking at a cluster without reading from it: values in, kafka-python's requests out, and back.
 
-Promises: nothing is changed by any of these requests. What this client may do is what brokers say of it (KIP-430).
+Promises: none of these requests changes anything. What this client may do is what brokers say of it (KIP-430).
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.errors import (
+    GroupAuthorizationFailedError,
+    InvalidProducerIdMappingError,
+    KafkaProtocolError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailedError,
+)
 from kafka.protocol.admin import DescribeClusterRequest, DescribeGroupsRequest, DescribeQuorumRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from sluice.resources.kafka import group_messages
 from sluice.resources.kafka.failures import error_of
+from sluice.resources.kafka.group_messages import ProducerId
 from sluice.resources.kafka.messages import Code, printed_id, top_error
 
 _OPERATIONS = {3: "READ", 4: "WRITE", 5: "CREATE", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS"}
 """Kafka's codes of the operations that Sluice has a use for."""
+_NOBODY = -1
 _LOG = "__cluster_metadata"
 
 
@@ -28,6 +38,11 @@ class TopicSeen:
     id: str
     partitions: int
     may: frozenset[str]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether this client may not even see it."""
+        return self.error is TopicAuthorizationFailedError
 
 
 def ask_topics(topics: Iterable[str]) -> Any:
@@ -69,6 +84,23 @@ def ask_cluster_rights() -> Any:
 
 def read_cluster_rights(response: Any) -> frozenset[str]:
     return _operations(response.authorized_operations)
+
+
+def ask_to_write(transactional_id: str, group: str) -> Any:
+    """AddOffsetsToTxn of a producer that nobody can be: a broker looks whether this client may WRITE to the
+    transactional id, then whether it may READ the group, then for the producer, and refuses. Only requests that write
+    tell of that right; this one changes nothing, whatever the state of the id."""
+    return group_messages.ask_add_offsets(ProducerId(transactional_id, _NOBODY, 0), group)
+
+
+def may_write(response: Any) -> bool:
+    """Whether it was refused for what is looked at after the right to WRITE. Raises KafkaError where that shows not."""
+    error = error_of(response.error_code)
+    if error in (InvalidProducerIdMappingError, GroupAuthorizationFailedError):
+        return True
+    if error is TransactionalIdAuthorizationFailedError:
+        return False
+    raise error() if error else KafkaProtocolError("a broker took a producer that cannot be")
 
 
 def ask_quorum() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sluice.cli.main import main
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.rights import Operation, rights_of
+from sluice.resources.local.granting import grant, revoke
 from sluice.resources.local.kafka import LocalKafka
 from tests.cli.conftest import Sluice
 
 if TYPE_CHECKING:
     import dagster as dg
+
+    from sluice.pipelines.feed.feed import Feed
 
 FEED = "kafka: {{bootstrap: '{0}', bootstrap_timeout_ms: 1000}}\ntopics: {1}\nstart: earliest\n"
 SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
@@ -236,3 +242,86 @@ def test_outside_of_a_project(tmp_path: Path, sluice: Sluice, monkeypatch: pytes
     assert told.code == 1
     assert [g["title"] for g in told.document["groups"]] == ["This machine", "Project"]
     assert main(["doctor", "orders"]) == 2
+
+
+# -- on a secured Kafka
+
+
+@pytest.fixture
+def locked(project: Path, secured: LocalKafka, fresh_topic: Callable[..., str]) -> Feed:
+    """The project's feed, of the user `sluice`, without any right."""
+    assert secured.secured is not None
+    topic, letters = fresh_topic(cluster=secured, name="doctor"), fresh_topic(cluster=secured, name="letters")
+    lines = [
+        *secured.secured.section(secured.bootstrap, project),
+        f"topics: {topic}\nstart: earliest\ngroup: g-{topic}\ndead_letters: {{topic: {letters}}}\n",
+    ]
+    path = project / "feeds" / "orders.yaml"
+    path.write_text("\n".join(lines))
+    return load_feed(path, {})
+
+
+def rights(document: dict[str, Any]) -> dict[str, str]:
+    """The health of each right, by its name."""
+    return {re.split(",| is missing", c["found"])[0]: c["health"] for c in found(document, "rights")}
+
+
+def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice: Sluice) -> None:
+    needed = rights_of(locked)
+    none = sluice("doctor", "orders", "--json")
+    assert none.code == 1
+    hidden = {str(r) for r in needed if r.operation is Operation.DESCRIBE_CONFIGS}
+    expected = {str(r): "skipped" if str(r) in hidden else "warning" if r.optional else "failed" for r in needed}
+    assert rights(none.document) == expected, "who may see nothing is not told what else is missing"
+    for title in ("topics", "dead letters", "group", "transactions"):
+        assert health(none.document, title) == ["skipped"], "it is told once"
+    (first, *_) = found(none.document, "rights")
+    assert first["remedy"].startswith(f"grant {needed[0]} to User:sluice: kafka-acls")
+
+    grant(secured, needed)
+    try:
+        every = sluice("doctor", "orders", "--json")
+        assert (every.code, set(rights(every.document).values())) == (0, {"ok"}), every.out
+        assert health(every.document, "clock") == ["ok"]
+        for right in needed:
+            revoke(secured, [right])
+            without = rights(sluice("doctor", "orders", "--json").document)
+            grant(secured, [right])
+            assert without.pop(str(right)) == ("warning" if right.optional else "failed")
+            untold = {name: told for name, told in without.items() if told != "ok"}
+            assert (set(untold.values()) <= {"skipped"}, untold.keys() <= hidden) == (True, True), right
+    finally:
+        revoke(secured, needed)
+
+
+def test_looking_at_a_transactional_id_leaves_its_transaction_alone(
+    locked: Feed, secured: LocalKafka, sluice: Sluice
+) -> None:
+    from kafka import KafkaProducer
+
+    needed = rights_of(locked)
+    grant(secured, needed)
+    settings = {"bootstrap_servers": secured.bootstrap, "transactional_id": locked.transactional_id}
+    producer = KafkaProducer(**settings, **secured.client())
+    try:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(locked.topics.names[0], b"x").get(30)
+        assert set(rights(sluice("doctor", "--json").document).values()) == {"ok"}
+        producer.commit_transaction()
+    finally:
+        producer.close()
+        revoke(secured, needed)
+
+
+def test_a_login_that_is_refused(locked: Feed, project: Path, sluice: Sluice) -> None:
+    path = project / "feeds" / "orders.yaml"
+    text = path.read_text()
+    (project / "wrong").write_text("hunter2-s3cr3t")
+    path.write_text(re.sub(r"\$\{file:[^}]*\}", "${file:wrong}", text))
+    told = sluice("doctor", "--json")
+    assert (told.code, health(told.document, "address")) == (1, ["failed"])
+    assert "hunter2" not in told.out + told.err
+    path.write_text(re.sub(r"  ssl_cafile.*\n", "", text))
+    (untrusted,) = found(sluice("doctor", "--json").document, "address")
+    assert (untrusted["health"], "ssl_cafile" in untrusted["remedy"]) == ("failed", True)

@@ -124,6 +124,7 @@ DAY = [
     ["feeds", "list", "--debug"],
     ["feeds", "list", "--json"],
     ["feeds", "check"],
+    ["doctor", "--debug", "--json"],
     ["run", "wrong", "--json"],
     ["run", "locked", "--debug", "--json"],
     ["run", "locked_too", "--debug"],
