@@ -99,7 +99,7 @@ def skip_of(to: str, reason: str) -> Skip | None:
     if not to:
         return None
     if not reason.strip():
-        raise UsageError("to pass over records needs a reason", remedy="say why: it stands in the ledger for ever")
+        raise UsageError("skipping records needs a reason", remedy="say why; the ledger keeps the reason")
     try:
         return Skip(None if to == "latest" else parse_instant(to), reason)
     except ValueError as error:

@@ -21,7 +21,7 @@ from sluice.assets.internals import PlannedEvaluation
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.units import parse_window, show_window
 
-WHY = "told again: a run over this window ended without telling of it, and by the ledger it is complete"
+WHY = "reported again: a run over this window ended without reporting it, and by the ledger it is complete"
 
 
 Again = Callable[[dg.DagsterInstance, Books, int], Iterator[Any]]

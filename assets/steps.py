@@ -111,7 +111,7 @@ def _told_again(context: Context, feed: Feed, edges: Edges, window: int, again: 
         ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
         yield from again(context.instance, Books.open(feed, ledger, edges), window)
     except SluiceError as error:
-        context.log.warning("the window's checks could not be told again: %s", error.message)
+        context.log.warning("the window's checks could not be reported again: %s", error.message)
 
 
 def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
@@ -292,7 +292,7 @@ def _stood(context: Context, name: str, window: int) -> Events:
         with session.open_edges(feed) as edges:
             yield from _told_again(context, feed, edges, window, settling.committed_again)
     except SluiceError as error:
-        context.log.warning("what was committed could not be told again: %s", error.message)
+        context.log.warning("the window's commit could not be reported again: %s", error.message)
 
 
 def _commit_after(context: Context, name: str, window: int) -> Events:

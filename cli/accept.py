@@ -76,7 +76,7 @@ def _check(event: str, reason: str, only: list[str] | None, offsets: str | None,
     if event not in _EVENTS:
         raise UsageError(f"{event!r} is no event", remedy=f"accept one of: {', '.join(_EVENTS)}")
     if not reason.strip():
-        raise UsageError("accepting needs a reason", remedy='say why: --reason "…"; it stands in the ledger for ever')
+        raise UsageError("accepting needs a reason", remedy='say why: --reason "…"; the ledger keeps the reason')
     if (event == "corrupt") is (offsets is None):
         raise UsageError(
             "--offsets belongs to corrupt, and corrupt needs it", remedy="the run that failed prints the whole command"
