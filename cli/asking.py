@@ -47,7 +47,7 @@ PerRun = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """What is asked for, as typed."""
+    """The request, as typed."""
 
     offsets: Sequence[str] | None = None
     only: Sequence[str] | None = None
@@ -62,7 +62,7 @@ class WorkOptions:
         return bool(self.window or self.start or self.end)
 
     def requests(self, session: Session, feed: Feed) -> tuple[Request, ...]:
-        """Offsets, a request for each window or so many of them, or to catch up. Raises UsageError."""
+        """Offsets, a request for each window or group of windows, or a catch-up. Raises UsageError."""
         if self.offsets and (self.only or self.windows):
             raise UsageError(
                 f"--offsets and {'--only' if self.only else 'windows'} together",

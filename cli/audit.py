@@ -70,7 +70,7 @@ def _strict(session: Session, feed: Feed) -> Strict:
 
 
 def prove(session: Session, feed: Feed, *, rescan: bool, hashes: bool = False) -> AuditReport:
-    """The audit of the feed, with the rescan when it is asked for."""
+    """The audit of the feed, with the rescan if it was requested."""
     from sluice.pipelines.account.audit import audit as of_ledger
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.publishing import lost
@@ -138,7 +138,7 @@ def _problem(p: AuditProblem) -> list[RenderableType]:
 
 
 def _beyond(more: Strict) -> list[RenderableType]:
-    """What was looked at besides, and what could not be."""
+    """What else was checked, and what could not be checked."""
     held = f"the committed offsets of {many(more.commits, 'partition')} and {many(more.windows, 'window')}"
     entries = many(more.recorded, "commit entry", "commit entries")
     said = f"  Held against the ledger: {held}; against what was published before: {entries}."
@@ -152,7 +152,7 @@ def _beyond(more: Strict) -> list[RenderableType]:
 
 
 _OPTIONAL = {"quarantined", "lost", "skipped", "retired", "dropped", "holes"}
-"""Columns that are shown only when one of their cells is not nought."""
+"""Columns that are shown only if one of their cells is not zero."""
 
 
 def _row(name: str, a: PartitionAccount) -> list[str]:

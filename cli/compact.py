@@ -1,4 +1,4 @@
-"""`sluice compact`: the many small files of windows merged into few, and how much that was."""
+"""`sluice compact`: merge the many small files of windows into few."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compact(
 
 @dataclass(frozen=True)
 class CompactionRun:
-    """What was merged, or would be, into files of `target` bytes; and what dead runs had left, and was given up."""
+    """What was merged, or would be, into files of `target` bytes; and which batches of dead runs were given up."""
 
     feed: str
     target: int

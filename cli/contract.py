@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 RECORDS = 20_000
 MOST_RECORDS = 1_000_000
 MOST_BYTES = 256 << 20
-"""Of a sample, as the brokers hold it."""
+"""The bytes of a sample, as the brokers hold it."""
 PROPOSED = ".contract.proposed.json"
 _MOST_SHOWN = 60
 """Characters of a value, and lines of a table."""
@@ -106,7 +106,7 @@ class _SampleRequest:
 
 @dataclass(frozen=True)
 class _SampleRead:
-    """Records that were made to rows, in a scratch lake. `whole`: all that was asked for, not the newest of it."""
+    """Records made into rows, in a scratch lake. `whole`: everything that was requested, not only the newest of it."""
 
     receipts: tuple[Receipt, ...]
     lake: Lake
@@ -127,9 +127,9 @@ class _SampleRead:
 
 @contextmanager
 def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) -> Iterator[_SampleRead]:
-    """The records, made to rows by the shape; what was written for them is gone when the block ends.
+    """The records, made into rows by the shape; their files are removed when the block ends.
 
-    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed where there is nothing to look at.
+    Raises UsageError, KafkaUnavailable, UnknownTopic, and Failed if there is nothing to look at.
     """
     session.compile()
     from sluice.pipelines.landing.sample import look
@@ -148,7 +148,7 @@ def _looking(session: Session, feed: Feed, shape: Shape, asked: _SampleRequest) 
 
 
 def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[Slice, ...], bool, Sequence[int]]:
-    """What to read, whether that is all that was asked for, and the rows of the batches before."""
+    """What to read, whether that is everything requested, and the rows of the batches before."""
     from sluice.pipelines.feed.topics import match
     from sluice.pipelines.landing.sample import newest, stretches, window_ranges
     from sluice.pipelines.ledger import Ledger, State
@@ -172,13 +172,13 @@ def _slices(session: Session, feed: Feed, asked: _SampleRequest) -> tuple[tuple[
     if not all_:
         raise _nothing(feed, f"Kafka holds no stable record of {', '.join(topics)}{' there' if asked.ranged else ''}")
     chosen = newest(all_, asked.records or (MOST_RECORDS if asked.ranged else RECORDS), MOST_BYTES)
-    # What one window is compared with.
+    # The windows to compare with.
     earlier = earlier_rows(state, Request(RequestKind.WINDOW), state.number) if len(spans) == 1 else []
     return chosen, asked.ranged and list(chosen) == all_, earlier
 
 
 def ranges_by_partition(offsets: Sequence[str] | None) -> dict[TopicPartition, list[Range]]:
-    """The offsets asked for by number."""
+    """The offsets that were requested by number."""
     from sluice.pipelines.vocabulary.kafka import TopicPartition
 
     found: dict[TopicPartition, list[Range]] = {}
@@ -260,7 +260,7 @@ def _output(session: Session, feed: Feed, given: Path | None, force: bool) -> Pa
 
 
 def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: int) -> str:
-    """The file, which was held against what Sluice supports. Raises Failed."""
+    """The file's text, checked against what Sluice supports. Raises Failed."""
     from sluice.pipelines.contract.suite import ContractError, parse_contract
     from sluice.resources.gx import suite_text
 
@@ -275,7 +275,7 @@ def _suite(feed: Feed, proposals: Sequence[Proposal], seen: _SampleRead, rows: i
 
 
 def _write(path: Path, text: str, force: bool) -> None:
-    """Whole or not at all; without `force` never over what came meanwhile."""
+    """Write the file whole or not at all; without `force`, never over a file that appeared meanwhile."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -403,8 +403,8 @@ def check(
 
 @dataclass(frozen=True)
 class _ContractTrial:
-    """What came of it. `examples`: values of some records that broke an expectation, by its place in the contract;
-    `left_out`: what is about how many rows a batch has, which nobody knows of a sample."""
+    """The result of the trial. `examples`: values of some records that broke an expectation, by its place in the
+    contract; `left_out`: expectations about how many rows a batch has, which a sample cannot tell."""
 
     feed: Feed
     contract: Contract
@@ -417,7 +417,7 @@ class _ContractTrial:
 
 
 def _contract(session: Session, feed: Feed, file: Path | None) -> Contract:
-    """The feed's contract, or that of another file, which Great Expectations loads too. Raises FeedError."""
+    """The feed's contract, or that of another file; Great Expectations can load it, too. Raises FeedError."""
     from sluice.pipelines.contract.suite import CONTRACT, ContractError, ContractProblem, read_contract
 
     path = file or session.project.feeds_folder / f"{feed.name}{CONTRACT}"

@@ -1,8 +1,8 @@
-"""`sluice demo`: an hour lands on a real local Kafka, narrated; then all the rest, and the proof.
+"""`sluice demo`: lands an hour of a real local Kafka and narrates it; then everything else, and the proof.
 
-Promises: it lives in a project folder of its own (`.sluice/demo` below the current folder), starts afresh each time,
-listens on loopback only, and touches nobody's feeds, cluster or Dagster home, whatever the environment says. What it
-landed stays, to be looked at; Kafka is stopped at the end unless it is to be kept.
+Promises: it has its own project folder (`.sluice/demo` below the current folder), starts afresh each time, listens on
+loopback only, and touches no other feeds, cluster or Dagster home, whatever the environment says. What it landed stays,
+so that you can look at it. Kafka is stopped at the end unless you keep it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _own_environment() -> Iterator[None]:
 
 @contextmanager
 def _store(session: Session, kind: LakeKind) -> Iterator[str]:
-    """What the feed says of its lake; the server runs while the block lasts."""
+    """The feed's settings for its lake; the server runs while the block lasts."""
     if kind is LakeKind.LOCAL:
         yield ""
         return
@@ -162,7 +162,7 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 
 @contextmanager
 def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[None]:
-    """A fresh cluster in a fresh project; stopped however the block ends, unless it is kept and all went well."""
+    """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local.kafka import VERSION, LocalKafka
 
     _clear(folder)
@@ -190,7 +190,7 @@ def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[No
 
 
 def _clear(folder: Path) -> None:
-    """Remove what an earlier demo left; its cluster is stopped first."""
+    """Stop the cluster of an earlier demo, and remove what it left."""
     from sluice.resources.local.kafka import LocalKafka
 
     if not folder.exists():
@@ -279,7 +279,7 @@ class _Show:
         return run.document(ran, stands)
 
     def preview(self, number: int, hour: int) -> dict[str, Any]:
-        """The hour's files, read by somebody who knows nothing of Sluice but where they are."""
+        """The hour's files, read by a tool that knows nothing of Sluice except where they are."""
         import duckdb
 
         from sluice.resources.reading import of_feed
@@ -303,7 +303,7 @@ class _Show:
         }
 
     def quarantined(self, number: int, hour: int) -> list[dict[str, Any]]:
-        """What did not fit the schema: nothing is lost, nothing is guessed."""
+        """The records that did not fit the schema: nothing is lost, nothing is guessed."""
         import duckdb
 
         from sluice.resources.reading import of_feed
@@ -374,7 +374,7 @@ from quarantined group by 1 order by 2 desc, 1"""
 
 
 def _texts(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
-    """Cells as text, numbers with separators. What has no currency is a tombstone."""
+    """Cells as text, numbers with separators. A row without currency is a tombstone."""
     return [["tombstones" if row[0] is None else _text(row[0]), *map(_text, row[1:])] for row in rows]
 
 
@@ -413,5 +413,5 @@ def _gone(took: float) -> RenderableType:
 
 
 def _command() -> str:
-    """How to call us from here: `make demo` does not put us on the path."""
+    """How to call `sluice` from here: `make demo` does not put it on the path."""
     return "sluice" if shutil.which("sluice") else os.path.relpath(sys.argv[0])

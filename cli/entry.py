@@ -16,26 +16,26 @@ from sluice.cli import signals
 
 
 def main() -> int:
-    """The command, as the installed script calls it: its exit code."""
+    """Run the command, as the installed script does. Returns its exit code."""
     _open_what_is_closed()
     try:
         signals.heed()
         from sluice.cli.main import main as command
 
         code = command()
-    except KeyboardInterrupt:  # before the command could make an exit code of it
+    except KeyboardInterrupt:  # before the command could turn it into an exit code
         code = signals.interrupted()
     signal.signal(signal.SIGINT, _gone)
     return code
 
 
 def _gone(signum: int, frame: FrameType | None) -> NoReturn:
-    """The command has said all; only the interpreter's own end is left."""
+    """The command has said everything; only the interpreter's own end is left."""
     os._exit(signals.INTERRUPTED)
 
 
 def _open_what_is_closed() -> None:
-    """A closed stdin, stdout or stderr leads nowhere, or the next file that is opened would take its place."""
+    """Let a closed stdin, stdout or stderr lead nowhere: otherwise the next opened file would take its place."""
     for each in range(3):
         try:
             os.fstat(each)

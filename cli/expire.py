@@ -76,7 +76,7 @@ def expire(
 
 
 def _time(feed: Feed, text: str, now: int) -> int:
-    """The start of a window (ms), as it is written, or so long ago."""
+    """The start of a window (ms), from its name or from a time span before now."""
     from sluice.pipelines.vocabulary.units import parse_duration
 
     try:

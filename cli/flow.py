@@ -1,8 +1,8 @@
 """How text and tables fit on a screen: words stay whole, commands stay in one piece, tables give columns up.
 
-Promises: no word is cut and nothing is broken inside a command, so that what is copied from a narrow screen runs; a
-line is wider than the screen only where one word, or one command, is. A table that is too wide first wraps prose, then
-leaves out what it was told is least important and says so, then breaks each row into several lines.
+Promises: no word is cut and no command is broken, so that a command copied from a narrow screen runs. A line is wider
+than the screen only if one word, or one command, is. A table that is too wide first wraps prose, then leaves out its
+least important columns and says so, then breaks each row into several lines.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _COMMAND = re.compile(r"\bsluice [a-z][^`;\n]*?(?=\s{2,}|[`;)\n]|$)")
 _GAP = 2
 _INDENT = 2
 _PROSE = 28
-"""Columns that prose is left at least."""
+"""The least width, in characters, that prose keeps."""
 
 
 def wrap(text: Text, width: int, hang: int | None = None) -> list[Text]:
     """The text in lines of at most `width` columns, as far as words and commands allow.
 
-    What goes on in the next line is indented by `hang`; without it a little deeper than its own first line.
+    Further lines are indented by `hang`; without it, a little deeper than the first line.
     """
     return [piece for line in text.split("\n", allow_blank=True) for piece in _pieces(line, width, hang)]
 
@@ -79,7 +79,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, one a line; what does not fit goes on below its value."""
+    """Names and values, one a line; a long value goes on below its beginning."""
 
     pairs: Sequence[tuple[str, Text]]
 
@@ -118,7 +118,7 @@ class TextTable:
         return _TextColumn(name, cells, number=name.partition(" ")[0] in self.right)
 
     def _shown(self, columns: Sequence[_TextColumn], width: int) -> tuple[list[_TextColumn], list[str]]:
-        """The columns for rows of one line, and the names of those given up; all where that does not do."""
+        """The columns for rows of one line, and the names of those left out; all columns if even that is too wide."""
         left, gone = list(columns), list[str]()
         for word in ("", *self.least):
             gone += [c.name for c in left if word and c.name.partition(" ")[0] == word]
@@ -129,7 +129,7 @@ class TextTable:
 
 
 class _TextColumn:
-    """One column: its name and its cells, the head first, and how wide it wants and has to be."""
+    """One column: its name and its cells, the head first, with its preferred and its least width."""
 
     def __init__(self, name: str, cells: tuple[Text, ...], *, number: bool) -> None:
         self.name, self.cells, self.number = name, cells, number
@@ -160,7 +160,7 @@ def _lines(columns: Sequence[_TextColumn], width: int) -> list[tuple[int, Line]]
 
 
 def _widths(columns: Sequence[_TextColumn], room: int) -> Line:
-    """What each column gets: what it wants, less where there is no room, the widest first."""
+    """The width of each column: the preferred one, or less if there is no room, taken from the widest first."""
     widths = [c.wants for c in columns]
     excess = sum(widths) + _GAP * (len(widths) - 1) - room
     while excess > 0:

@@ -75,7 +75,7 @@ def list_(session: Session, feed: OfFeed = None) -> None:
 
 
 def _any(session: Session) -> Feed:
-    """Any feed, when all read one Kafka. Raises UsageError."""
+    """Any feed, if all read one Kafka. Raises UsageError."""
     feeds = list(session.files.feeds.values())
     if len({f.kafka.bootstrap for f in feeds}) == 1:
         return feeds[0]
@@ -89,7 +89,7 @@ def _missing(listed: Iterable[ListedGroup], owners: Mapping[str, str]) -> list[t
 
 
 def _hidden(groups: Groups, missing: Iterable[tuple[str, str]]) -> dict[str, NotAuthorized]:
-    """Of the feeds' groups that no list shows, those that this client may not see: nobody knows whether they are."""
+    """The feeds' groups that no list shows and this client may not see: nobody knows whether they exist."""
     hidden = {}
     for name, _ in missing:
         try:
@@ -151,7 +151,7 @@ def _listed_document(g: ListedGroup, owner: str | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """One partition that the group has an offset in, or a member. `end` is the high watermark, None if not told."""
+    """One partition in which the group has an offset or a member. `end` is the high watermark, None if not known."""
 
     tp: TopicPartition
     committed: CommittedOffset | None
@@ -168,7 +168,7 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group, its offsets, and the feed that owns it; `strangers` are the members that are not of that feed."""
+    """A group, its offsets, and the feed that owns it; `strangers` are members that do not belong to that feed."""
 
     view: GroupView
     feed: str | None
@@ -300,7 +300,7 @@ def _find_group(session: Session, name: str | None, feed: str | None) -> tuple[F
 
 
 def look(session: Session, feed: Feed, name: str) -> GroupReport:
-    """The group as its coordinator and its feed's ledger tell of it. Raises UsageError when there is none."""
+    """The group, from its coordinator and its feed's ledger. Raises UsageError if there is none."""
     owners = group_owners(session, feed)
     with session.open_edges(feed) as edges, session.open_groups(feed) as groups:
         view = groups.view(name)
@@ -330,14 +330,14 @@ def _unknown_group(name: str, names: Iterable[str], owners: Mapping[str, str]) -
 
 
 def log_ends(cluster: Cluster, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """The high watermark of each partition that there is and that this client may see."""
+    """The high watermark of each partition that exists and that this client may see."""
     wanted = {tp.topic for tp in tps}
     there = wanted & set(cluster.topics()) if wanted else wanted
     return {p.tp: p.high_watermark for p in cluster.partitions(sorted(there), Isolation.READ_UNCOMMITTED)}
 
 
 def read_by(feed: Feed, topics: set[str]) -> set[str]:
-    """Those of the topics that the feed reads."""
+    """The topics that the feed reads, of those given."""
     from sluice.pipelines.feed.topics import match
 
     if feed.topics.names:
@@ -349,7 +349,7 @@ def read_by(feed: Feed, topics: set[str]) -> set[str]:
 
 
 class OwnerLedger:
-    """What the owner's ledger says of the group, if any feed owns it. Kafka is not asked."""
+    """What the owner's ledger says about the group, if any feed owns it. Kafka is not asked."""
 
     def __init__(self, feed: Feed | None, ledger: Ledger | None, state: State) -> None:
         self._feed, self._ledger, self._state = feed, ledger, state
@@ -368,7 +368,7 @@ class OwnerLedger:
 
     @property
     def left(self) -> int | None:
-        """When the newest commit was made (ms): Sluice was a member then, and left soon after."""
+        """The time (ms) of the newest commit: Sluice was a member then, and left soon after."""
         return self._at(self._state.last_mark) if self._state.last_mark >= 0 else None
 
     def wanted(self, tps: Iterable[TopicPartition]) -> set[TopicPartition]:
@@ -378,7 +378,7 @@ class OwnerLedger:
         return {tp for tp in asked if tp.topic in topics}
 
     def beside(self, committed: CommittedOffset | None) -> str:
-        """What stands beside the offset, in words."""
+        """The note beside the offset, in words."""
         from sluice.pipelines.operating.move_offsets import Beside
 
         if committed is None or not committed.metadata:
@@ -427,7 +427,7 @@ def _protocol_told(view: GroupView) -> str:
 
 
 def _retention_text(found: OffsetExpiry) -> str:
-    """How long the group's offsets last, as far as anybody can know."""
+    """How long the group's offsets last, as far as that can be known."""
     time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
     match found.counting:
         case Counting.NEVER:
@@ -480,7 +480,7 @@ def _total(rows: Iterable[GroupOffset]) -> str:
 
 
 def _blocked_view(found: GroupReport) -> list[RenderableType]:
-    """Who is in the way of the feed's commits."""
+    """The members that block the feed's commits."""
     if found.feed is None or found.view.free:
         return []
     if found.view.members and not found.strangers:

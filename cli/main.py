@@ -107,13 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with claimed_stdout() if "--json" in given else nullcontext() as documents:
             code = _run(given, Terminal(documents))
         sys.stdout.flush()
-    except BrokenPipeError:  # our reader has closed our output
+    except BrokenPipeError:  # the reader of our output has closed it
         return signals.hush()
     return code
 
 
 def _run(given: list[str], terminal: Terminal) -> int:
-    """The command's exit code. Raises BrokenPipeError when nobody reads what it says."""
+    """The command's exit code. Raises BrokenPipeError if nobody reads its output."""
     try:
         code = int(app(given, prog_name="sluice", standalone_mode=False, obj=terminal) or 0)
     except SystemExit:

@@ -1,4 +1,4 @@
-"""Other runs' batches that a command came upon, in words: how their runs stand, what became of them, the ways out."""
+"""Other runs' batches that a command found, in words: whether their runs are alive, what was done, the ways out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.pipelines.vocabulary.receipts import Fate, Life, Met
 
 
 class MetRecorder:
-    """Passes progress on, and keeps what it says of other runs' batches: of each, what is said last."""
+    """Passes progress on, and keeps its last report on each batch of another run."""
 
     def __init__(self, report: Reporter) -> None:
         self._report = report
@@ -33,7 +33,7 @@ class MetRecorder:
 
 
 def view(found: Iterable[Met], *, dry_run: bool = False) -> Iterator[Text]:
-    """A line for each, with the evidence and the ways out under it."""
+    """A line for each batch, with the evidence and the ways out below it."""
     for met in found:
         yield beneath(warn(f"{met.text}{_became(met, dry_run)}"), met.verdict.why, lines(met.ways))
 
@@ -51,7 +51,7 @@ def lines(ways: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
-    """The line, the evidence and the ways out under it."""
+    """The line, with the evidence and the ways out below it."""
     if why:
         line.append(f"\n    {safe(why)}", style="dim")
     for way in ways:
@@ -60,7 +60,7 @@ def beneath(line: Text, why: str, ways: Iterable[str]) -> Text:
 
 
 def standing(busy: Mapping[int | None, int], found: Iterable[Met], name: Any) -> Iterator[Text]:
-    """What was left alone for other runs' batches: a line for each place, then one for each batch."""
+    """What was left alone because of other runs' batches: a line for each place, then one for each batch."""
     for window, batch in busy.items():
         yield warn(f"{name(window)} was left alone where batch {batch} reserves it")
     yield from view(found)

@@ -1,4 +1,4 @@
-"""The moving progress of a run on a terminal: the stage, and offsets done of all while landing."""
+"""The moving progress of a run on a terminal: the stage, and while landing, how many of all offsets are done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Moving:
-    """A line that shows the stage that was last reported; it is gone afterwards."""
+    """A line that shows the last reported stage; it vanishes afterwards."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(

@@ -17,7 +17,7 @@ def size(n: float) -> str:
 
 
 _NEXT_UNIT = 999.5
-"""From here on three digits do not do."""
+"""From this share on, three digits are not enough."""
 
 
 def percent(share: float) -> str:

@@ -175,7 +175,7 @@ def import_(
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What was typed beside the target."""
+    """The options beside the target, as typed."""
 
     only: tuple[TopicPartition, ...]
     group: str | None
@@ -216,7 +216,7 @@ def _stand(desk: OffsetsDesk, spot: Spot) -> _Stand:
 
 
 def _would_refuse(desk: OffsetsDesk, stands: Sequence[_Stand]) -> list[_Stand]:
-    """What the next commit would refuse: while others hold the group, all that it has to move."""
+    """What the next commit would refuse: everything that it has to move, while others hold the group."""
     from sluice.pipelines.feed.sections import CommitMode, OnGroupMoved
     from sluice.pipelines.operating.move_offsets import Stands
 
@@ -360,7 +360,7 @@ def _move_note(desk: OffsetsDesk, m: Move) -> str | Text:
 
 
 def _meaning(desk: OffsetsDesk, moves: Sequence[Move], done: Done | None) -> list[RenderableType]:
-    """What follows from it, or would."""
+    """The consequence, or what it would be."""
     from sluice.pipelines.feed.sections import CommitMode
 
     out: list[str] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.watching.outlook import Outlook
 
 _TOLD = 5
-"""Partitions that are named; of the rest it is said how many they are."""
+"""How many partitions are named; the rest are counted."""
 
 
 # -- for people
@@ -27,7 +27,7 @@ _TOLD = 5
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What is lost, will be unless it lands soon, or cannot land, case by case, and the command to run."""
+    """Offsets that are lost, will be lost unless they land soon, or cannot land: each case, and the command to run."""
 
     sign: Callable[[str], Text]
     colour: str
@@ -60,7 +60,7 @@ def alarms(
 
 
 def settings_denied(outlook: Outlook) -> Iterator[Text]:
-    """That nothing is known of retention, and what grants it."""
+    """Says that nothing is known about retention, and which right shows it."""
     if found := outlook.unwarned:
         yield from Alarm(warn, "yellow", [found.text], "", found.remedy).lines()
 
@@ -118,7 +118,7 @@ def forgotten(outlook: Outlook) -> Iterator[tuple[str, str]]:
 
 
 def short(age: int | None) -> str:
-    """An age in a table."""
+    """An age, short enough for a table."""
     return "–" if age is None else show_about(age) if age else ""
 
 

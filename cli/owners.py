@@ -16,7 +16,7 @@ def group_owners(session: Session, feed: Feed) -> dict[str, str]:
 
 
 def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
-    """Members that are no run of the feed's: those a commit waits for, others it refuses to meet."""
+    """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
     from sluice.resources.kafka.settings import CLIENT_ID
 
     ours = feed.kafka.client_id or CLIENT_ID

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STABLE, ABORTED, OPEN = "", "aborted", "not stable yet"
 SHOWN = 10
-"""Records, where nobody says how many."""
+"""How many records, by default."""
 _BYTES = 1 << 20
 
 
@@ -124,7 +124,7 @@ class PeekedRecord:
 
 
 def _reader_of(session: Session, topic: str) -> Feed:
-    """A feed that reads the topic, or any feed when all read one Kafka. Raises UsageError."""
+    """A feed that reads the topic, or any feed if all read one Kafka. Raises UsageError."""
     feeds = list(session.files.feeds.values())
     reading = [f for f in feeds if _reads(f, topic)]
     if reading or len({f.kafka.bootstrap for f in feeds}) == 1:
@@ -168,7 +168,7 @@ def _check(offset: int, partition: PartitionState) -> None:
 
 
 def _read(feed: Feed, p: PartitionState, offset: int, number: int) -> Iterator[PeekedRecord]:
-    """The first `number` records from `offset` on: the stable ones, then those that are not."""
+    """The first `number` records from `offset` on: the stable ones, then the unstable ones."""
     found = 0
     for isolation, end in ((Isolation.READ_COMMITTED, p.stable_end), (Isolation.READ_UNCOMMITTED, p.high_watermark)):
         if found == number or offset >= end:

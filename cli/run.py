@@ -134,7 +134,7 @@ def _skip(asked: WorkOptions, to: str | None, reason: str | None) -> Skip | None
 def _each(session: Session, feed: Feed, asked: Sequence[Request], profile: bool) -> int:
     """Runs for each request, in order, as many as the feed's limits make of it; the worst exit code of their last ones.
 
-    A request that is wrong ends it: so are the others.
+    A wrong request ends them all: the others are wrong, too.
     """
     done: list[tuple[Ran, WindowStanding | None]] = []
     last: list[int] = []
@@ -168,7 +168,7 @@ def _goes_on(ran: Ran) -> bool:
 
 
 def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
-    """How much is still to do, and about how long it takes at the pace so far."""
+    """How much is left, and about how long it takes at the pace so far."""
     if _goes_on(ran):
         left, now = ran.outcome.landed.left if ran.outcome.landed else 0, _totals(ran)[0].total
         eta = seconds(left / now * sum(ran.stages.values())) if now else "an unknown time"
@@ -179,7 +179,7 @@ def _rest(number: int, of: int, spent: float, ran: Ran) -> list[RenderableType]:
 
 
 def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | None:
-    """How the window that a run was for stands now; None for other runs, and where there is no such window."""
+    """The state of the window that a run was for; None for other runs, and if there is no such window."""
     from sluice.pipelines.watching.strip import OutsideFacts, standing
 
     if ran.asked.window is None or ran.asked.until is not None or isinstance(ran.outcome.error, UsageError):
@@ -193,9 +193,9 @@ def stands_after(session: Session, feed: Feed, ran: Ran) -> WindowStanding | Non
 
 @dataclass(frozen=True)
 class Ran:
-    """One run: what was asked, what came of it, and the seconds that each stage took, in order.
+    """One run: the request, the outcome, and the seconds that each stage took, in order.
 
-    `contract` is what its rows were held against, `met` other runs' batches that it came upon.
+    `contract` is the contract that its rows were checked against; `met` are other runs' batches that it found.
     """
 
     feed: str
@@ -211,7 +211,7 @@ class Ran:
 
 
 def _so_far() -> float:
-    """The seconds that this command has taken already, which its first run has waited for."""
+    """The seconds that this command has already taken, for which its first run has waited."""
     return 0.0 if _EXECUTION in sys.modules else process.age() or 0.0
 
 
@@ -239,7 +239,7 @@ _EXECUTION = "sluice.assets.execution"
 
 
 class Stopwatch:
-    """Passes progress on and keeps how long each stage took, from Dagster's start on, after what was `spent` before."""
+    """Passes progress on, and measures each stage from Dagster's start on; `spent` is the time before."""
 
     def __init__(self, report: Reporter, spent: Mapping[str, float]) -> None:
         self._report, self._stage, self._since = report, "start Dagster", time.monotonic()
@@ -263,7 +263,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """What one batch landed of one partition."""
+    """What one batch landed from one partition."""
 
     key: Key
     ranges: tuple[Range, ...]
@@ -304,20 +304,20 @@ def view(ran: Ran) -> list[RenderableType]:
 
 
 def _commit_alone(ran: Ran) -> Iterator[tuple[str, str]]:
-    """What a run committed that landed nothing: what earlier ones had landed."""
+    """What a run committed that landed nothing itself: earlier runs had landed it."""
     if ran.outcome.committed is not None and str(ran.outcome.committed.status) == "committed":
         yield from _commit_facts(ran.outcome.committed)
 
 
 def _not_committed(ran: Ran) -> list[RenderableType]:
-    """Why what landed is not committed, of a run whose own error is another one."""
+    """Why what landed is not committed, if the run's own error is another one."""
     if (error := ran.outcome.uncommitted) is None:
         return []
     return [bad(f"what landed is not committed: {error.message}"), Text(safe(f"  → {error.remedy}"), style="dim")]
 
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
-    """How the window stands, and what this run landed of it."""
+    """The window's state, and what this run landed of it."""
     counts, files, volume = _totals(ran)
     landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
     if saved := _adopted_text(ran):
@@ -330,7 +330,7 @@ def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
 
 
 def _all_of(feed: str, runs: Sequence[Ran]) -> list[RenderableType]:
-    """What several runs came to."""
+    """The sum of several runs."""
     counts = sum((_totals(ran)[0] for ran in runs), Counts())
     told = [("landed", f"{many(counts.landed, 'record')} in {many(len(runs), 'run')}")]
     if counts.quarantined:
@@ -343,7 +343,7 @@ def _request_line(ran: Ran) -> Text:
 
 
 def _adopted_text(ran: Ran) -> str:
-    """What a rerun did not have to read again; nothing where there is none."""
+    """What a rerun did not have to read again; empty if there is nothing."""
     adopted = [r for b in ran.batches for r in b.receipts if r.adopted]
     spans = sum(r.slice.span for r in adopted), sum(b.plan.span for b in ran.batches)
     slices = f"{len(adopted)} of {many(sum(len(b.plan.slices) for b in ran.batches), 'slice')}"
@@ -407,7 +407,7 @@ def _outcomes(ran: Ran) -> list[ExpectationOutcome]:
 
 
 def _drifting(ran: Ran) -> Iterator[str]:
-    """What records have that the schema does not, a line for each field."""
+    """How records differ from the schema, a line for each field."""
     found = [d for d in _drift(ran) if d.kind is not DriftKind.MISSING]
     yield from (describe_drift(d) for d in found[:_DRIFT_SAID])
     if found[_DRIFT_SAID:]:
@@ -455,7 +455,7 @@ def _commit_facts(result: CommitResult) -> Iterator[tuple[str, str]]:
 
 
 def _quarantined_text(feed: str, counts: Counts) -> str:
-    """How much went into quarantine, and where it is seen."""
+    """How much went into quarantine, and the command that shows it."""
     share = percent(counts.quarantined / max(counts.landed + counts.quarantined, 1))
     return f"{many(counts.quarantined, 'record')} ({share}): sluice quarantine list {feed}"
 

@@ -56,7 +56,7 @@ FeedName = Annotated[
 
 @dataclass(frozen=True)
 class Session:
-    """What a command has to work with."""
+    """Everything that a command works with."""
 
     terminal: Terminal
     folder: Path | None
@@ -64,24 +64,24 @@ class Session:
 
     @functools.cached_property
     def project(self) -> Project:
-        """The project around the folder asked for, or the current one. Raises UsageError."""
+        """The project around the folder given, or the current one. Raises UsageError."""
         from sluice.resources.project import Project
 
         return Project.find(self.folder)
 
     @functools.cached_property
     def files(self) -> FeedFiles:
-        """The project's feed files, each by itself: a broken one stops nobody who asks for another."""
+        """The project's feed files, each by itself: a broken one does not stop a command for another."""
         from sluice.assets.feeds import read_feeds
 
         return read_feeds(self.project, self.project.environ())
 
     def feed(self, name: str) -> Feed:
-        """One feed. Raises FeedError: what is wrong with its file, or that there is none."""
+        """One feed. Raises FeedError, which says what is wrong with its file, or that there is none."""
         return self.files.feed(name)
 
     def compile(self) -> float:
-        """Compile what reads records, where that was never done, and say so: the seconds that it took."""
+        """Compile the loops that read records, if that was never done, and say so. Returns the seconds that it took."""
         from sluice.pipelines.records import ready
 
         if ready.is_ready():
@@ -99,7 +99,7 @@ class Session:
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
-        """The feed's edges, with what Dagster knows of runs; no connection is opened before the first question."""
+        """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
         from sluice.resources.edges import open_edges
         from sluice.resources.liveness import Informed
 
@@ -107,13 +107,13 @@ class Session:
             yield replace(edges, liveness=Informed(edges.liveness, self._ended))
 
     def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
-        """Of runs, those that the project's Dagster knows as ended. It is loaded for that, and only then."""
+        """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
         from sluice.assets.instance import ended_runs
 
         return ended_runs(self.project, runs)
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
-        """Every group of the feed's Kafka; no connection is opened before the first question."""
+        """All groups of the feed's Kafka; no connection is opened before the first question."""
         from sluice.resources.kafka.groups import KafkaGroups
 
         return closing(KafkaGroups(feed.kafka))
@@ -163,7 +163,7 @@ class Harmless(logging.Formatter):
 
 
 def _log(debug: bool) -> None:
-    """Logs go to stderr. What libraries warn of while they retry is our error to tell, or nothing at all."""
+    """Logs go to stderr. Libraries' warnings about retries are dropped: Sluice reports the error, if any."""
     handler = logging.StreamHandler()
     handler.setFormatter(Harmless("%(asctime)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])

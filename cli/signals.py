@@ -1,8 +1,8 @@
 """Signals, and output that nobody reads.
 
 Promises: an interrupt ends the command with 130, one line and no traceback, wherever it strikes: in an import, while an
-error is told, or in a callback that swallows it. When the reader of our output closes it, the command ends quietly.
-Imports nothing that takes time, so that this holds early.
+error is reported, or in a callback that swallows it. If the reader of our output closes it, the command ends quietly.
+Imports nothing that takes time, so that this is true early.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGAIN = 0.05  # seconds until an interrupt that a callback swallowed is raised 
 
 
 class Interrupts:
-    """What came of signals in this process."""
+    """The signals that this process got."""
 
     seen = False
 
@@ -33,7 +33,7 @@ class Interrupts:
 def heed() -> None:
     """From now on SIGINT raises KeyboardInterrupt, also where a callback swallowed it, and SIGTERM SystemExit.
 
-    An ignored SIGINT stays so: a shell asks for that of what it runs in the background.
+    An ignored SIGINT stays ignored: a shell wants that for commands in the background.
     """
     signal.signal(signal.SIGTERM, _leave)
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
@@ -48,7 +48,7 @@ def interrupted() -> int:
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:
-    """Leave through every `finally`, so that what we started is ended."""
+    """Leave through every `finally`, so that everything this process started is ended."""
     if signum != signal.SIGINT:
         sys.exit(128 + signum)
     Interrupts.seen = True
@@ -56,7 +56,7 @@ def _leave(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[UnraisableHookArgs], None]:
-    """Python drops what is raised in callbacks and destructors: an interrupt comes again, all else goes to `hook`."""
+    """Python drops errors in callbacks and destructors: raise an interrupt again, and pass all others to `hook`."""
 
     def told(given: UnraisableHookArgs) -> None:
         if not issubclass(given.exc_type, KeyboardInterrupt):
@@ -73,7 +73,7 @@ def _not_lost(hook: Callable[[UnraisableHookArgs], object]) -> Callable[[Unraisa
 
 
 def unheard(*descriptors: int) -> bool:
-    """Whether whoever reads one of them has gone."""
+    """Whether the reader of one of them has gone."""
     ends = select.poll()
     for each in descriptors:
         ends.register(each, 0)
@@ -81,7 +81,7 @@ def unheard(*descriptors: int) -> bool:
 
 
 def hush() -> int:
-    """Nothing more is said, at exit neither: what is buffered goes nowhere. Returns the exit code."""
+    """Print nothing more, not even at exit: buffered output is dropped. Returns the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for each in (1, 2):
         os.dup2(nowhere, each)

@@ -1,4 +1,4 @@
-"""`sluice status`: how far each feed is, in its ledger, in its group and in Kafka."""
+"""`sluice status`: the progress of each feed, in its ledger, in its group and in Kafka."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def status(
 
 
 def look(session: Session, feed: Feed, last: int) -> FeedStatus:
-    """The feed's standing; when Kafka does not answer, what the ledger alone says. Its error is kept, not raised."""
+    """The feed's status. If Kafka does not answer, the ledger's part alone; Kafka's error is kept, not raised."""
     from sluice.pipelines.batch.survey import open_ledger, survey
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.planning.held_back import unstable_partitions
@@ -156,7 +156,7 @@ def look(session: Session, feed: Feed, last: int) -> FeedStatus:
 
 @dataclass(slots=True)
 class _FeedReading:
-    """What was found out, as far as it went."""
+    """The findings about a feed, as far as the look got."""
 
     state: State
     committed: Mapping[Key, int] = field(default_factory=dict)
@@ -196,7 +196,7 @@ def _status(feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, last:
 def _refused_batches(
     feed: Feed, edges: Edges, ledger: Ledger, found: _FeedReading, gone: Sequence[Batch]
 ) -> Mapping[int, BatchRefused]:
-    """What was refused, as the next run would refuse it. What the lake does not tell now is kept as the error."""
+    """The refused batches, judged as the next run would judge them. If the lake fails, its error is kept."""
     from sluice.pipelines.quarantine.staged import refusals_of_staged
 
     try:
@@ -220,7 +220,7 @@ def _windows(
 
 
 def _losses(feed: Feed, outlook: Outlook | None) -> tuple[SluiceError, ...]:
-    """What is owed and gone, as a run would refuse it."""
+    """Owed offsets that are gone, for which a run would refuse."""
     from sluice.pipelines.planning.origins import out_of_range
 
     lost = outlook.lost if outlook else ()
@@ -265,7 +265,7 @@ def _overview(found: list[FeedStatus], terminal: Terminal) -> list[RenderableTyp
 _STRIP = 24
 """Windows of each feed in the overview."""
 _WIDE = 120
-"""Columns from which on the overview says more of the last batch."""
+"""The width from which on the overview says more about the last batch."""
 
 
 def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
@@ -276,7 +276,7 @@ def _row(f: FeedStatus, terminal: Terminal) -> tuple[str | Text, ...]:
 
 
 def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
-    """What is worst of each feed that is in trouble; of how many more, it is only said."""
+    """The worst finding of each feed in trouble; beyond a limit, only their number."""
     troubled = [(f.feed, alarms) for f in found if (alarms := _worst_first(f, [h for h in f.held if h.overdue]))]
     troubled.sort(key=lambda t: t[1][0].colour != "red")
     for feed, alarms in troubled[:_TROUBLED]:
@@ -287,7 +287,7 @@ def _alarms(found: list[FeedStatus]) -> Iterator[Text]:
 
 
 _TROUBLED = 8
-"""Feeds that the overview spends lines on."""
+"""How many feeds the overview gives lines to."""
 
 
 def _worst_first(f: FeedStatus, held: Sequence[HeldBack]) -> list[outlooks.Alarm]:
@@ -373,7 +373,7 @@ def _detail(status: FeedStatus, terminal: Terminal) -> list[RenderableType]:
 
 
 def _refusal(feed: str, batch: int, why: BatchRefused) -> Iterator[Text]:
-    """What was refused, by what, and what to do."""
+    """A refused batch: by what it was refused, and what to do."""
     yield bad(f"batch {batch} was refused and stays staged: {why.message}")
     if isinstance(why, QuarantineExceeded):
         yield Text.assemble(("  → ", "bold"), f"see them by reason: sluice quarantine list {feed}")
@@ -390,7 +390,7 @@ def _at_work(b: Batch, standing: Met) -> str:
 
 
 def _above(ranges: tuple[tuple[int, int], ...]) -> str:
-    """What has landed beyond the frontier, the first few ranges."""
+    """The first few ranges that have landed beyond the frontier."""
     shown = ", ".join(f"[{start}, {end})" for start, end in ranges[:3])
     more = f", {len(ranges) - 3} more" if len(ranges) > 3 else ""
     return f"and {shown}{more}" if ranges else ""
@@ -407,7 +407,7 @@ def _windows_view(status: FeedStatus, terminal: Terminal) -> list[RenderableType
 
 
 _NO_WORD = (Standing.LANDED, Standing.RETIRED, Standing.OPEN, Standing.OWED)
-"""What a sign in the strip says all of."""
+"""States that a sign in the strip says everything about."""
 
 
 def _stands(status: FeedStatus, w: WindowStanding) -> Text:
@@ -417,7 +417,7 @@ def _stands(status: FeedStatus, w: WindowStanding) -> Text:
 
 
 _TOLD = 5
-"""Windows that a line is spent on."""
+"""How many windows get a line of their own."""
 
 
 # -- for programs
@@ -459,7 +459,7 @@ def _age(p: PartitionStatus) -> float | None:
 
 
 def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
-    """How long ago the owner was heard of, in seconds, and why the batch was refused."""
+    """How many seconds ago the owner last gave a sign, and why the batch was refused."""
     return {
         "beat_seconds": status.beats[b.id] / 1000 if b.id in status.beats else None,
         "refused": status.refused[b.id].fields() if b.id in status.refused else None,
@@ -467,7 +467,7 @@ def _how_live(status: FeedStatus, b: Batch) -> dict[str, Any]:
 
 
 def _live_document(status: FeedStatus, b: Batch) -> dict[str, Any]:
-    """The batch, how its run stands, and the commands that go on when it is dead."""
+    """The batch, the verdict on its run, and the commands to use if the run is dead."""
     (standing,) = met.document([status.met[b.id]])
     said = {name: standing[name] for name in ("owner_is", "evidence", "ways")}
     return _batch_document(b) | _how_live(status, b) | said

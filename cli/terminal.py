@@ -1,9 +1,8 @@
-"""What comes out: tables and words for people, or one JSON document for programs.
+"""The output: tables and words for people, or one JSON document for programs.
 
-Promises: with `--json`, stdout carries exactly one JSON document (one a line where a command follows something),
-whatever libraries and child processes print (their stdout becomes stderr); notes and progress go to stderr, moving ones
-only when it is a terminal; text from outside (topics, paths, messages of brokers) cannot move the cursor or write
-markup.
+Promises: with `--json`, stdout carries exactly one JSON document (one a line if a command follows something), whatever
+libraries and child processes print (their stdout becomes stderr). Notes and progress go to stderr, moving ones only if
+it is a terminal. Text from outside (topics, paths, messages of brokers) cannot move the cursor or write markup.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
     from sluice.pipelines.vocabulary.progress import Reporter
 
 WIDE = 160
-"""Columns where stdout is no terminal: tables in a pipe are not cut to the width of a screen that is not there."""
+"""The width if stdout is not a terminal: tables in a pipe are not cut to the width of a screen."""
 
 SHOWN_ROWS = 40
-"""Rows of a table for people; `--json` has all."""
+"""How many rows of a table people see; `--json` has all."""
 
 _C = TypeVar("_C", bound="str | Text")
 
 
 class Terminal:
-    """One command's way of speaking. With `documents`, people's output is dropped and documents are written there."""
+    """The output of one command. With `documents`, output for people is dropped and documents are written there."""
 
     def __init__(self, documents: TextIO | None = None) -> None:
         self._documents = documents
@@ -53,7 +52,7 @@ class Terminal:
 
     @property
     def unheard(self) -> bool:
-        """Whether whoever reads what we say has gone."""
+        """Whether the reader of our output has gone."""
         return signals.unheard((self._documents or sys.stdout).fileno(), sys.stderr.fileno())
 
     def show(self, *what: RenderableType) -> None:
@@ -62,7 +61,7 @@ class Terminal:
             self._out.print(*map(_renderable, what), sep="\n", soft_wrap=True)
 
     def lines(self, lines: Iterable[str]) -> None:
-        """For people and for pipes, to stdout: each line as it is, never folded."""
+        """Print lines for people and for pipes, to stdout: each line as it is, never folded."""
         if not self.json:
             sys.stdout.writelines(f"{line}\n" for line in lines)
             sys.stdout.flush()
@@ -73,7 +72,7 @@ class Terminal:
         return self._out.is_terminal and self._out.encoding.lower().startswith("utf")
 
     def document(self, value: Mapping[str, Any]) -> None:
-        """For programs: a JSON document, on a line. Nothing for people."""
+        """Print a JSON document for programs, on one line. People see nothing."""
         if self._documents is not None:
             said = json.dumps(value, ensure_ascii=False, default=str)
             self._documents.write(said if said.isprintable() else "".join(map(_in_json, said)))
@@ -81,11 +80,11 @@ class Terminal:
             self._documents.flush()
 
     def note(self, text: str, style: str = "dim") -> None:
-        """What happens meanwhile, to stderr."""
+        """Print a note about what is happening, to stderr."""
         self._tell(Text(safe(text), style=style))
 
     def fail(self, error: SluiceError) -> None:
-        """Message and remedy, to stderr; nothing else."""
+        """Print message and remedy, to stderr, and nothing else."""
         refused = isinstance(error, Refused)
         head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
         self._tell(head.append(Text(safe(error.message), style="not bold default")))
@@ -93,7 +92,7 @@ class Terminal:
             self._tell(Text.assemble(("  → ", "bold"), safe(error.remedy)))
 
     def _tell(self, text: Text) -> None:
-        """To stderr: on a terminal in lines that fit, for a log as it is."""
+        """Print to stderr: on a terminal in lines that fit, for a log as it is."""
         lines = wrap(text, self._err.width) if self._err.is_terminal else [text]
         self._err.print(*lines, sep="\n", soft_wrap=True)
 
@@ -117,7 +116,7 @@ class Terminal:
             return
         from sluice.cli.meter import Moving
 
-        # A descriptor of its own: while a run is on, the usual ones belong to its log.
+        # A descriptor of its own: during a run, the usual ones belong to its log.
         with os.fdopen(os.dup(2), "w", encoding="utf-8") as own, Moving(_console(own)) as meter:
             yield meter
 
@@ -129,7 +128,7 @@ def _console(stream: TextIO) -> Console:
 
 @contextlib.contextmanager
 def claimed_stdout() -> Iterator[TextIO]:
-    """The real stdout for documents alone: until the block ends descriptor 1 is stderr, for children too."""
+    """The real stdout, for documents only: until the block ends, descriptor 1 is stderr, also for children."""
     sys.stdout.flush()
     real = os.dup(1)
     os.dup2(2, 1)
@@ -148,7 +147,7 @@ def safe(text: str) -> str:
 
 
 def _in_json(c: str) -> str:
-    """The same in JSON, where only control characters below space are escaped already."""
+    """The same for JSON, which already escapes control characters below space, and no others."""
     return c if c.isprintable() else json.dumps(c)[1:-1]
 
 
@@ -215,5 +214,5 @@ def warn(text: str) -> Text:
 
 
 def work(text: str) -> Text:
-    """What is at work: neither done nor failed."""
+    """Something at work: neither done nor failed."""
     return Text.assemble(("▶ ", "bold cyan"), safe(text))

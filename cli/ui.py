@@ -47,7 +47,7 @@ def ui(
     $ sluice ui --project .sluice/demo --port 3100
     """
     project = session.project
-    project.feeds()  # a feed file that is wrong is said here, not in the logs of a server
+    project.feeds()  # report a wrong feed file here, not in the logs of a server
     address = f"http://{HOST}:{_free_port(port)}"
     with session.terminal.working("starting Dagster"):
         servers = _start(project, address)
@@ -65,7 +65,7 @@ class _Server:
     def __init__(self, name: str, arguments: list[str], env: Mapping[str, str], home: Path) -> None:
         self.name, self.log = name, home / f"{name}.log"
         with self.log.open("wb") as sink:
-            # A session of its own: Ctrl-C reaches us only, and we end the servers in order.
+            # A session of its own: Ctrl-C reaches only this process, which ends the servers in order.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 env=dict(env),
@@ -81,7 +81,7 @@ class _Server:
         return Failed("\n    ".join([f"Dagster's {self.name} {what}; it said:", *said]), remedy=f"read {self.log}")
 
     def end(self) -> None:
-        """End it and what it started: code servers, and runs that were launched from the UI."""
+        """End the server and what it started: code servers, and runs that were launched from the UI."""
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_SECONDS)
@@ -93,7 +93,7 @@ class _Server:
         self.process.wait()
 
     def _signal(self, number: int) -> bool:
-        """Signal its whole session; False when nothing of it is left."""
+        """Signal its whole session; False if nothing of it is left."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
             return True
@@ -111,7 +111,7 @@ def _start(project: Project, address: str) -> Servers:
     home = prepare_home(project)
     with open_instance(project) as instance:
         limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
-        bury_dead_runs(instance, home)  # or those that wait for their pools would wait for ever
+        bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     code = ["-w", str(prepare_workspace(project))]
     port = address.rpartition(":")[2]
@@ -124,7 +124,7 @@ def _start(project: Project, address: str) -> Servers:
 
 @contextlib.contextmanager
 def _ending_servers(servers: Servers) -> Iterator[None]:
-    """Ctrl-C is how the block is meant to end; the servers end with it, however it ends."""
+    """Ctrl-C is the usual end of the block; the servers end with it, however it ends."""
     try:
         yield
     except KeyboardInterrupt:

@@ -33,7 +33,7 @@ class EndedRun:
 
 @dataclass(frozen=True, slots=True)
 class Unstuck:
-    """What one call came upon. `freed`: runs that had ended and still held slots; `queued_runs`: how many wait."""
+    """The findings of one call. `freed`: runs that had ended and still held slots; `queued_runs`: how many wait."""
 
     ended: tuple[EndedRun, ...]
     others: tuple[UnderWay, ...]
@@ -86,7 +86,7 @@ def unstick(
 def look(
     session: Session, instance: dg.DagsterInstance, run: str | None, feed: str | None, *, force: bool, dry_run: bool
 ) -> Unstuck:
-    """End what is dead, or look at what that would be. Raises Refused for a named run that is not known dead."""
+    """End dead runs, or list those that it would end. Raises Refused for a named run that is not known to be dead."""
     from sluice.assets import stuck
 
     lakes = stuck.Lakes(session.files.feeds.values(), session.open_edges)
@@ -103,7 +103,7 @@ def look(
 
 
 def _find_run(instance: dg.DagsterInstance, run: str) -> str:
-    """The id of the run that begins so. Raises UsageError: none, several, or one that has ended."""
+    """The id of the run that begins so. Raises UsageError if none or several do, or if the run has ended."""
     import dagster as dg
 
     from sluice.assets.stuck import BEGUN

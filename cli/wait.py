@@ -1,4 +1,4 @@
-"""`sluice wait`: until a window is complete. Reads the lake only; Kafka is not asked."""
+"""`sluice wait`: wait until a window is complete. Reads the lake only; Kafka is not asked."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Look = Callable[[], tuple[WindowStanding, bool]]
 
 
 def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowStanding, bool]:
-    """How the window stands once it may be read, or when the time (ms) is up; and whether it may."""
+    """The window's state once it may be read, or when the time (ms) is up; and whether it may be read."""
     until = None if limit is None else time.monotonic() + limit / 1000
     while True:
         found, ready = look()
@@ -70,7 +70,7 @@ def _wait_for(look: Look, report: Reporter, limit: int | None) -> tuple[WindowSt
 
 
 def _looking(feed: Feed, edges: Edges, asked: int) -> Look:
-    """A look reads what the ledger has gained since the last one. Raises UsageError, WindowRetired."""
+    """A function that reads what the ledger has gained since its last call. Raises UsageError, WindowRetired."""
     from sluice.pipelines.ledger import Ledger
     from sluice.pipelines.planning.windows import check_aligned, check_begun
     from sluice.pipelines.publishing import manifest

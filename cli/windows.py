@@ -1,6 +1,6 @@
-"""Windows on the command line: how one asks for them, and how they are shown, in words and as a strip.
+"""Windows on the command line: the options that name them, and how they are shown, in words and as a strip.
 
-A window is written by its start, in UTC: `2026-11-20T14`, or as finely as the feed's windows are long.
+A window is named by its start, in UTC: `2026-11-20T14`, or with more or fewer fields if windows are shorter or longer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def ledger_state(session: Session, feed: Feed) -> tuple[State, int]:
 def named_windows(
     settings: WindowSettings, now: int, window: Sequence[str] | None, start: str | None, end: str | None
 ) -> tuple[int, ...]:
-    """The windows' starts, each once, as given or oldest first. Raises UsageError for what names no windows."""
+    """The windows' starts, each once, as given or oldest first. Raises UsageError if the options name no windows."""
     if window and (start or end):
         raise UsageError("--window together with --from or --to", remedy="give one of them")
     if window:
@@ -113,7 +113,7 @@ def _between(settings: WindowSettings, start: int, end: int, told: str | None) -
 
 
 def verdict(s: WindowStanding) -> Text:
-    """One line: how the window stands, and who owes what."""
+    """One line: the window's state, and who owes what."""
     name = f"window {show_window(s.window)}"
     match s.standing:
         case Standing.LANDED:
@@ -131,7 +131,7 @@ def verdict(s: WindowStanding) -> Text:
 
 
 def owing(owes: Sequence[Owes], shown: int = 3) -> str:
-    """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; those that a transaction holds come first."""
+    """`orders:1 owes [0, 30), 4 more partitions owe 120 offsets`; partitions that a transaction holds come first."""
     if not owes:
         return "nothing is known of it yet"
     if all(o.ranges is None for o in owes):
@@ -178,7 +178,7 @@ def _sign(standing: Standing, fancy: bool) -> Text:
 
 
 def calendar(found: Sequence[WindowStanding], length: int, *, fancy: bool, width: int) -> Iterator[Text]:
-    """The windows (`length` ms each) in rows of a day, or of what suits their length and the screen, and the legend."""
+    """The windows (`length` ms each) in rows of a day, or of a span that fits; and the legend."""
     span = next((s for s in _SPANS if s // length <= _room(s, width)), _SPANS[-1])
     rows: dict[int, dict[int, WindowStanding]] = {}
     for s in found:
@@ -205,19 +205,19 @@ def _room(span: int, width: int) -> int:
 
 
 def _hour(at: int) -> str:
-    """Two columns of the line over the rows of days."""
+    """Two characters of the line above the rows of days."""
     return f"{at // HOUR:02}" if at % (6 * HOUR) == 0 else "  "
 
 
 def legend(found: Sequence[WindowStanding], *, fancy: bool) -> Text:
-    """What the signs that occur mean, with how many windows each."""
+    """The meaning of the signs that occur, with the number of windows each."""
     counted = [(s, sum(f.standing is s for f in found)) for s in Standing]
     shown = [_sign(s, fancy).append(f" {n} {s}", style="not bold default") for s, n in counted if n]
     return Text("  ") + Text("   ").join(shown)
 
 
 def title(length: int, found: Sequence[WindowStanding]) -> str:
-    """What a strip shows: windows that last `length` ms."""
+    """The title of a strip: windows that last `length` ms."""
     return f"the last {many(len(found), 'window')} of {show_duration(length)}, times in UTC"
 
 
