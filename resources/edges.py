@@ -16,6 +16,7 @@ from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
 from sluice.resources.spark.engine import SparkEngine
 from sluice.resources.spark.executor import Wiring
+from sluice.resources.spark.preflight import Ports
 
 
 def now() -> int:
@@ -32,7 +33,7 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
             cluster=cluster,
             group=group,
             lake=lake,
-            engine=SparkEngine(feed.spark),
+            engine=SparkEngine(feed.spark, lambda: Ports.of(feed.kafka, lake)),
             liveness=LakeLiveness(lake, feed.name, now),
             clock=now,
             wiring=Wiring.of(feed),

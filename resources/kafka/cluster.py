@@ -52,6 +52,11 @@ class KafkaCluster:
     def cluster_id(self) -> str:
         return self._wire.run("asking for the cluster id", self._layout, ()).cluster_id
 
+    def addresses(self) -> tuple[str, ...]:
+        """`host:port` of every broker, as they advertise themselves."""
+        brokers = self._wire.run("asking for the brokers", self._wire.brokers)
+        return tuple(sorted(f"{broker.host}:{broker.port}" for broker in brokers))
+
     def topics(self) -> Mapping[str, str]:
         """Every visible topic that is not internal, name → topic id as Kafka's tools print it.
 

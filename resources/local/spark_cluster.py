@@ -30,6 +30,7 @@ from sluice.resources.local.java import spark_jars
 
 HOST = "127.0.0.1"
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+_CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _POLL = 0.05
@@ -117,6 +118,19 @@ class LocalSpark:
         where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(work)]
         self.running.append(self._start(f"worker-{number}", _WORKER, *where, *size, self.master))
         return self.running[-1]
+
+    def start_connect(self) -> str:
+        """Start a server of Spark Connect beside it, whose executors are in its own process: its address."""
+        port = _free_port()
+        said = {"spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": port}
+        words = [word for item in said.items() for word in ("--conf", f"{item[0]}={item[1]}")]
+        submit = "org.apache.spark.deploy.SparkSubmit"
+        server = self._start(
+            "connect", submit, "--master", f"local[{self.cores},3]", "--class", _CONNECT, *words, "spark-internal"
+        )
+        self.running.append(server)
+        self._until(lambda: _listens(port), server)
+        return f"sc://{HOST}:{port}"
 
     def said(self) -> str:
         """What executors printed, for whoever looks for why something failed."""

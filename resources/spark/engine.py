@@ -18,31 +18,35 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.ports import Job
-from sluice.pipelines.vocabulary import scratch
+from sluice.pipelines.vocabulary import scratch, units
 from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.resources.local import java
-from sluice.resources.spark import executor, shipping
+from sluice.resources.spark import executor, executors, preflight, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    from sluice.resources.spark.preflight import Ports
+
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
 """How long an interrupt waits for its job's end; the end of the process would end it, too."""
+_START_SECONDS = 60.0
 _ENDING_SECONDS = 2.0
 """Its connections break first, then a killed JVM is gone."""
 # What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
@@ -71,19 +75,23 @@ _SOCKET = 100
 """Bytes of a longest path of a socket, and what PySpark names one in its folder."""
 _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _lock = threading.Lock()
+_looked: set[str] = set()
+"""Applications whose executors were asked already."""
 T = TypeVar("T")
 
 
 class SparkEngine:
     """`ports.Engine` over Spark. Its workers start with the first `run`."""
 
-    def __init__(self, settings: SparkSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SparkSettings, ports: Callable[[], Ports] | None = None) -> None:
+        """`ports`: what executors elsewhere are to reach, asked for when they are asked."""
+        self._settings, self._ports = settings, ports
         self._cancelled = threading.Event()
+        self._starved = threading.Event()
 
     def start(self) -> None:
-        """Start Spark if this process has none; elsewhere than here, let executors compile their loops. Raises
-        SetupError."""
+        """Start Spark if this process has none. Elsewhere than here, wait for executors, ask them whether they reach
+        what tasks will read and write, and let them compile their loops. Raises SetupError."""
         self._waited(self._begun)
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
@@ -109,14 +117,35 @@ class SparkEngine:
 
     def _begun(self) -> None:
         spark = self._spark()
-        if not is_local(self._settings) and not is_connect(self._settings):
-            _compiled_there(spark, spark.applicationId)
+        if is_local(self._settings) or is_connect(self._settings):
+            return
+        executors.wait(spark, self._settings, self._cancelled.is_set)
+        if self._ports and spark.applicationId not in _looked:
+            preflight.preflight(spark, self._ports(), shipping.python(self._settings)).check()
+            _looked.add(spark.applicationId)
+        _compiled_there(spark, spark.applicationId)
+
+    def preflight(self) -> preflight.Preflight:
+        """Start Spark, and ask its executors. Nothing is raised for what they say. Raises SetupError when there are
+        none. On this machine there is nothing to ask."""
+        if is_local(self._settings) or is_connect(self._settings) or self._ports is None:
+            self.start()
+            return preflight.Preflight((), ())
+        ports = self._ports
+
+        def asked() -> preflight.Preflight:
+            spark = self._spark()
+            executors.wait(spark, self._settings, self._cancelled.is_set)
+            return preflight.preflight(spark, ports(), shipping.python(self._settings))
+
+        return self._waited(asked)
 
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
     def _landed(self, work: executor.TaskWork) -> list[Outcome]:
-        jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(self._spark())
+        spark = self._spark()
+        jobs: _Jobs = _ConnectJobs(spark, self._settings) if is_connect(self._settings) else _ContextJobs(spark)
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
@@ -130,8 +159,13 @@ class SparkEngine:
         self._cancelled.set()
 
     def _watch(self, jobs: _Jobs, done: threading.Event) -> None:
+        fed = time.monotonic()
         while not done.wait(_WATCH_SECONDS):
-            if self._cancelled.is_set() and _jvm_ended() is None:
+            if jobs.executors():
+                fed = time.monotonic()
+            if time.monotonic() - fed > self._settings.start_timeout / 1000:
+                self._starved.set()
+            if (self._cancelled.is_set() or self._starved.is_set()) and _jvm_ended() is None:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
@@ -143,6 +177,8 @@ class SparkEngine:
                 raise Failed("the Spark job was cancelled", remedy="run again: finished slices are adopted") from None
             if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
                 raise _jvm_death(code) from None
+            if self._starved.is_set():
+                raise _no_executors(self._settings) from None
             return self._salvaged(jobs, work, error)
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome]:
@@ -187,6 +223,10 @@ class _Jobs(Protocol):
 
     def cancel(self) -> None: ...
 
+    def executors(self) -> bool:
+        """Whether there is any, as far as can be told."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -195,6 +235,7 @@ class _ContextJobs:
 
     def __init__(self, spark: SparkContext) -> None:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
+        self._local = str(spark.master).startswith("local")
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
@@ -205,23 +246,32 @@ class _ContextJobs:
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self._group)
 
+    def executors(self) -> bool:
+        with suppress(Exception):  # of a context that has just ended, whoever waits hears more
+            return self._local or executors.count(self._spark) > 0
+        return True
+
     def close(self) -> None: ...
 
 
 class _ConnectJobs:
     """Jobs of Spark Connect, in a session of their own."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark = spark.newSession()
+        shipping.add_to(self._spark, settings)
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         count = len(work.tasks)
         numbers = self._spark.range(0, count, 1, count)
-        rows = numbers.mapInArrow(partial(executor.run_in_arrow, work), executor.SCHEMA).collect()
+        rows = numbers.mapInArrow(shipping.Carried(partial(executor.run_in_arrow, work)), executor.SCHEMA).collect()
         return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
 
     def cancel(self) -> None:
         self._spark.interruptAll()
+
+    def executors(self) -> bool:
+        return True  # its server knows
 
     def close(self) -> None:
         self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
@@ -230,7 +280,32 @@ class _ConnectJobs:
 def context(settings: SparkSettings) -> SparkContext:
     """The process's Spark context, started as the settings say when none runs. Raises SetupError. Not for Connect."""
     with _lock:
-        return _running() or _capturing_output(settings, partial(_context, settings))
+        return _running() or _started(settings)
+
+
+def _started(settings: SparkSettings) -> SparkContext:
+    executors.check_answers(settings)
+    with _bounded(settings):
+        return _capturing_output(settings, partial(_context, settings))
+
+
+@contextmanager
+def _bounded(settings: SparkSettings) -> Iterator[None]:
+    """A start that takes longer than `start_timeout`, and what a JVM takes, ends with its JVM. On this machine it is
+    given all the time."""
+    late = threading.Timer(_START_SECONDS + settings.start_timeout / 1000, _kill_jvm)
+    late.daemon = True
+    if not is_local(settings):
+        late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+def _kill_jvm() -> None:
+    if process := _jvm_process():
+        process.kill()
 
 
 def session(settings: SparkSettings) -> SparkSession:
@@ -239,6 +314,8 @@ def session(settings: SparkSettings) -> SparkSession:
 
     if not is_connect(settings):
         context(settings)
+    else:
+        executors.check_answers(settings)
     with _lock:
         return SparkSession.getActiveSession() or _capturing_output(settings, lambda _: _session(settings))
 
@@ -279,6 +356,14 @@ def _forget_jvm() -> None:
         _jvm_ended(_ENDING_SECONDS)
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _no_executors(settings: SparkSettings) -> Failed:
+    return Failed(
+        f"every executor of {settings.master} was lost, and no other came"
+        f" within {units.show_duration(settings.start_timeout)}",
+        remedy="see whether master and workers run, then run again: finished slices are adopted",
+    )
 
 
 def _jvm_death(code: int) -> Failed:

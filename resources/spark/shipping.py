@@ -11,8 +11,10 @@ is left to them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sluice.pipelines.feed.sections import INSTALLED, PACK, SparkSettings
 from sluice.pipelines.records import ready
@@ -63,6 +65,52 @@ def conf(settings: SparkSettings, given: Mapping[str, str]) -> dict[str, str]:
         ARCHIVES: ",".join([*archives, f"{where}#{FOLDER}"]),
         PYTHONPATH: os.pathsep.join([f"./{FOLDER}", *paths]),
     }
+
+
+def add_to(session: Any, settings: SparkSettings) -> None:
+    """Send the archive to a session of Spark Connect, for its jobs alone. Raises SetupError."""
+    where = archive(settings)
+    if where is None:
+        return
+    if "://" in where or where.startswith("local:"):
+        raise SetupError(
+            f"Spark Connect takes archives of this machine, not {where}",
+            remedy="name a file in `spark.environment`, or `installed` where the server's executors have Sluice",
+        )
+    session.addArtifact(f"{where}#{FOLDER}", archive=True)
+
+
+class Carried:
+    """A function on its way to executors behind Spark Connect, which get no PYTHONPATH from us: on its arrival the
+    archive is put on the path first, and only then is anything of ours imported."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self._function(*given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrival(), (pickle.dumps(self._function), FOLDER)
+
+
+def _arrival() -> Callable[[bytes, str], Any]:
+    """A function without a name in a module: it travels by value."""
+
+    def arrive(sent: bytes, folder: str) -> Any:
+        import os
+        import pickle
+        import sys
+
+        from pyspark import SparkFiles
+
+        for root in (os.getcwd(), SparkFiles.getRootDirectory()):
+            place = os.path.join(root, folder)
+            if os.path.isdir(place) and place not in sys.path:
+                sys.path.insert(0, place)
+        return pickle.loads(sent)
+
+    return arrive
 
 
 def python(settings: SparkSettings) -> str:

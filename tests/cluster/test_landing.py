@@ -7,6 +7,7 @@ import pytest
 from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
 from tests.integration.support import Place, consumed, rows
+from tests.stores import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
@@ -16,3 +17,10 @@ def test_bare_workers_land_what_is_there(place: Place, cluster: LocalSpark) -> N
     landed(feed)
     assert rows(feed) == consumed(place.kafka, place.topic)
     assert "ModuleNotFoundError" not in cluster.said()
+
+
+@pytest.mark.cluster
+def test_bare_workers_land_on_s3(place: Place, cluster: LocalSpark, s3_store: Store) -> None:
+    feed = place.feed(**on(cluster), **s3_store.lines())
+    landed(feed)
+    assert rows(feed) == consumed(place.kafka, place.topic)

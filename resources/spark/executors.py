@@ -1,0 +1,120 @@
+"""Waiting for a master and for executors, for a bounded time; and what a standalone master has, where none come."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.pipelines.vocabulary import units
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.spark.masters import is_connect, master
+
+_TRY_SECONDS = 5.0
+_ASK_SECONDS = 5
+_POLL = 0.25
+_SETTLED = 4
+"""Looks without a new executor, before the first ones count as all."""
+
+
+def check_answers(settings: SparkSettings) -> None:
+    """Raises SetupError when nobody listens at a master's own address. What only Spark can read (yarn) passes."""
+    found = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
+    if not found:
+        return
+    default = 15002 if is_connect(settings) else 443 if found[2] else 7077
+    failures = [_refused(address.strip(), default) for address in (found[1] or found[2]).split(",")]
+    if not all(failures):
+        return
+    what = "Spark Connect's server" if is_connect(settings) else "Spark master"
+    raise SetupError(
+        f"no {what} answers at {settings.master}: {'; '.join(failures)}",
+        remedy="start it, or correct `spark.master` in the feed; run again: nothing was read",
+    )
+
+
+def _refused(address: str, default: int) -> str:
+    """Why nobody can be reached there; empty when somebody can."""
+    host, port = address, default
+    if split := re.fullmatch(r"(.+):(\d+)", address):
+        host, port = split[1], int(split[2])
+    try:
+        socket.create_connection((host.strip("[]"), port), _TRY_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool]) -> int:
+    """How many executors the context has, once there are some. Raises SetupError after `start_timeout`."""
+    deadline = time.monotonic() + settings.start_timeout / 1000
+    seen, same = 0, 0
+    while not cancelled():
+        now = count(spark)
+        same = same + 1 if now and now == seen else 0
+        if same >= _SETTLED:
+            return now
+        seen = now
+        if not now and time.monotonic() > deadline:
+            raise none_came(spark, settings)
+        time.sleep(_POLL)
+    return seen
+
+
+def count(spark: Any) -> int:
+    """The executors of a context, now. Behind a master that was lost, those that are left."""
+    return len(spark._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one of them
+
+
+def none_came(spark: Any, settings: SparkSettings) -> SetupError:
+    """What was asked for, and what is there."""
+    asked = _asked(spark.getConf())
+    there = _there(spark, settings)
+    waited = units.show_duration(settings.start_timeout)
+    return SetupError(
+        f"{settings.master} gave no executor within {waited}: one asks for {asked}" + (f"; {there}" if there else ""),
+        remedy="ask for less (`spark.conf`: spark.executor.memory, spark.executor.cores), free or add workers,"
+        " or wait longer (`spark.start_timeout`)",
+    )
+
+
+def _asked(conf: Any) -> str:
+    said: Mapping[str, str] = dict(conf.getAll())
+    memory = said.get("spark.executor.memory", "1g")
+    cores = said.get("spark.executor.cores", "all cores of its worker")
+    more = said.get("spark.cores.max") or said.get("spark.executor.instances")
+    return f"{memory} of memory and {cores}{' core(s)' if cores.isdigit() else ''}" + (
+        f" ({more} in all)" if more else ""
+    )
+
+
+def _there(spark: Any, settings: SparkSettings) -> str:
+    """What a standalone master says of its workers; empty where it does not tell."""
+    with suppress(Exception):  # it only explains, by Spark's own messages
+        return _workers(spark, settings)
+    return ""
+
+
+def _workers(spark: Any, settings: SparkSettings) -> str:
+    jvm = spark._jvm
+    found = re.match(r"spark://([^,:]+):(\d+)", master(settings))
+    if not found:
+        return ""
+    address = jvm.org.apache.spark.rpc.RpcAddress(found[1], int(found[2]))
+    head = spark._jsc.sc().env().rpcEnv().setupEndpointRef(address, "Master")
+    request = getattr(getattr(jvm.org.apache.spark.deploy, "DeployMessages$RequestMasterState$"), "MODULE$")
+    answer = getattr(jvm.org.apache.spark.deploy, "DeployMessages$MasterStateResponse")
+    kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName(answer._fqn))
+    workers = head.askSync(request, kind).workers()
+    alive = [w for w in workers if w.isAlive()]
+    if not alive:
+        return "the master has no worker"
+    shown = ", ".join(
+        f"{w.host()} {w.memoryFree()} MiB and {w.coresFree()} core(s) free of {w.memory()} MiB and {w.cores()}"
+        for w in alive[:5]
+    )
+    return f"the master has {len(alive)} worker(s): {shown}" + (f" and {len(alive) - 5} more" if len(alive) > 5 else "")

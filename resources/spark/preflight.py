@@ -1,0 +1,262 @@
+"""Before anything is read: can every executor do what tasks will ask of it?
+
+    findings(here, answers)      pure: what is wrong, from what executors answered; each with its way out
+    failed(error)                the same, where their Python could not even answer
+    preflight(session, ports)    ask them
+
+A job sends each executor a function by value, which imports nothing of ours at first, and hears its Python, its
+machine, its releases and clock, whether it reaches every broker and the lake. It takes some seconds, once for an
+application.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.spark import probe
+
+SECONDS = 20.0
+"""How long an executor tries to reach Kafka and the lake."""
+CLOCK_MS = 60_000
+"""Clocks may differ by this; S3 refuses requests at fifteen minutes."""
+_CONNECT_SECONDS = 5.0
+_SAME = ("sluice", "pyspark")
+"""Releases that must be the driver's."""
+_LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
+"""Releases that should be."""
+_SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one executor says of itself. `skew` is how far its clock is certainly off the driver's, in ms; `imports`,
+    `lake` and the values of `kafka` (by address) are what failed, empty where nothing did."""
+
+    host: str
+    python: str
+    machine: str
+    processor: str = ""
+    releases: Mapping[str, str] = field(default_factory=dict)
+    skew: int = 0
+    imports: str = ""
+    kafka: Mapping[str, str] = field(default_factory=dict)
+    lake: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, where, and what to do. `fatal`: no task could succeed there."""
+
+    said: str
+    remedy: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was asked and what came of it."""
+
+    answers: tuple[Answer, ...]
+    findings: tuple[Finding, ...]
+
+    def check(self) -> None:
+        """Raises SetupError for what no task could live with."""
+        if fatal := [f for f in self.findings if f.fatal]:
+            said = "\n    ".join(f.said for f in fatal)
+            raise SetupError(said, remedy="; ".join(dict.fromkeys(f.remedy for f in fatal)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What executors try. `seen` is a path that the driver sees in the lake: another lake of the same name lacks it."""
+
+    access: KafkaAccess
+    store: Lake
+    seen: str = ""
+
+    @classmethod
+    def of(cls, access: KafkaAccess, lake: Lake) -> Ports:
+        return cls(access, lake, next(iter(lake.list("_sluice")), ""))
+
+    @property
+    def bootstrap(self) -> str:
+        return self.access.bootstrap
+
+    def kafka(self) -> dict[str, str]:
+        """What is wrong with each address, by the real client and by a connection to every broker. Raises what the
+        client does."""
+        with closing(KafkaCluster(self.access)) as cluster:
+            return {address: _reached(address) for address in cluster.addresses()}
+
+    def lake(self) -> str:
+        """What is wrong with the lake. Raises what the store does."""
+        if self.seen and self.store.get(self.seen) is None:
+            return f"{self.store.uri} does not hold {self.seen}, which the driver sees"
+        next(iter(self.store.list("_sluice")), None)
+        return ""
+
+
+def _reached(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+# -- what answers mean
+
+
+def here() -> Answer:
+    """This process, as an executor would answer."""
+    releases = {name: version(name) for name in (*_SAME, *_LIKE)}
+    return Answer(socket.gethostname(), platform.python_version(), platform.machine(), probe.processor(), releases)
+
+
+def findings(driver: Answer, answers: Iterable[Answer]) -> tuple[Finding, ...]:
+    """What is wrong, what is fatal first. One finding names all hosts that it is true of."""
+    found: dict[tuple[str, str, bool], list[str]] = {}
+    for answer in answers:
+        for said, remedy, fatal in _of(driver, answer):
+            hosts = found.setdefault((said, remedy, fatal), [])
+            if answer.host not in hosts:
+                hosts.append(answer.host)
+    told = [Finding(f"executors on {_few(hosts)} {s}", r, f) for (s, r, f), hosts in found.items()]
+    return tuple(sorted(told, key=lambda finding: not finding.fatal))
+
+
+def _few(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+
+
+def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
+    if _minor(answer.python) != _minor(driver.python):
+        yield _other_python(_minor(answer.python), _minor(driver.python))
+        return
+    if answer.machine != driver.machine:
+        said = f"are {answer.machine} machines, the driver is {driver.machine}"
+        yield said, "a pack serves one kind of machine: run the driver on theirs, or install Sluice there", True
+        return
+    if answer.imports:
+        yield f"cannot import what tasks need: {answer.imports}", f"{_SENT}, or install Sluice on every host", True
+        return
+    yield from _other_releases(driver, answer)
+    for address, why in answer.kafka.items():
+        if why:
+            named = f"Kafka at {address}" if address else "Kafka"
+            remedy = "open the way from every worker to every broker, by the addresses that the brokers advertise"
+            yield f"do not reach {named}: {why}", f"{remedy} (advertised.listeners)", True
+    if answer.lake:
+        remedy = "a cluster needs a lake that every host reaches: s3://…, or a folder that all of them mount alike"
+        yield f"do not reach the lake: {answer.lake}", remedy, True
+    if abs(answer.skew) > CLOCK_MS:
+        ahead = "ahead of" if answer.skew > 0 else "behind"
+        said = f"have a clock {abs(answer.skew) // 1000} s {ahead} the driver's"
+        yield said, "set the clocks right (NTP): stores refuse requests of another time", False
+    if answer.processor != driver.processor:
+        said = f"have another processor ({answer.processor or 'unknown'}): loops are compiled there, for about a minute"
+        yield said, "make the pack on a machine of theirs (sluice pack --output) and name it in `environment`", False
+
+
+def _other_releases(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
+    for name, ours in driver.releases.items():
+        theirs = answer.releases.get(name, "")
+        if theirs != ours:
+            remedy = _SENT if name != "pyspark" else "use one release of Spark on the cluster and here"
+            fatal = name in _SAME and (name == "sluice" or _minor(theirs) != _minor(ours))
+            yield f"have {name} {theirs or 'unknown'}, the driver {ours}", remedy, fatal
+
+
+def _other_python(theirs: str, ours: str) -> tuple[str, str, bool]:
+    remedy = f"install Python {ours} there and name it: `spark: {{python: /path/to/python{ours}}}`"
+    return f"run Python {theirs}, the driver {ours}", remedy, True
+
+
+def _minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
+
+
+def failed(error: str, python: str) -> Finding:
+    """Why no executor answered, from Spark's error; `python` is the interpreter that was asked for."""
+    place = re.search(r"\(TID \d+\) \((\S+) executor", error)
+    where = f"executors on {place[1]}" if place else "executors"
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if other := re.search(r"in worker[^0-9]*\(?(\d+)[., ]+(\d+)\)?[^0-9]*driver", error):
+        said, remedy, _ = _other_python(f"{other[1]}.{other[2]}", ours)
+        return Finding(f"{where} {said}", remedy)
+    if re.search(r"Cannot run program|No such file or directory", error) and python in error:
+        remedy = f"install Python {ours} there, or name theirs: `spark: {{python: /path/to/python{ours}}}`"
+        return Finding(f"{where} have no {python}", remedy)
+    if missing := re.search(r"No module named '?([\w.]+)", error):
+        return Finding(f"{where} have no module {missing[1]}", f"{_SENT}, or install Sluice on every host")
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return Finding(
+        f"{where} do not answer: {(lines or ['no reason given'])[-1][:300]}",
+        "see what they printed: the application's stderr on the workers",
+    )
+
+
+# -- how they are asked
+
+
+def carried(text: str, question: Mapping[str, Any]) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
+    """What Spark calls there: it has no name in a module, so it travels by value, and refers to nothing of ours."""
+
+    def look(numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        import time
+
+        scope: dict[str, Any] = {}
+        exec(text, scope)
+        for _ in numbers:
+            yield scope["answer"](question)
+            time.sleep(0.2)  # so that one executor does not take all
+
+    return look
+
+
+def look(ports: Ports) -> Callable[[Iterable[int]], Iterator[dict[str, Any]]]:
+    """The function that executors run."""
+    question = {"releases": [*_SAME, *_LIKE], "ports": pickle.dumps(ports), "seconds": SECONDS}
+    return carried(inspect.getsource(probe), question)
+
+
+def answers(told: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[Answer, ...]:
+    """One answer of each executor's Python, by when (ms, the driver's clock) the job began and ended."""
+    found: dict[tuple[str, int], Answer] = {}
+    for one in told:
+        clock = one["clock"]
+        skew = clock - ended if clock > ended else min(0, clock - began)
+        plain = {k: v for k, v in one.items() if k not in ("process", "clock")}
+        found.setdefault((one["host"], one["process"]), Answer(**plain, skew=skew))
+    return tuple(found.values())
+
+
+def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
+    """Ask the executors of a running context (a SparkContext). Raises nothing for what is wrong there: see `check`."""
+    count, began = max(2, spark.defaultParallelism), _now()
+    try:
+        told = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
+    except Exception as error:  # noqa: BLE001 - whatever Spark says, in a finding
+        return Preflight((), (failed(str(error), python),))
+    heard = answers(told, began, _now())
+    return Preflight(heard, findings(here(), heard))
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,77 @@
+"""What an executor answers before the first batch. Its text is sent there and run: the standard library alone serves.
+
+`answer(question)` never raises: whatever is wrong is in the answer, a dictionary of texts and numbers. The question
+holds the driver's ports, pickled: they show whether Sluice can be imported there, and what reaches Kafka and the lake.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pickle
+import platform
+import socket
+import threading
+import time
+from typing import Any
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "process": os.getppid(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": processor(),
+        "releases": {name: _release(name) for name in question["releases"]},
+        "clock": time.time_ns() // 1_000_000,
+        "imports": "",
+        "kafka": {},
+        "lake": "",
+    }
+    try:
+        ports = pickle.loads(question["ports"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
+        told["imports"] = _said(error)
+        return told
+    late = f"no answer within {question['seconds']:.0f} s"
+    told |= {"kafka": {ports.bootstrap: late}, "lake": late}
+    asks = {"kafka": ports.kafka, "lake": ports.lake}
+    threads = [threading.Thread(target=_ask, args=(told, *item), daemon=True) for item in asks.items()]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + question["seconds"]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return dict(told)
+
+
+def _ask(told: dict[str, Any], name: str, ask: Any) -> None:
+    try:
+        told[name] = ask()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the driver hears it
+        told[name] = {"": _said(error)} if name == "kafka" else _said(error)
+
+
+def _said(error: Exception) -> str:
+    lines = str(getattr(error, "message", "") or error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _release(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:  # Spark's own Python comes as a zip, without metadata
+        return str(getattr(__import__(name), "__version__", ""))
+    except ImportError:
+        return ""
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()

@@ -1,0 +1,71 @@
+"""What keeps a cluster from landing is said before anything is read: what, where, and the way out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.spark import engine
+from tests.cluster.conftest import landed, on
+from tests.integration.support import Place
+from tests.resources.kafka.tools import free_port
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def own_context() -> Iterator[None]:
+    """Each has an application of its own."""
+    yield
+    if (running := engine._running()) is not None:
+        running.stop()
+        engine._forget_jvm()
+
+
+def refused(place: Place, spark: dict[str, str]) -> SetupError:
+    began = time.monotonic()
+    with pytest.raises(SetupError) as e:
+        landed(place.feed(**spark))
+    assert time.monotonic() - began < 120
+    print(e.value)
+    return e.value
+
+
+@pytest.mark.parametrize("scheme", ["spark", "sc"])
+def test_nobody_answers_at_the_masters_address(place: Place, scheme: str) -> None:
+    master = f"{scheme}://127.0.0.1:{free_port()}"
+    said = refused(place, {"spark": f"{{master: '{master}'}}"})
+    assert said.message.endswith(f"answers at {master}: Connection refused")
+
+
+def test_executors_larger_than_any_worker(place: Place, cluster: LocalSpark) -> None:
+    said = refused(place, on(cluster, conf={"spark.executor.memory": "64g"}, start_timeout="5s"))
+    assert "gave no executor within 5s: one asks for 64g of memory and all cores of its worker" in said.message
+    assert "the master has 2 worker(s): 127.0.0.1 1024 MiB and 1 core(s) free of 1024 MiB and 1" in said.message
+
+
+def test_executors_without_sluice(place: Place, cluster: LocalSpark) -> None:
+    said = refused(place, on(cluster, environment="installed"))
+    assert "No module named" in said.message or "no module sluice" in said.message
+    assert "spark: {environment: pack}" in said.remedy
+
+
+def test_executors_without_the_interpreter(place: Place, cluster: LocalSpark) -> None:
+    said = refused(place, on(cluster, python="/opt/nowhere/python3.11"))
+    assert said.message == "executors on 127.0.0.1 have no /opt/nowhere/python3.11"
+
+
+def test_another_python_there(place: Place, tmp_path: Path) -> None:
+    beside = Path(sys.base_prefix).parent.glob("*/bin/python3.1?")
+    found = [p for p in sorted(beside) if p.name != f"python3.{sys.version_info[1]}"]
+    if not found:
+        pytest.skip("this machine has no other Python beside ours")
+    with LocalSpark(tmp_path / "spark", workers=1) as cluster:
+        said = refused(place, on(cluster, python=str(found[0])))
+    assert f"run Python 3.{found[0].name.rpartition('.')[2]}, the driver 3.{sys.version_info[1]}" in said.message

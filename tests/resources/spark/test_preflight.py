@@ -1,0 +1,95 @@
+"""What executors answer, and what that means: each finding names hosts, both sides and a way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.spark import preflight, probe
+from sluice.resources.spark.preflight import Answer, Finding, Preflight, answers, failed, findings
+
+DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
+SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "fatal"),
+    [
+        (replace(SOUND, python="3.9.18"), "run Python 3.9, the driver 3.11", True),
+        (replace(SOUND, machine="aarch64"), "are aarch64 machines, the driver is x86_64", True),
+        (
+            replace(SOUND, imports="ModuleNotFoundError: No module named 'sluice'"),
+            "cannot import what tasks need",
+            True,
+        ),
+        (replace(SOUND, releases=DRIVER.releases | {"sluice": "0.0.9"}), "have sluice 0.0.9, the driver 0.1.0", True),
+        (replace(SOUND, releases=DRIVER.releases | {"pyspark": "4.1.1"}), "have pyspark 4.1.1, the driver 4.3.0", True),
+        (replace(SOUND, releases=DRIVER.releases | {"pyarrow": ""}), "have pyarrow unknown, the driver 26.0", False),
+        (replace(SOUND, kafka={"b:9092": "timed out"}), "do not reach Kafka at b:9092: timed out", True),
+        (replace(SOUND, lake="LakeUnavailable: no answer"), "do not reach the lake: LakeUnavailable: no answer", True),
+        (replace(SOUND, skew=-120_000), "have a clock 120 s behind the driver's", False),
+        (replace(SOUND, processor="another"), "have another processor (another)", False),
+    ],
+)
+def test_each_thing_that_is_wrong_is_a_finding(answer: Answer, said: str, fatal: bool) -> None:
+    (found,) = findings(DRIVER, [SOUND, answer])
+    assert found.said.startswith(f"executors on worker-1 {said}")
+    assert found.remedy
+    assert found.fatal is fatal
+
+
+def test_hosts_with_the_same_trouble_are_one_finding() -> None:
+    (found,) = findings(DRIVER, [replace(SOUND, host=f"w{i}", python="3.9.1") for i in range(5)])
+    assert found.said == "executors on w0, w1, w2 and 2 more run Python 3.9, the driver 3.11"
+
+
+def test_what_is_sound_is_no_finding() -> None:
+    assert findings(DRIVER, [SOUND]) == ()
+    Preflight((SOUND,), ()).check()
+    Preflight((SOUND,), (Finding("late", "set it", fatal=False),)).check()
+
+
+def test_all_that_is_fatal_is_one_error() -> None:
+    with pytest.raises(SetupError) as e:
+        Preflight((), (Finding("a", "do this"), Finding("b", "do this"), Finding("c", "x", fatal=False))).check()
+    assert (e.value.message, e.value.remedy) == ("a\n    b", "do this")
+
+
+MISMATCH = """Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.2 executor 1): RuntimeError: [PYTHON_VERSION_MISMATCH] \
+Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with different minors"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MISMATCH, "executors on 10.0.0.2 run Python 3.9, the driver 3.11"),
+        ('java.io.IOException: Cannot run program "python3.11": error=2', "executors have no python3.11"),
+        ("x\nModuleNotFoundError: No module named 'sluice'\n", "executors have no module sluice"),
+        ("it broke", "executors do not answer: it broke"),
+    ],
+)
+def test_why_no_executor_answered(error: str, said: str) -> None:
+    found = failed(error, "python3.11")
+    assert found.said == said
+    assert found.remedy
+
+
+def test_a_clock_is_off_by_what_the_jobs_time_does_not_explain() -> None:
+    told = probe.answer({"releases": [], "ports": b"", "seconds": 1})
+    assert told["imports"], "and what cannot be loaded is told"
+
+    def skew(clock: int) -> int:
+        (found,) = answers([told | {"clock": clock}, told | {"clock": clock}], 1000, 5000)
+        return found.skew
+
+    assert [skew(clock) for clock in (400, 1000, 3000, 5000, 5700)] == [-600, 0, 0, 0, 700]
+
+
+def test_what_is_sent_refers_to_nothing_of_ours() -> None:
+    from pyspark import cloudpickle
+
+    sent = cloudpickle.dumps(preflight.carried("def answer(question): return question", {"a": 1}))
+    assert b"_make_function" in sent, "it travels by value"
+    assert list(cloudpickle.loads(sent)([0])) == [{"a": 1}]
