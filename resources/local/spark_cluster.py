@@ -77,6 +77,7 @@ class LocalSpark:
     """The workers, in order of their start."""
     head: Daemon | None = None
     _port: int = 0
+    _page: int = 0
 
     @property
     def master(self) -> str:
@@ -85,11 +86,16 @@ class LocalSpark:
     @property
     def conf(self) -> dict[str, str]:
         """What a driver on this machine says, so that nothing of it listens elsewhere."""
-        return {"spark.driver.host": HOST, "spark.driver.bindAddress": HOST, "spark.executor.memory": "512m"}
+        return {
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.executor.memory": "512m",
+            "spark.master.ui.port": str(self._page),
+        }
 
     def __enter__(self) -> LocalSpark:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._port = _free_port()
+        self._port, self._page = _free_port(), _free_port()
         try:
             self.start_master()
             for _ in range(self.workers):
@@ -105,7 +111,7 @@ class LocalSpark:
 
     def start_master(self) -> Daemon:
         """Start the master, at the port of the one before if there was one."""
-        where = ["--host", HOST, "--port", str(self._port), "--webui-port", "0"]
+        where = ["--host", HOST, "--port", str(self._port), "--webui-port", str(self._page)]
         self.head = self._start("master", _MASTER, *where)
         self._until(lambda: _listens(self._port), self.head)
         return self.head
@@ -173,7 +179,7 @@ class LocalSpark:
             "JAVA_HOME": str(java.java_home()),
             "SPARK_HOME": str(spark_jars().parent),
             "SPARK_LOCAL_IP": HOST,
-            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_MEMORY": "768m",
             "LANG": os.environ.get("LANG", "C.UTF-8"),
             **self.environment,
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.request import urlopen
 
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.vocabulary import units
@@ -15,7 +17,9 @@ from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.spark.masters import is_connect, master
 
 _TRY_SECONDS = 5.0
-_ASK_SECONDS = 5
+_UI_PORT = "spark.master.ui.port"
+"""Where the master tells of its workers: the setting of Spark's own that says so."""
+_SHOWN = 5
 _POLL = 0.25
 _SETTLED = 4
 """Looks without a new executor, before the first ones count as all."""
@@ -100,21 +104,19 @@ def _there(spark: Any, settings: SparkSettings) -> str:
 
 
 def _workers(spark: Any, settings: SparkSettings) -> str:
-    jvm = spark._jvm
     found = re.match(r"spark://([^,:]+):(\d+)", master(settings))
     if not found:
         return ""
-    address = jvm.org.apache.spark.rpc.RpcAddress(found[1], int(found[2]))
-    head = spark._jsc.sc().env().rpcEnv().setupEndpointRef(address, "Master")
-    request = getattr(getattr(jvm.org.apache.spark.deploy, "DeployMessages$RequestMasterState$"), "MODULE$")
-    answer = getattr(jvm.org.apache.spark.deploy, "DeployMessages$MasterStateResponse")
-    kind = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName(answer._fqn))
-    workers = head.askSync(request, kind).workers()
-    alive = [w for w in workers if w.isAlive()]
+    port = spark.getConf().get(_UI_PORT, "8080")
+    with urlopen(f"http://{found[1]}:{port}/json/", timeout=_TRY_SECONDS) as answer:
+        told = json.load(answer)
+    if not found[0].endswith(str(told["url"]).removeprefix("spark://")):
+        return ""  # another master's page
+    alive = [w for w in told["workers"] if w["state"] == "ALIVE"]
     if not alive:
         return "the master has no worker"
-    shown = ", ".join(
-        f"{w.host()} {w.memoryFree()} MiB and {w.coresFree()} core(s) free of {w.memory()} MiB and {w.cores()}"
-        for w in alive[:5]
-    )
-    return f"the master has {len(alive)} worker(s): {shown}" + (f" and {len(alive) - 5} more" if len(alive) > 5 else "")
+    shown = [
+        f"{w['host']} has {w['memoryfree']} of {w['memory']} MiB and {w['coresfree']} of {w['cores']} core(s) free"
+        for w in alive
+    ]
+    return "; ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} workers more" if len(shown) > _SHOWN else "")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_bare_server_lands_what_is_there(place: Place, tmp_path: Path) -> None:
     with LocalSpark(tmp_path / "spark", workers=0) as cluster:
         feed = place.feed(spark=f"{{master: '{cluster.start_connect()}'}}")
-        ask = [sys.executable, "-m", "tests.cluster.connect_landing", str(place.root / "feeds" / "orders.yaml")]
+        ask = [sys.executable, "-m", "tests.cluster.lands", str(place.root / "feeds" / "orders.yaml")]
         done = subprocess.run(ask, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
         assert done.returncode == 0, done.stderr + (tmp_path / "spark" / "connect.log").read_text()[-3000:]
     assert rows(feed) == consumed(place.kafka, place.topic)

@@ -1,6 +1,6 @@
-"""Lands a feed through Spark Connect, in a process of its own: one that was once a client of it makes no other Spark.
+"""Lands a feed in a process of its own: one that can be killed, or that was once a client of Spark Connect.
 
-python -m tests.cluster.connect_landing FEED-FILE
+python -m tests.cluster.lands FEED-FILE
 """
 
 from __future__ import annotations

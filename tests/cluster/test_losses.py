@@ -1,0 +1,167 @@
+"""What dies under a landing on a cluster: nothing is lost, nothing is there twice, nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import Failed, SetupError
+from sluice.resources.lakes import open_lake
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.spark import engine
+from tests.cluster.conftest import landed, on, send
+from tests.integration.support import Place, consumed, rows
+from tests.resources.kafka.tools import until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
+AGAIN = {"spark.task.maxFailures": "20"}
+
+
+@pytest.fixture(autouse=True)
+def own_context() -> Iterator[None]:
+    yield
+    if (running := engine._running()) is not None:
+        running.stop()
+        engine._forget_jvm()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[LocalSpark]:
+    """A cluster for one test."""
+    with LocalSpark(tmp_path / "spark") as found:
+        yield found
+
+
+@pytest.fixture
+def busy(place: Place, kafka: LocalKafka) -> Place:
+    """A topic of more records, which many tasks read."""
+    send(kafka, place.topic, 20_000)
+    return place
+
+
+def executors(cluster: LocalSpark) -> list[int]:
+    """The executors' processes, by their working folders."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line, folder = (place / "cmdline").read_bytes(), os.readlink(place / "cwd")
+        except OSError:
+            continue
+        if b"CoarseGrainedExecutorBackend" in line and folder.startswith(str(cluster.folder)):
+            found.append(int(place.name))
+    return found
+
+
+def begun(feed: Feed, slices: int = 3) -> bool:
+    """Whether tasks have finished so many slices."""
+    lake = open_lake(feed)
+    return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= slices
+
+
+@contextmanager
+def amid(feed: Feed, do: Callable[[], object]) -> Iterator[None]:
+    """Do it once the first slices are finished."""
+
+    def wait() -> None:
+        until(lambda: begun(feed), 300)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join()
+
+
+def proven(place: Place, feed: Feed) -> None:
+    assert rows(feed) == consumed(place.kafka, place.topic)
+
+
+def test_every_executor_is_killed(busy: Place, cluster: LocalSpark) -> None:
+    feed = busy.feed(**on(cluster, conf=AGAIN), **MANY_TASKS)
+    killed: list[int] = []
+
+    def kill() -> None:
+        for pid in executors(cluster):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    with amid(feed, kill):
+        landed(feed)
+    assert killed
+    proven(busy, feed)
+
+
+def test_a_worker_is_killed(busy: Place, mortal: LocalSpark) -> None:
+    feed = busy.feed(**on(mortal, conf=AGAIN), **MANY_TASKS)
+    with amid(feed, mortal.running[0].kill):
+        landed(feed)
+    proven(busy, feed)
+
+
+def test_the_master_is_killed(busy: Place, mortal: LocalSpark) -> None:
+    assert mortal.head
+    feed = busy.feed(**on(mortal), **MANY_TASKS)
+    with amid(feed, mortal.head.kill):
+        landed(feed)
+    proven(busy, feed)
+    running = engine._running()
+    assert running is not None
+    running.stop()
+    engine._forget_jvm()
+    with pytest.raises(SetupError, match="no Spark master answers"):
+        landed(busy.feed("other", **on(mortal)))
+
+
+def test_all_workers_are_killed_and_none_comes(busy: Place, mortal: LocalSpark) -> None:
+    feed = busy.feed(**on(mortal, conf=AGAIN, start_timeout="10s"), **MANY_TASKS)
+
+    def kill() -> None:
+        for worker in mortal.running:
+            worker.kill()
+
+    with amid(feed, kill), pytest.raises(Failed, match=r"every executor of spark://.* was lost, and no other came"):
+        landed(feed)
+    mortal.start_worker()
+    landed(feed)
+    proven(busy, feed)
+
+
+def test_the_run_is_killed(busy: Place, mortal: LocalSpark) -> None:
+    feed = busy.feed(**on(mortal), **MANY_TASKS)
+    ask = [sys.executable, "-m", "tests.cluster.lands", str(busy.root / "feeds" / "orders.yaml")]
+    run = subprocess.Popen(ask, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: begun(feed) or run.poll() is not None, 300)
+    assert executors(mortal)
+    run.kill()
+    run.wait()
+    until(lambda: not executors(mortal), 60)
+    landed(feed)
+    proven(busy, feed)
+
+
+def test_executors_come_and_go_and_tasks_run_twice(busy: Place, cluster: LocalSpark) -> None:
+    conf = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "2s",
+        "spark.speculation": "true",
+        "spark.speculation.multiplier": "1.01",
+        "spark.speculation.quantile": "0.1",
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.minTaskRuntime": "50ms",
+    }
+    feed = busy.feed(**on(cluster, conf=conf), **MANY_TASKS)
+    landed(feed)
+    proven(busy, feed)
