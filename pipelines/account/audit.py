@@ -61,9 +61,9 @@ class PartitionAccount:
     files: int
     bytes: int
     relanded: int = 0
-    """Of what landed, what had been in quarantine before."""
+    """Landed records that had been in quarantine before."""
     mended: int = 0
-    """Of these, what has other bytes than the log had."""
+    """Records among these with other bytes than the log had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> lis
 
 
 def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[AuditProblem]:
-    """What is wrong with the file, of so many bytes, that stands in the part's place."""
+    """What is wrong with the file in the part's place, which has this many bytes."""
     if size is None:
         return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
     if size != part.bytes:

@@ -2,7 +2,7 @@
 
 Promises: each proposal holds for the whole sample. All are warnings, so that none quarantines a row before somebody
 decides. The sample shows in counts; values of records appear only in proposed sets, in the fixed parts of patterns and,
-rounded outwards, in bounds. Nothing is proposed for columns of which too little was seen.
+rounded outwards, in bounds. Nothing is proposed for columns with too few rows.
 """
 
 from __future__ import annotations

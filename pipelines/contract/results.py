@@ -1,4 +1,4 @@
-"""What came of each expectation: for the decision to publish, the ledger, checks and reports. Light.
+"""The result of each expectation: for the decision to publish, the ledger, checks and reports. Light.
 
 Row expectations get their outcome from the tallies in receipts, whole-batch expectations from the results in the
 batch's publish entry.

@@ -280,7 +280,7 @@ class SparkSettings(Settings):
 
     The others are for a Spark elsewhere. `environment` says where executors have Sluice from: PACK (it is made here and
     sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `python` is
-    their interpreter. Whoever waits for executors gives up after `start_timeout` (ms).
+    their interpreter. A run that waits for executors gives up after `start_timeout` (ms).
     """
 
     master: Text | None = None

@@ -1,4 +1,4 @@
-"""How an entry gets its number: optimistic concurrency over files that are only created where none stands.
+"""How an entry gets its number: optimistic concurrency over files that are only created if absent.
 
     read → decide on the state just below number N → create N
                  ↑ taken: read on, decide again
@@ -73,7 +73,7 @@ class Ledger:
         return self._kept(_fold(self._state, data), data)
 
     def _first_read(self) -> State:
-        """The tip and the checkpoints are read before the entries: what they tell of was written before them."""
+        """The tip and the checkpoints are read before the entries: the entries that they imply are older."""
         tip = Tip.parse(self._lake.get(paths.tip_path(self.feed))) if self._whole else None
         begun = (self._checkpoint() if self._whole else None) or State()
         data = [(path, content) for _, path, content in self._listed(begun.number, begun.newest)]
@@ -153,7 +153,7 @@ class Ledger:
         return parse(self._content(path), path)
 
     def plan(self, batch: int) -> Plan:
-        """The plan of the batch. Raises LedgerCorrupt when none stands there."""
+        """The plan of the batch. Raises LedgerCorrupt when there is none."""
         entry = self.entry(batch)
         if not isinstance(entry, PlanEntry):
             raise LedgerCorrupt(f"entry {batch} is not the plan of batch {batch}")

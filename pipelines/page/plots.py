@@ -1,6 +1,6 @@
 """Plots as inline SVG: stretched to whatever width there is, so that they hold no text but titles; labels are HTML.
 
-Each has a title for who cannot see it, each bar one that is shown when it is pointed at.
+Each plot has a title for people who cannot see it. Each bar has a title that is shown when you point at it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HEIGHT = 100
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: what it stands for, how high it is, and a class of the style sheet that colours it."""
+    """One bar: its meaning, its height, and a class of the style sheet that colours it."""
 
     label: str
     height: float
@@ -54,7 +54,7 @@ def _column(place: int, bar: Bar, most: float) -> Html:
 
 
 def lying(parts: Sequence[tuple[float, str]], most: float) -> Html:
-    """A bar in a table's cell, whose number stands beside it: pieces (length, class) one after the other."""
+    """A bar in a table's cell, beside its number: pieces (length, class) one after the other."""
     at, drawn = 0.0, []
     for length, kind in parts:
         width = max(100 * length / most, 0.6) if length > 0 and most else 0

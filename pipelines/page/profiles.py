@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 1_000_000
 MOST_BYTES = 128 << 20
 MOST_FILES = 64
-"""Of a batch: beyond, a sample is read."""
+"""The most rows, bytes and files of a batch that are read whole; of a larger batch, a sample is read."""
 MOST_COLUMNS = 16
 BINS = 24
 TOP = 10
@@ -92,7 +92,7 @@ def profiles(
     published: bool,
     most: int = MOST_ROWS,
 ) -> Profiles:
-    """Of landed parts, the columns `wanted` that they have, and the rows at `places` (`topic:partition:offset`)."""
+    """Profiles of landed parts: the columns `wanted` that they have, and the rows at `places` (`T:P:OFFSET`)."""
     all_ = sum(p.rows for _, p in parts)
     with _open_duckdb() as db:
         table = _SampleTable(db, wanted[:MOST_COLUMNS])

@@ -114,7 +114,7 @@ def _marked_value(s: Sample) -> Iterator[Html]:
 
 
 def _last(data: bytes, most: int = 120, *, cut_: bool) -> str:
-    """The end of what stands before."""
+    """The end of the text before it."""
     text = data.decode("utf-8", "backslashreplace").replace("\n", "\\n")
     return ("…" if cut_ or len(text) > most else "") + text[-most:]
 
@@ -148,7 +148,7 @@ def _summary(held: Contract, decided: dict[int, ExpectationOutcome], left_out: i
 
 
 def _state(o: ExpectationOutcome | None) -> str:
-    """The colour of what came of it."""
+    """The colour of the result."""
     if o is None:
         return "info"
     if o.passed and not o.unexpected:
@@ -184,7 +184,7 @@ def _expectation(e: Expectation, o: ExpectationOutcome | None, found: Profiles) 
 
 
 def _examples(o: ExpectationOutcome | None, found: Profiles) -> list[Html]:
-    """Where the first rows are that broke it, and what its columns hold there where that is known."""
+    """Where the first rows are that broke it, and the values of its columns there, if known."""
     if o is None or not o.first:
         return []
     said = []

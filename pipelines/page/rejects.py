@@ -1,6 +1,6 @@
-"""What of a batch is in quarantine: how much for which reason, where the first of each is, and what they look like.
+"""A batch's quarantine: how many records for which reason, where the first of each is, and what they look like.
 
-Raw records are read only of the few that are shown. Memory is bounded by one row group.
+Raw records are read only for the few that are shown. Memory is bounded by one row group.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sluice.pipelines.vocabulary.receipts import Part, Receipt
 MOST_FILES = 200
 """Files in quarantine that are read; of the others only the number of rows is known."""
 SHOWN = 12
-"""Reasons of which records are shown."""
+"""How many reasons are shown with records."""
 SAMPLES = 2
 ROWS_AT_ONCE = 1 << 10
 SAMPLE_BYTES = 1 << 10
-"""Of a key, and of a value around the byte in question, that are kept."""
+"""Bytes that are kept of a key, and of a value around the byte at fault."""
 _COLUMNS = (*QuarantineKind._fields, "offset", "timestamp", "key", "value", "byte")
 
 
@@ -107,7 +107,7 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
 
 
 def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
-    """Of the row groups, one after the other; those of a file that several windows share are in offset order too."""
+    """The rows, one row group after the other. In a file that several windows share, they are in offset order, too."""
     return parquet.batches(lake, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 

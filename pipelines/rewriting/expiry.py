@@ -2,7 +2,7 @@
 
 Guarantees: the decision is made on the state just below its entry, for whole windows of every partition, and only if
 nothing is owed there and nobody is at work. The account stays closed: what had landed is retired. A crash leaves files
-that do not count; `remove_retired` removes them, whoever calls it, any number of times.
+that do not count; `remove_retired` removes them; anybody may call it, any number of times.
 """
 
 from __future__ import annotations

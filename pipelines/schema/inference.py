@@ -22,7 +22,7 @@ _DATE, _TIME = re.compile(_DAY), re.compile(rf"{_DAY}[Tt ]\d\d:\d\d(:\d\d([.,]\d
 _INT64 = range(-(1 << 63), 1 << 63)
 _TEXTS = {"date", "string", "timestamp"}
 _ITEMS = 1000
-"""Of a list, so many elements are looked at."""
+"""The most elements of a list that are looked at."""
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -69,7 +69,7 @@ def drift_of(receipts: Sequence[Receipt]) -> tuple[Drift, ...]:
 
 def check_drift(receipts: Sequence[Receipt], policies: Policies) -> None:
     """Raises SchemaDrifted if records differ from the schema and `on_drift` is `fail`."""
-    from sluice.pipelines.feed.sections import OnDrift  # late: whoever only tells of drift loads no feed
+    from sluice.pipelines.feed.sections import OnDrift  # imported late: a module that only reports drift loads no feed
 
     if policies.on_drift is not OnDrift.FAIL:
         return

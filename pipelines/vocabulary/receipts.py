@@ -1,4 +1,4 @@
-"""What came of a slice: parts, counts, drift and receipts. Also who owns the batch, and whether that owner lives."""
+"""The result of a slice: parts, counts, drift and receipts. Also who owns the batch, and whether that owner lives."""
 
 from __future__ import annotations
 
