@@ -2,6 +2,6 @@
 
 This room holds the contract's file, its words and its results. It knows the schema and the vocabulary, and no ledger.
 It judges no rows either: `records.checked` does that in the tasks, and `validation` judges whole batches in the driver.
-Open `suite` first (it reads the file), then `catalogue` (what each expectation takes and means) and `results` (the results
-of them).
+Open `suite` first (it reads the file), then `catalogue` (what each expectation takes and means) and `results` (what was
+found).
 """

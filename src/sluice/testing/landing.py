@@ -4,7 +4,7 @@
     landed.rows, landed.quarantined
 
 It is the real pipeline that runs, over ports in memory: the messages are laid out as Kafka stores them, then decoded,
-typed, held against the contract, written as Parquet, proven and published. Offsets are not committed.
+typed, checked against the contract, written as Parquet, proven and published. Offsets are not committed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Message:
 
 @dataclass(frozen=True)
 class LandedMessages:
-    """What became of the messages of one call."""
+    """The result of the messages of one call."""
 
     feed: Feed = field(repr=False)
     lake: Lake = field(repr=False)
@@ -101,7 +101,7 @@ class LandedMessages:
 
     @property
     def expectations(self) -> list[ExpectationOutcome]:
-        """What came of each expectation of the feed's contract, in its order."""
+        """The result of each expectation of the feed's contract, in its order."""
         if self.feed.contract is None:
             return []
         results = [r for b in self.result.batches for r in b.results]

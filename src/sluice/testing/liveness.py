@@ -19,7 +19,7 @@ class MemoryLiveness:
     beats: dict[str, int] = field(default_factory=dict)
     """By token, when it was heard of last (ms)."""
     known: list[Owner] = field(default_factory=list)
-    """Whose beats stand in the lake."""
+    """The owners with a beat in the lake."""
 
     @contextmanager
     def beat(self, owner: Owner) -> Iterator[None]:
