@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import lake, machine, peers, race, scale, start, suite
+from sluice.bench import cluster, lake, machine, peers, race, scale, start, suite
 from sluice.bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
@@ -61,6 +61,12 @@ def run_lake(asked: BenchRequest, note: Note) -> lake.LakeReport:
     """The lake on S3 beside a local one. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return lake.run(asked.records or lake.RECORDS, folder, note)
+
+
+def run_cluster(asked: BenchRequest, note: Note) -> cluster.ClusterReport:
+    """A standalone Spark beside a local one. Raises as `run`."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return cluster.run(asked.records or cluster.RECORDS, asked.repeat, folder, note)
 
 
 def run_start(asked: BenchRequest, note: Note) -> start.StartReport:

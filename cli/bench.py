@@ -69,7 +69,8 @@ def bench(
     With the peers' figures come Sluice's parts alone: the CPU time that checksums, codec, decoding, JSON, contract and
     Parquet take by themselves on the same bytes, so that whatever a landing took beyond their sum can be seen.
 
-    `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3. `start` tells what
+    `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3. `cluster` lands by
+    a local Spark and by a standalone one of two workers, which the pack is sent to. `start` tells what
     a run in a new process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `scale` runs
     the planner over up to 100,000 partitions on 1,000 brokers, in memory.
 
@@ -83,8 +84,8 @@ def bench(
             "the benchmarks are not part of an installed Sluice",
             remedy="clone the repository, and run `make bench` there",
         )
-    from sluice.bench import scale, start
-    from sluice.bench.command import BenchRequest, run, run_lake, run_scale, run_start
+    from sluice.bench import cluster, scale, start
+    from sluice.bench.command import BenchRequest, run, run_cluster, run_lake, run_scale, run_start
     from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
     from sluice.bench.results import BenchReport
@@ -92,6 +93,7 @@ def bench(
     asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
         ("lake",): (run_lake, lake_view),
+        ("cluster",): (run_cluster, cluster.cluster_view),
         ("start",): (run_start, start.start_view),
         ("scale",): (run_scale, scale.scale_view),
     }
