@@ -67,11 +67,11 @@ class NotReached(RetriableError):  # type: ignore[misc]
 
 class Untrusted(KafkaError):  # type: ignore[misc]
     """One side does not believe the other's certificate: the broker's, for OpenSSL's reason `code`; or where that is
-    0 ours, `shown` or not, for the reason in TLS's `alert`."""
+    0 ours, the one in the file `shown`, empty where we have none."""
 
-    def __init__(self, said: str, code: int = 0, alert: str = "", shown: bool = False) -> None:
+    def __init__(self, said: str, code: int = 0, shown: str = "") -> None:
         super().__init__(said)
-        self.code, self.alert, self.shown = code, alert, shown
+        self.code, self.shown = code, shown
 
 
 class NoAddress(RetriableError):  # type: ignore[misc]
@@ -156,7 +156,7 @@ def _verdict(
         case Untrusted():
             if error.code:
                 return KafkaUnavailable, refusals.of_broker(error.code, bootstrap)
-            return NotAuthorized, refusals.of_client(error.alert, error.shown)
+            return NotAuthorized, refusals.of_client(error.shown)
         case OSError() | ValueError() if is_hopeless(error):
             return FeedError, "check the feed's `kafka:` section: files of certificate and key, password, proxy_url"
         case NoAddress():

@@ -47,7 +47,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         with _closed_unless_done(sock):
             transport = self._wrapped(sock, node.host)  # TLS makes another socket of it
         with _closed_unless_done(transport._sock):
-            await _shaken(transport, bool(self.config["ssl_certfile"]))
+            await _shaken(transport, self.config["ssl_certfile"] or "")
         self._transports.add(transport)
         return transport
 
@@ -93,7 +93,7 @@ def _closed_unless_done(sock: Any) -> Iterator[None]:
         raise
 
 
-async def _shaken(transport: Any, certificate: bool) -> None:
+async def _shaken(transport: Any, certificate: str) -> None:
     """The TLS handshake, where there is one. Raises Untrusted, KafkaConnectionError."""
     try:
         await transport.handshake()
@@ -101,8 +101,8 @@ async def _shaken(transport: Any, certificate: bool) -> None:
         raise _meaning(error, certificate, "Handshake failed: ") from None
 
 
-def _meaning(error: Exception, certificate: bool, doing: str = "") -> KafkaError:
-    """What a socket says, with or without TLS. `certificate`: whether we have shown one."""
+def _meaning(error: Exception, certificate: str, doing: str = "") -> KafkaError:
+    """What a socket says, with or without TLS. `certificate`: the file of ours, if any."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(f"{doing}{error}", error.verify_code)
     alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
@@ -110,7 +110,7 @@ def _meaning(error: Exception, certificate: bool, doing: str = "") -> KafkaError
         what = (
             "refuses this client's certificate" if certificate else "asks for a certificate, and this client has none"
         )
-        return Untrusted(f"the broker {what}: {error}", alert=alert, shown=certificate)
+        return Untrusted(f"the broker {what}: {error}", shown=certificate)
     return kafka_errors.KafkaConnectionError(f"{doing}{error}")
 
 
@@ -136,7 +136,7 @@ class _Receiving:
             except KafkaError as error:
                 self.abort(error=error)  # type: ignore[attr-defined]
             except OSError as error:
-                shown = bool(getattr(self, "ssl_config", {}).get("ssl_certfile"))
+                shown = getattr(self, "ssl_config", {}).get("ssl_certfile") or ""
                 self.abort(error=_meaning(error, shown))  # type: ignore[attr-defined]
 
     def _next_frame(self, connection: Any, frame: _ResponseFrame) -> bool:

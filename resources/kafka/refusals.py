@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 
 from kafka import errors as kafka_errors
 
@@ -41,25 +43,32 @@ def login(error: BaseException) -> str:
     )
 
 
-def of_client(alert: str, shown: bool) -> str:
-    """What mends it that brokers do not take the certificate of ours, or that none is `shown`."""
-    if not shown:
+def of_client(certificate: str) -> str:
+    """What mends it that brokers do not take our certificate, in that file; empty: we have shown none.
+
+    Brokers say no more than that (of an expired one, too), so the file is looked at.
+    """
+    if not certificate:
         return (
             "this listener asks for a certificate: set `ssl_certfile` and `ssl_keyfile` in the feed's `kafka:` section"
             " to one that the brokers trust"
         )
-    if "EXPIRED" in alert:
-        return "renew the certificate in `ssl_certfile` of the feed's `kafka:` section: it has expired"
-    if "UNKNOWN_CA" in alert or "UNKNOWN CA" in alert:
-        return (
-            "have the certificate in `ssl_certfile` of the feed's `kafka:` section signed by a CA that the brokers"
-            " trust, or add its CA to their truststore"
-        )
+    if (ended := _ended(certificate)) is not None:
+        return f"renew the certificate in `ssl_certfile` of the feed's `kafka:` section: it expired on {ended:%Y-%m-%d}"
     return (
-        "the brokers do not say why: see that the certificate in `ssl_certfile` of the feed's `kafka:` section has not"
-        " expired (openssl x509 -noout -enddate -in FILE), that the brokers' truststore has its CA, and what their log"
-        " says"
+        "have the certificate in `ssl_certfile` of the feed's `kafka:` section signed by a CA that is in the brokers'"
+        " truststore, or add its CA there; the brokers' log says more"
     )
+
+
+def _ended(certificate: str) -> datetime | None:
+    """When the certificate in the file ended, if it has."""
+    from cryptography import x509
+
+    with suppress(OSError, ValueError), open(certificate, "rb") as pem:
+        ends = x509.load_pem_x509_certificates(pem.read())[0].not_valid_after_utc
+        return ends if ends < datetime.now(UTC) else None
+    return None
 
 
 def of_broker(code: int, bootstrap: str) -> str:

@@ -39,7 +39,7 @@ from sluice.resources.local import java, properties
 from sluice.resources.local.authority import last_certificate
 from sluice.resources.local.process import Process, spawn
 from sluice.resources.local.properties import HOST
-from sluice.resources.local.secured import ADMIN, Secured, reload_settings
+from sluice.resources.local.secured import ADMIN, LISTENERS, Secured, reload_settings
 
 VERSION = "4.3.1"
 ARTIFACTS = (
@@ -255,21 +255,27 @@ class LocalKafka:
                 if node.running:
                     self.reload_certificate(node.id, secured.broker_file(node.id))
 
-    def reload_certificate(self, broker: int, keystore: Path) -> None:
+    def reload_certificate(self, broker: int, keystore: Path, listeners: Sequence[str] = LISTENERS) -> None:
         """Let a running broker load its key and certificate from that file, for new connections (KIP-226).
 
-        Returns when each of its listeners shows that certificate.
+        Returns when each of the listeners shows that certificate. Asked by certificate: what the listener for
+        passwords shows now may be no good.
         """
         from kafka import KafkaAdminClient
         from kafka.admin import ConfigResource, ConfigResourceType
 
         from sluice.resources.kafka.receiving import client_of
 
-        wanted = ConfigResource(ConfigResourceType.BROKER, str(broker), reload_settings(keystore))
-        client = client_of(KafkaAdminClient, bootstrap_servers=self._node(broker).address, **self.client())
-        with contextlib.closing(client):
+        node = self._node(broker)
+        if node.secured is None:
+            raise SetupError(f"the local Kafka in {self._root} has no certificates", remedy="it is not a secured one")
+        wanted = ConfigResource(ConfigResourceType.BROKER, str(broker), reload_settings(keystore, listeners))
+        login = node.secured.client(ADMIN, by_certificate=True)
+        with contextlib.closing(
+            client_of(KafkaAdminClient, bootstrap_servers=node.certificate_address, **login)
+        ) as client:
             client.alter_configs([wanted], raise_on_unknown=False)
-        self._node(broker).await_certificate(keystore)
+        node.await_certificate(keystore, listeners)
 
     def tool(
         self, main_class: str, *args: str, stdin: str = "", timeout: float | None = 120
@@ -455,10 +461,11 @@ class _BrokerNode:
         except (OSError, KafkaError):
             return False
 
-    def await_certificate(self, keystore: Path) -> None:
-        """Until every listener shows the certificate in that file. Raises SetupError."""
+    def await_certificate(self, keystore: Path, listeners: Sequence[str]) -> None:
+        """Until the listeners show the certificate in that file. Raises SetupError."""
         wanted, deadline = last_certificate(keystore.read_bytes()).decode(), time.monotonic() + START_SECONDS
-        for port in (self.port, self.certificate_port, self.controller_port):
+        ports = dict(zip(LISTENERS, (self.port, self.certificate_port, self.controller_port), strict=True))
+        for port in (ports[listener] for listener in listeners):
             # Brokers take connections by several threads, which load it one after the other.
             while any(ssl.get_server_certificate((HOST, port), timeout=10) != wanted for _ in range(_LOOKS)):
                 if time.monotonic() > deadline:

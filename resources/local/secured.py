@@ -30,7 +30,8 @@ _BROKER = "broker"
 MECHANISM = "SCRAM-SHA-512"
 LIFETIME = timedelta(days=397)
 _TOO_OLD = timedelta(days=30)
-_RELOADED = ("sasl_ssl", "ssl", "controller")
+LISTENERS = ("sasl_ssl", "ssl", "controller")
+"""For passwords, for certificates, and for controllers."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Secured:
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": keystore,
             # Named for each listener too: brokers load a certificate anew where its listener's setting is set again.
-            **{f"listener.name.{listener}.ssl.keystore.location": keystore for listener in _RELOADED},
+            **{f"listener.name.{listener}.ssl.keystore.location": keystore for listener in LISTENERS},
             "ssl.client.auth": "required",
             "listener.name.sasl_ssl.ssl.client.auth": "none",
             "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
@@ -200,6 +201,6 @@ class SecuredNode(Node, Protocol):
     def certificate_port(self) -> int: ...
 
 
-def reload_settings(keystore: Path) -> dict[str, str]:
-    """The dynamic settings by which a broker loads its certificates from that file."""
-    return {f"listener.name.{listener}.ssl.keystore.location": str(keystore) for listener in _RELOADED}
+def reload_settings(keystore: Path, listeners: Sequence[str]) -> dict[str, str]:
+    """The dynamic settings by which a broker's listeners load their certificate from that file."""
+    return {f"listener.name.{listener}.ssl.keystore.location": str(keystore) for listener in listeners}
