@@ -36,7 +36,9 @@ from sluice.pipelines.vocabulary.units import HOUR, many, show_window
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.feed.kafka import KafkaSettings
     from sluice.resources.local.events import Mix, Sent
+    from sluice.resources.local.kafka import LocalKafka
 
 FEED = "orders"
 PARTITIONS = 6
@@ -48,8 +50,7 @@ REPORT = "revenue_by_hour"
 _FEED_FILE = """\
 # Written by `sluice demo`, anew each time.
 feed: {feed}
-kafka:
-  bootstrap: {bootstrap}
+{kafka}
 topics: {feed}
 group: sluice-demo
 start: earliest
@@ -113,6 +114,9 @@ def demo(
         LakeKind,
         typer.Option(help="Where it lands: a folder, or an S3 server on this machine that stops with the demo."),
     ] = LakeKind.LOCAL,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="On a Kafka with TLS, users and ACLs, with no right too many.")
+    ] = False,
 ) -> int:
     """Land an hour of a real local Kafka, then all the rest, and prove it.
 
@@ -122,13 +126,14 @@ def demo(
 
     $ sluice demo
     $ sluice demo --lake s3
+    $ sluice demo --secure
     $ sluice demo --keep && sluice ui --project .sluice/demo
     """
     if keep and lake is LakeKind.S3:
         raise UsageError("the S3 server of the demo ends with it", remedy="leave out --keep, or --lake s3")
     began = time.monotonic()
     folder = (session.folder or Path.cwd()).resolve() / ".sluice" / "demo"
-    with _own_environment(), _store(session, lake) as lines, _kafka(session, folder, keep, lines):
+    with _own_environment(), _store(session, lake) as lines, _kafka(session, folder, keep, secure, lines):
         own = Session(session.terminal, folder, session.debug)
         report = _Show(own, own.feed(FEED)).all(records)
     took = time.monotonic() - began
@@ -161,18 +166,21 @@ def _store(session: Session, kind: LakeKind) -> Iterator[str]:
 
 
 @contextmanager
-def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[None]:
+def _kafka(session: Session, folder: Path, keep: bool, secure: bool, lake: str) -> Iterator[None]:
     """A fresh cluster in a fresh project. It is stopped however the block ends, unless it is kept and all went well."""
     from sluice.resources.local.kafka import VERSION, LocalKafka
 
     _clear(folder)
     for name in ("feeds", "reports"):
         (folder / name).mkdir(parents=True)
-    kafka = LocalKafka(folder / ".sluice" / "kafka")
+    kafka = LocalKafka(folder / ".sluice" / "kafka", secure=secure)
     began = time.monotonic()
     with session.terminal.working(f"starting Apache Kafka {VERSION} (the first time its jars are fetched)"):
         kafka.start()
-    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, bootstrap=kafka.bootstrap) + lake)
+    lines = [f"kafka: {{bootstrap: '{kafka.bootstrap}'}}"]
+    if kafka.secured:
+        lines = kafka.secured.section(kafka.bootstrap, folder)
+    (folder / "feeds" / f"{FEED}.yaml").write_text(_FEED_FILE.format(feed=FEED, kafka="\n".join(lines)) + lake)
     (folder / "feeds" / f"{FEED}{CONTRACT}").write_text(_CONTRACT_FILE)
     (folder / "reports" / f"{REPORT}.sql").write_text(_REPORT_FILE.format(feed=FEED))
     session.terminal.show(
@@ -181,12 +189,25 @@ def _kafka(session: Session, folder: Path, keep: bool, lake: str) -> Iterator[No
     )
     stop = True
     try:
+        if secure:
+            _grant(session, folder, kafka)
         yield
         stop = not keep
     finally:
         if stop:
             with session.terminal.working("stopping Kafka"):
                 kafka.stop()
+
+
+def _grant(session: Session, folder: Path, kafka: LocalKafka) -> None:
+    """The demo's user may do what its feed needs, and nothing else."""
+    from sluice.pipelines.feed.rights import rights_of
+    from sluice.resources.local.granting import grant
+
+    rights = rights_of(Session(session.terminal, folder, session.debug).feed(FEED))
+    grant(kafka, rights)
+    said = ", ".join(str(r) for r in rights if not r.optional)
+    session.terminal.show(good("TLS, SCRAM-SHA-512 and ACLs: user sluice reads the feed, and may do"), f"  {said}")
 
 
 def _clear(folder: Path) -> None:
@@ -238,12 +259,17 @@ class _Show:
             "audit": proven,
         }
 
+    @property
+    def writer(self) -> KafkaSettings:
+        """The shop that the events come from: on a secured Kafka not the feed's user, who may not write."""
+        return self.session.project.writer(self.feed)
+
     def produce(self, number: int, title: str, records: int, first: int, since: int) -> dict[str, Any]:
         """In order of time, from `since` (ms) on: two thirds as they come, then transactions, some aborted."""
         from sluice.resources.local import events
 
         self._say(_step(number, title))
-        events.create(self.feed.kafka, [FEED], PARTITIONS)
+        events.create(self.writer, [FEED], PARTITIONS)
         now = time.time_ns() // 1_000_000
         begun = since + (now - since) * 2 // 3
         mix = events.Mix(SEED + first, first, bad=0.0005, tombstones=0.01, headers=0.1)
@@ -258,7 +284,7 @@ class _Show:
 
         stream, how = events.orders(mix, records, *span), events.Sending((FEED,), transactional_id)
         with self.session.terminal.progress() as meter:
-            return events.send(self.feed.kafka, stream, mix, how, lambda done: meter(Progress("send", done, records)))
+            return events.send(self.writer, stream, mix, how, lambda done: meter(Progress("send", done, records)))
 
     def plan(self, number: int, title: str, asked: Request) -> dict[str, Any]:
         from sluice.pipelines.batch.preview import preview
@@ -341,7 +367,10 @@ class _Show:
 
         places = [Place(FEED, p) for p in range(PARTITIONS)]
         consumer = KafkaConsumer(
-            bootstrap_servers=self.feed.kafka.bootstrap, group_id=self.feed.group, isolation_level="read_committed"
+            bootstrap_servers=self.feed.kafka.bootstrap,
+            group_id=self.feed.group,
+            isolation_level="read_committed",
+            **self.feed.kafka.client_settings(),
         )
         with closing(consumer):
             ends = consumer.end_offsets(places)
