@@ -24,6 +24,8 @@ MAY_IMPORT = {
     "resources/kafka/wire.py": ("kafka.net", "kafka.future"),
     "resources/kafka/lanes.py": ("kafka.future",),
     "resources/kafka/receiving.py": ("kafka.net",),
+    # the class that kafka-python's documentation names for providers of tokens
+    "resources/kafka/oauth.py": ("kafka.net.sasl.oauth",),
     # requests and answers, one module for each conversation
     "resources/kafka/messages.py": ("kafka.protocol",),
     "resources/kafka/group_messages.py": ("kafka.protocol", "kafka.record"),

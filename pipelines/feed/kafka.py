@@ -85,6 +85,17 @@ _TLS = ("SSL", "SASL_SSL")
 _NOT_FOR_ALL = {"bootstrap", "session_timeout_ms", "transaction_timeout_ms"}
 
 
+_OURS = "sluice.resources.kafka.oauth:ClientCredentials"
+CREDENTIALS = {
+    "sasl_oauth_token_endpoint": "endpoint",
+    "sasl_oauth_client_id": "client_id",
+    "sasl_oauth_client_secret": "client_secret",
+    "sasl_oauth_scope": "scope",
+    "sasl_oauth_cafile": "cafile",
+}
+"""Settings of the token provider that comes with Sluice, and what that calls them."""
+
+
 class KafkaSettings(Settings):
     """Kafka's addresses, and kafka-python's settings for security and time-outs."""
 
@@ -103,6 +114,12 @@ class KafkaSettings(Settings):
         None
     )
     """`package.module:Class`, called without arguments wherever a client is made."""
+    sasl_oauth_token_endpoint: Text | None = None
+    """Where tokens are asked for by client credentials, instead of a provider of one's own (KIP-768)."""
+    sasl_oauth_client_id: Text | None = None
+    sasl_oauth_client_secret: Secret | None = None
+    sasl_oauth_scope: Text | None = None
+    sasl_oauth_cafile: LocalFile | None = None
     ssl_cafile: LocalFile | None = None
     ssl_certfile: LocalFile | None = None
     ssl_keyfile: LocalFile | None = None
@@ -135,13 +152,27 @@ class KafkaSettings(Settings):
             raise ValueError("has sasl_… settings, which nothing reads unless security_protocol is SASL_SSL")
         if self._given("ssl_") and protocol not in _TLS:
             raise ValueError("has ssl_… settings, which nothing reads unless security_protocol is SSL or SASL_SSL")
-        needed = _needed_by(self.sasl_mechanism) if protocol in _SASL else ()
+        needed = self._needed() if protocol in _SASL else ()
         missing = [n for n in needed if getattr(self, n) is None]
         if missing:
             raise ValueError(f"needs {' and '.join(missing)} for this security_protocol and sasl_mechanism")
         if self.sasl_mechanism == "AWS_MSK_IAM" and protocol != "SASL_SSL":
             raise ValueError("needs security_protocol SASL_SSL for AWS_MSK_IAM")
         return self
+
+    def _needed(self) -> tuple[str, ...]:
+        """What the mechanism cannot do without."""
+        match self.sasl_mechanism:
+            case None:
+                return ("sasl_mechanism",)
+            case "OAUTHBEARER" if self._given("sasl_oauth_c") or self.sasl_oauth_token_endpoint:
+                return ("sasl_oauth_token_endpoint", "sasl_oauth_client_id", "sasl_oauth_client_secret")
+            case "OAUTHBEARER":
+                return ("sasl_oauth_token_provider",)
+            case "PLAIN" | "SCRAM-SHA-256" | "SCRAM-SHA-512":
+                return ("sasl_plain_username", "sasl_plain_password")
+            case _:
+                return ()
 
     def __repr_args__(self) -> Any:
         return [(k, v) for k, v in super().__repr_args__() if v is not None]
@@ -157,8 +188,11 @@ class KafkaSettings(Settings):
         """
         given = self.model_dump(exclude_none=True, exclude=_NOT_FOR_ALL)
         plain = {k: v.get_secret_value() if isinstance(v, SecretStr) else v for k, v in given.items()}
+        credentials = {name: plain.pop(key) for key, name in CREDENTIALS.items() if key in plain}
         if self.sasl_oauth_token_provider:
-            plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider)
+            plain["sasl_oauth_token_provider"] = _token_provider(self.sasl_oauth_token_provider, {})
+        elif credentials:
+            plain["sasl_oauth_token_provider"] = _token_provider(_OURS, credentials)
         return plain
 
     def producer_settings(self) -> dict[str, Any]:
@@ -176,22 +210,12 @@ def _addresses(text: str) -> str:
     return ",".join(addresses)
 
 
-def _needed_by(mechanism: str | None) -> tuple[str, ...]:
-    match mechanism:
-        case None:
-            return ("sasl_mechanism",)
-        case "OAUTHBEARER":
-            return ("sasl_oauth_token_provider",)
-        case "PLAIN" | "SCRAM-SHA-256" | "SCRAM-SHA-512":
-            return ("sasl_plain_username", "sasl_plain_password")
-        case _:
-            return ()
-
-
-def _token_provider(name: str) -> Any:
+def _token_provider(name: str, settings: dict[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)()
+        return getattr(importlib.import_module(module), attribute)(**settings)
+    except FeedError:
+        raise
     except Exception as error:  # noqa: BLE001 - of what user code raises only the type is told: no token
         kind = type(error).__name__
     raise FeedError(

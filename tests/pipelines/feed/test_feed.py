@@ -17,7 +17,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from pydantic import BaseModel
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.kafka import KAFKA_OWNED, KafkaSettings
+from sluice.pipelines.feed.kafka import CREDENTIALS, KAFKA_OWNED, KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.sections import (
     CommitMode,
@@ -484,7 +484,7 @@ CONSUMER, PRODUCER, ADMIN = (set(c.DEFAULT_CONFIG) for c in (KafkaConsumer, Kafk
 
 
 def test_every_setting_of_kafka_python_is_either_taken_or_refused_with_a_reason() -> None:
-    taken = set(KafkaSettings.model_fields) - {"bootstrap"}
+    taken = set(KafkaSettings.model_fields) - {"bootstrap", *CREDENTIALS}
     assert taken & set(KAFKA_OWNED) == set()
     assert taken | set(KAFKA_OWNED) == CONSUMER | PRODUCER | ADMIN
 
@@ -497,7 +497,7 @@ def test_each_client_takes_what_it_is_given() -> None:
         "ssl_check_hostname": True,
         "client_dns_lookup": "use_all_dns_ips",
     }
-    names = set(KafkaSettings.model_fields) - {"sasl_oauth_token_provider"}
+    names = set(KafkaSettings.model_fields) - {"sasl_oauth_token_provider", *CREDENTIALS}
     whole = KafkaSettings.model_validate(dict.fromkeys(names, "1000") | special)
     assert set(whole.client_settings()) <= CONSUMER & PRODUCER & ADMIN
     assert set(whole.producer_settings()) <= PRODUCER

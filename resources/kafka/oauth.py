@@ -1,0 +1,182 @@
+"""Tokens for SASL/OAUTHBEARER: the client credentials of OAuth 2.0 against an OIDC token endpoint (KIP-768).
+
+Promises: a token is asked for when the first connection needs one, serves every connection of this process, and is
+asked for anew when four fifths of its life are over; while the endpoint is away the old one serves to its end. Every
+wait has an end, an answer is bounded, redirects are not followed, and the secret travels over https, or on loopback.
+No error holds a token or the secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
+
+_SECONDS = 10.0
+_MAX_BYTES = 64 << 10
+_FRESH = 0.8  # the share of its life for which a token is not asked for anew
+_TRIES = 3
+_PAUSE = 0.5
+_LIFETIME = 300.0  # seconds, where the endpoint says nothing
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_ENDPOINT = "kafka.sasl_oauth_token_endpoint"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Who asks, and where. `cafile`: the CA of the endpoint's certificate; empty: those that the system trusts."""
+
+    endpoint: str
+    client_id: str
+    secret: str = field(repr=False)
+    scope: str = ""
+    cafile: str = ""
+
+
+@dataclass(frozen=True)
+class _Token:
+    text: str = field(repr=False)
+    fresh_until: float
+    ends: float
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_tokens: dict[Credentials, _Token] = {}
+_asking = threading.Lock()
+
+
+class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
+    """What kafka-python asks for tokens. Raises FeedError for an endpoint that would see the secret in plain."""
+
+    def __init__(self, endpoint: str, client_id: str, client_secret: str, scope: str = "", cafile: str = "") -> None:
+        super().__init__()
+        credentials = Credentials(endpoint, client_id, client_secret, scope, cafile)
+        where = urllib.parse.urlsplit(credentials.endpoint)
+        if where.scheme != "https" and not (where.scheme == "http" and where.hostname in _LOOPBACK):
+            raise FeedError(f"{_ENDPOINT}: is not https", remedy="write https://…; the secret would travel in plain")
+        self._credentials = credentials
+
+    def token(self) -> str:
+        """A token that is valid now. Raises NotAuthorized, KafkaUnavailable."""
+        with _asking:
+            known, now = _tokens.get(self._credentials), time.monotonic()
+            if known and now < known.fresh_until:
+                return known.text
+            try:
+                known = _tokens[self._credentials] = _ask(self._credentials)
+            except SluiceError:
+                if known is None or now >= known.ends:
+                    raise
+            return known.text
+
+
+def _ask(credentials: Credentials) -> _Token:
+    """Several times, where nobody answers."""
+    for _ in range(_TRIES - 1):
+        with suppress(KafkaUnavailable):
+            return _once(credentials)
+        time.sleep(_PAUSE)
+    return _once(credentials)
+
+
+def _once(credentials: Credentials) -> _Token:
+    began = time.monotonic()
+    return _read(_answer(credentials), began, credentials)
+
+
+def _answer(credentials: Credentials) -> bytes:
+    form = {"grant_type": "client_credentials"} | ({"scope": credentials.scope} if credentials.scope else {})
+    parts = (urllib.parse.quote(part, safe="") for part in (credentials.client_id, credentials.secret))
+    login = base64.b64encode(":".join(parts).encode()).decode()
+    headers = {"Authorization": f"Basic {login}", "Accept": "application/json"}
+    request = urllib.request.Request(credentials.endpoint, urllib.parse.urlencode(form).encode(), headers)
+    try:
+        tls = ssl.create_default_context(cafile=credentials.cafile or None)
+    except OSError as error:
+        raise FeedError(
+            f"kafka.sasl_oauth_cafile: cannot be read as certificates: {error.strerror}",
+            remedy="name a file of PEM certificates",
+        ) from None
+    opener = urllib.request.build_opener(_NoRedirect(), urllib.request.HTTPSHandler(context=tls))
+    try:
+        with opener.open(request, timeout=_SECONDS) as answer:
+            found: bytes = answer.read(_MAX_BYTES + 1)
+            return found
+    except urllib.error.HTTPError as error:
+        with error:
+            said = _reason(error.read(_MAX_BYTES))
+        raise _refusal(error.code, said, credentials) from None
+    except OSError as error:
+        raise _silence(error, credentials) from None
+
+
+def _reason(body: bytes) -> str:
+    """OAuth's word for it (RFC 6749), where there is one."""
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, TypeError, KeyError):
+        return ""
+    return said if isinstance(said, str) and re.fullmatch(r"[a-z_]{1,40}", said) else ""
+
+
+def _refusal(code: int, said: str, credentials: Credentials) -> SluiceError:
+    text = f"the token endpoint {_shown(credentials)} refuses: HTTP {code}{', ' if said else ''}{said}"
+    if code >= 500 or code == 429:
+        return KafkaUnavailable(text, remedy="repeat when it is well again")
+    if said == "invalid_scope":
+        return NotAuthorized(text, remedy="set `sasl_oauth_scope` in the feed's `kafka:` section to one it knows")
+    if code in (400, 401, 403):
+        remedy = "check sasl_oauth_client_id and sasl_oauth_client_secret in the feed's `kafka:` section"
+        return NotAuthorized(text, remedy=f"{remedy}, and that the client may use the grant client_credentials")
+    return NotAuthorized(text, remedy=f"check {_ENDPOINT} in the feed: the token endpoint's own address, no other")
+
+
+def _silence(error: OSError, credentials: Credentials) -> SluiceError:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return NotAuthorized(
+            f"the certificate of the token endpoint {_shown(credentials)} is not believed: {reason.verify_message}",
+            remedy="set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA",
+        )
+    return KafkaUnavailable(
+        f"the token endpoint {_shown(credentials)} does not answer: {getattr(reason, 'strerror', None) or reason}",
+        remedy=f"check {_ENDPOINT} in the feed, and that it can be reached from here and from where tasks run",
+    )
+
+
+def _read(answer: bytes, began: float, credentials: Credentials) -> _Token:
+    try:
+        said = json.loads(answer) if len(answer) <= _MAX_BYTES else {}
+        text, life = said["access_token"], float(said.get("expires_in") or _LIFETIME)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        text, life = "", 0.0
+    if not isinstance(text, str) or not _TOKEN.fullmatch(text) or life <= 0:
+        raise NotAuthorized(
+            f"what answers at {_shown(credentials)} gives no token",
+            remedy=f"check {_ENDPOINT} in the feed: the token endpoint of the OIDC provider's configuration",
+        )
+    return _Token(text, began + life * _FRESH, began + life)
+
+
+def _shown(credentials: Credentials) -> str:
+    """The address without what could be secret in it."""
+    where = urllib.parse.urlsplit(credentials.endpoint)
+    return f"{where.scheme}://{where.hostname}{f':{where.port}' if where.port else ''}{where.path}"

@@ -1,0 +1,186 @@
+"""Tokens by client credentials: a real OIDC endpoint signs them, and a real broker checks them against its keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.oauth import ClientCredentials
+from sluice.resources.local.kafka import LocalKafka
+
+SECRET = "s3same+/="
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+class Issuer:
+    """A small OIDC provider: `/token` and `/keys`. `life`: seconds that a token lasts; `broken`: what it does wrong."""
+
+    def __init__(self) -> None:
+        self.key = rsa.generate_private_key(65537, 2048)
+        self.life, self.broken, self.issued = 300, "", 0
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.send(self, 200, {"keys": [issuer.jwk()]})
+
+            def do_POST(self) -> None:
+                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                issuer.send(self, *issuer.answer(self.headers["Authorization"], form))
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    @staticmethod
+    def send(handler: BaseHTTPRequestHandler, code: int, body: Any) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        handler.send_response(code)
+        handler.send_header("Content-Length", str(len(data)))
+        if 300 <= code < 400:
+            handler.send_header("Location", "http://127.0.0.1:9/elsewhere")
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def jwk(self) -> dict[str, str]:
+        numbers = self.key.public_key().public_numbers()
+        n, e = (_b64(v.to_bytes((v.bit_length() + 7) // 8)) for v in (numbers.n, numbers.e))
+        return {"kty": "RSA", "kid": "one", "alg": "RS256", "use": "sig", "n": n, "e": e}
+
+    def answer(self, login: str, form: dict[str, list[str]]) -> tuple[int, Any]:
+        match self.broken:
+            case "down":
+                return 503, {}
+            case "page":
+                return 200, b"<html>log in</html>"
+            case "moved":
+                return 302, {}
+        given = base64.b64decode(login.removeprefix("Basic ")).decode()
+        if given != "ingest:s3same%2B%2F%3D" or form["grant_type"] != ["client_credentials"]:
+            return 401, {"error": "invalid_client"}
+        if form.get("scope", ["kafka"]) != ["kafka"]:
+            return 400, {"error": "invalid_scope"}
+        self.issued += 1
+        return 200, {"access_token": self.token(), "expires_in": self.life, "token_type": "Bearer"}
+
+    def token(self) -> str:
+        now = int(time.time())
+        claims = {"sub": "ingest", "aud": "kafka", "iss": "test", "iat": now, "exp": now + self.life}
+        body = ".".join(_b64(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": "one"}, claims))
+        return f"{body}.{_b64(self.key.sign(body.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with closing(Issuer()) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def sound(issuer: Issuer) -> None:
+    issuer.life, issuer.broken = 300, ""
+
+
+def given(issuer: Issuer, **other: Any) -> ClientCredentials:
+    # A scope of its own for each test would ask anew; another path does, too.
+    settings = {"endpoint": f"{issuer.address}/{time.monotonic_ns()}", "client_id": "ingest", "client_secret": SECRET}
+    return ClientCredentials(**settings | other)
+
+
+def test_a_token_serves_until_it_is_old(issuer: Issuer) -> None:
+    provider, before = given(issuer), issuer.issued
+    assert provider.token() == provider.token()
+    assert issuer.issued == before + 1
+    issuer.life = 1
+    short = given(issuer)
+    first = short.token()
+    issuer.broken = "down"
+    time.sleep(0.85)
+    assert short.token() == first  # its endpoint is away, and it is valid still
+    issuer.broken = ""
+    time.sleep(1)
+    assert short.token() != first
+
+
+@pytest.mark.parametrize(
+    ("broken", "other", "kind", "says"),
+    [
+        ("down", {}, KafkaUnavailable, "HTTP 503"),
+        ("page", {}, NotAuthorized, "gives no token"),
+        ("moved", {}, NotAuthorized, "HTTP 302"),
+        ("", {"client_secret": "wrong"}, NotAuthorized, "check sasl_oauth_client_id"),
+        ("", {"scope": "other"}, NotAuthorized, "set `sasl_oauth_scope`"),
+        ("", {"endpoint": "http://127.0.0.1:9/token"}, KafkaUnavailable, "does not answer"),
+        ("", {"endpoint": "http://idp.example/token"}, FeedError, "is not https"),
+    ],
+)
+def test_each_trouble_has_its_error(
+    issuer: Issuer, broken: str, other: dict[str, str], kind: type[SluiceError], says: str
+) -> None:
+    issuer.broken = broken
+    with pytest.raises(kind) as caught:
+        given(issuer, **other).token()
+    assert says in str(caught.value)
+    assert "s3same" not in str(caught.value)
+    assert caught.value.remedy
+
+
+@pytest.mark.kafka
+def test_a_broker_believes_it(
+    issuer: Issuer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = f"{issuer.address}/keys"
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}")
+    listener, package = "listener.name.sasl_ssl", "org.apache.kafka.common.security.oauthbearer"
+    settings = {
+        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+        f"{listener}.oauthbearer.sasl.server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
+        f"{listener}.oauthbearer.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
+        "sasl.oauthbearer.jwks.endpoint.url": keys,
+        "sasl.oauthbearer.expected.audience": "kafka",
+    }
+    root = tmp_path_factory.mktemp("oauth")
+    with LocalKafka(root, keep=False, secure=True, settings=settings) as kafka:
+        assert kafka.secured is not None
+        feed = KafkaSettings(
+            bootstrap=kafka.bootstrap,
+            security_protocol="SASL_SSL",
+            sasl_mechanism="OAUTHBEARER",
+            ssl_cafile=str(kafka.secured.ca),
+            sasl_oauth_token_endpoint=f"{issuer.address}/token",
+            sasl_oauth_client_id="ingest",
+            sasl_oauth_client_secret=SECRET,
+            sasl_oauth_scope="kafka",
+        )
+        assert SECRET not in repr(feed)
+        with closing(KafkaCluster(feed)) as cluster:
+            assert cluster.cluster_id() == kafka.status().cluster_id
+            assert not cluster.topics()
+        issuer.key = rsa.generate_private_key(65537, 2048)  # the broker does not know this one
+        other = feed.model_copy(update={"sasl_oauth_token_endpoint": f"{issuer.address}/other"})
+        with closing(KafkaCluster(other)) as cluster, pytest.raises(NotAuthorized) as caught:
+            cluster.cluster_id()
+        assert "token" in caught.value.remedy
