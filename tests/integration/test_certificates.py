@@ -1,0 +1,77 @@
+"""Certificates that change, and end, while a landing runs: it goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from sluice.pipelines.batch.land import land
+from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.rights import rights_of
+from sluice.pipelines.ports import Job
+from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.liveness import new_owner
+from sluice.resources.local.granting import grant, revoke
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.spark import executor
+from tests.integration.support import CATCH_UP, Inline, commit_feed, edges, rows
+
+pytestmark = pytest.mark.kafka
+RECORDS = 30_000
+
+
+class Renewing(Inline):
+    """Renews all certificates between two slices of the first tasks."""
+
+    def __init__(self, secured: LocalKafka) -> None:
+        self._secured = secured
+        self.before = self.slices = 0
+
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+        work, found = executor.TaskWork.of(job, tasks, tries=1), []
+        for row in executor.run(work, range(len(work.tasks))):
+            found.append(executor.outcome_of(*row))
+            self.slices += 1
+            if not self.before:
+                self._secured.renew()
+                self.before = self.slices
+        return found
+
+
+def test_all_certificates_are_renewed_under_a_landing_and_nothing_is_lost(
+    secured: LocalKafka, tmp_path: Path, fresh_topic: Callable[..., str]
+) -> None:
+    """The brokers' and ours, while connections of the landing are open; each task connects anew."""
+    assert secured.secured is not None
+    topic = fresh_topic(partitions=3, cluster=secured, name="renewed")
+    with closing(KafkaProducer(bootstrap_servers=secured.bootstrap, linger_ms=20, **secured.client())) as producer:
+        for n in range(RECORDS):
+            producer.send(topic, b"%d" % n, partition=n % 3)
+        producer.flush()
+    path = tmp_path / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    section = secured.secured.section(secured.certificate_bootstrap, tmp_path, by_certificate=True)
+    # Small tasks, so that there are many, one after the other.
+    lines = [f"topics: {topic}", "start: earliest", "limits: {slice_bytes: 20000, task_bytes: 20000}"]
+    path.write_text("\n".join([*section, *lines, ""]))
+    feed = load_feed(path, {})
+    shown = secured.secured.broker_file(1).read_bytes()
+    grant(secured, rights_of(feed))
+    try:
+        with edges(feed) as opened:
+            engine = Renewing(secured)
+            land(feed, replace(opened, engine=engine), CATCH_UP, new_owner("test"), lambda progress: None).check()
+        assert 0 < engine.before < engine.slices
+        commit_feed(feed)
+        with closing(KafkaCluster(feed.kafka)) as cluster:
+            assert sum(p.stable_end for p in cluster.partitions([topic], feed.isolation)) == RECORDS
+    finally:
+        revoke(secured, rights_of(feed))
+    assert secured.secured.broker_file(1).read_bytes() != shown
+    assert sorted(int(r["value"]) for r in rows(feed)) == list(range(RECORDS))
