@@ -18,12 +18,15 @@ from sluice.assets.feeds import FeedFiles
 from sluice.assets.internals import keeps_runs_here
 from sluice.assets.quiet_logs import quiet_ref
 from sluice.assets.reports import read_reports
+from sluice.assets.stuck import under_way
 from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped, warning
 from sluice.pipelines.vocabulary.units import many, show_about
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.project import Project
 
 _DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
+POOLS = "sluice_"
+"""How the pools begin that runs of feeds and reports wait in."""
 _ON = {"RUNNING", "AUTOMATICALLY_RUNNING"}
 
 
@@ -35,7 +38,8 @@ def examine_project(project: Project, files: FeedFiles) -> list[Diagnosis]:
         return [*found, skipped("Dagster", f"{home.folder} is not in use yet; the first run makes it")]
     try:
         with dg.DagsterInstance.from_ref(quiet_ref(home.folder)) as instance:
-            return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(instance, INSTANCE)]
+            used = Used(project, instance)
+            return [*found, ok("Dagster", f"home {home.folder}, {_storage(instance)}"), *examine(used, INSTANCE)]
     except Exception as error:  # noqa: BLE001 - a configuration or a database: whatever Dagster raises, it may hold secrets
         what = f"the instance in {home.folder} does not open ({type(error).__name__})"
         return [*found, failed("Dagster", what, f"DAGSTER_HOME={home.folder} dagster instance info says why")]
@@ -94,8 +98,17 @@ def _storage(instance: dg.DagsterInstance) -> str:
     return "SQLite in files of this machine" if keeps_runs_here(instance) else f"storage {kind}"
 
 
-def schema(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+@dataclass(frozen=True)
+class Used:
+    """The project's instance, opened."""
+
+    project: Project
+    instance: dg.DagsterInstance
+
+
+def schema(of: Used) -> Iterator[Diagnosis]:
     """Whether the databases are as this Dagster wants them."""
+    instance = of.instance
     stores = {
         "runs": instance.run_storage,
         "events": instance.event_log_storage,
@@ -108,8 +121,9 @@ def schema(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
         yield ok("schema", f"as Dagster {dg.__version__} wants it")
 
 
-def daemon(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+def daemon(of: Used) -> Iterator[Diagnosis]:
     """Whether the daemon lives, by its heartbeats. Only schedules, sensors and queued runs need it."""
+    instance = of.instance
     beats = [s.last_heartbeat.timestamp for s in instance.get_daemon_statuses().values() if s.last_heartbeat]
     dead = sorted(n for n, s in instance.get_daemon_statuses().items() if not s.healthy)
     on = sorted({s.instigator_name for s in instance.all_instigator_state() if s.status.value in _ON})
@@ -128,9 +142,25 @@ def daemon(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
         yield skipped("daemon", f"{last}; no schedule or sensor is on, and no run waits for it", remedy)
 
 
-def concurrency(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
+def runs(of: Used) -> Iterator[Diagnosis]:
+    """Whether runs that were killed still count as under way: the next run of their feed waits for them."""
+    found = under_way(of.instance, of.project, lambda runs: {})
+    dead = [run for run in found if run.is_dead]
+    if dead:
+        which = f"{many(len(dead), 'run')} of {len(found)} under way {'is' if len(dead) == 1 else 'are'} dead"
+        yield warning("runs", which, "sluice unstick")
+    else:
+        yield ok("runs", f"{many(len(found), 'run')} under way, none known to be dead" if found else "none under way")
+
+
+def concurrency(of: Used) -> Iterator[Diagnosis]:
     """What keeps runs of one feed one after the other: its pool, for whole runs."""
-    config = instance.get_concurrency_config()
+    config = of.instance.get_concurrency_config()
+    log = of.instance.event_log_storage
+    limits = log.get_pool_limits() if log.supports_global_concurrency_limits else ()
+    if shut := [p.name for p in limits if p.name.startswith(POOLS) and p.limit == 0]:
+        what = f"{', '.join(shut)} let{'s' if len(shut) == 1 else ''} no run go: the limit is 0"
+        yield failed("concurrency", what, f"dagster instance concurrency set {shut[0]} 1")
     pools = config.pool_config
     granularity = pools.pool_granularity.value if pools.pool_granularity else "op"
     queue = config.run_queue_config
@@ -145,8 +175,9 @@ def concurrency(instance: dg.DagsterInstance) -> Iterator[Diagnosis]:
         )
 
 
-INSTANCE: tuple[Check[dg.DagsterInstance], ...] = (
+INSTANCE: tuple[Check[Used], ...] = (
     Check("schema", schema),
+    Check("runs", runs),
     Check("daemon", daemon),
     Check("concurrency", concurrency),
 )

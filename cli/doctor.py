@@ -49,7 +49,7 @@ def doctor(
     """
     groups = [*_groups(session, feed or [], spark=spark)]
     with session.terminal.progress() as meter:
-        _look(groups, lambda done: meter(Progress("examine", done, len(groups), _under_way(groups))))
+        _look(groups, lambda done: meter(Progress("looking at", done, len(groups), _under_way(groups))))
     session.terminal.show(*(line for group in groups for line in _view(group)), _sum(groups))
     session.terminal.document({"healthy": not _count(groups, Health.FAILED), "groups": [_document(g) for g in groups]})
     return WRONG if _count(groups, Health.FAILED) else 0
@@ -148,7 +148,7 @@ def _look(groups: Sequence[Group], report: Callable[[int], None]) -> None:
 
 
 def _under_way(groups: Sequence[Group]) -> str:
-    return next((f"looking at {g.title}" for g in groups if not g.over.is_set()), "")
+    return next((g.title for g in groups if not g.over.is_set()), "")
 
 
 # -- for people

@@ -205,8 +205,21 @@ def test_dagsters_daemon(project: Path, sluice: Sluice, instance: dg.DagsterInst
 
 
 def test_dagsters_instance(project: Path, sluice: Sluice, instance: dg.DagsterInstance) -> None:
+    import dagster as dg
+
     document = sluice("doctor", "--json").document
     assert health(document, "schema") == health(document, "concurrency") == health(document, "Dagster") == ["ok"]
+    instance.event_log_storage.set_concurrency_slots("sluice_orders", 0)
+    (shut, _) = found(sluice("doctor", "--json").document, "concurrency")
+    assert (shut["health"], shut["remedy"]) == ("failed", "dagster instance concurrency set sluice_orders 1")
+    instance.event_log_storage.set_concurrency_slots("sluice_orders", 1)
+
+    killed = instance.add_run(dg.DagsterRun("catch_up_orders", status=dg.DagsterRunStatus.STARTED)).run_id
+    (project / ".sluice" / "dagster" / "attended").mkdir()
+    (project / ".sluice" / "dagster" / "attended" / killed).touch()
+    (dead,) = found(sluice("doctor", "--json").document, "runs")
+    assert (dead["health"], dead["found"]) == ("warning", "1 run of 1 under way is dead")
+
     config = project / ".sluice" / "dagster" / "dagster.yaml"
     config.write_text(config.read_text().replace("granularity: run", "granularity: op"))
     assert health(sluice("doctor", "--json").document, "concurrency") == ["warning"]
