@@ -118,8 +118,7 @@ def _of_feeds(feeds: Sequence[Feed], *, spark: bool) -> Iterator[Group]:
     for of in _alike(feeds, lambda f: (f.lake, f.s3)):
         yield Group(f"Lake {of[0].lake}", partial(examine_lake, of[0].lake, of[0].s3), _names(of))
     for of in _alike(feeds, lambda f: f.spark):
-        where = of[0].spark
-        yield Group(f"Spark {where.master or 'local'}", partial(examine_spark, where, start=spark), _names(of))
+        yield Group(f"Spark {of[0].spark.master or 'local'}", partial(examine_spark, of[0], start=spark), _names(of))
 
 
 def _alike(feeds: Sequence[Feed], part: Callable[[Feed], object]) -> list[list[Feed]]:

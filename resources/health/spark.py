@@ -1,67 +1,76 @@
-"""Spark, as a feed names it: whether it can be reached; whether it works only a session tells, which takes seconds."""
+"""Spark, as a feed names it: whether its master answers; and, when asked for, whether its executors can do the work.
+
+Only a session tells the latter. It takes seconds here and longer on a cluster, so it is started only when asked for.
+"""
 
 from __future__ import annotations
 
-import re
-import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from sluice.pipelines.feed.sections import SparkSettings
-from sluice.pipelines.vocabulary.errors import SluiceError
-from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.health import Diagnosis, failed, ok, skipped, warning
 from sluice.resources.health.examine import Check, examine
-from sluice.resources.spark import engine, masters
+from sluice.resources.lakes import open_lake
+from sluice.resources.spark import executors, masters
+from sluice.resources.spark.engine import SparkEngine
+from sluice.resources.spark.preflight import Answer, Ports
 
-START_SECONDS = 120.0
-_ADDRESS = re.compile(r"(?:spark|sc)://(\[[0-9A-Fa-f:.]+\]|[^:/;,]+)(?::([0-9]+))?")
-_PORTS = {"spark": 7077, "sc": 15002}
-_CONNECT_SECONDS = 5.0
+MASTER_SECONDS = 20.0
+SESSION_SECONDS = 300.0
+"""For the start of a session and the questions to its executors, beside the feed's `start_timeout`."""
 
 
 @dataclass(frozen=True)
 class SparkAsked:
-    """Which Spark, and whether to start a session on it."""
+    """The Spark of a feed, and whether to start a session on it. Executors are asked for that feed's Kafka and lake."""
 
-    settings: SparkSettings
+    feed: Feed
     start: bool
 
 
-def examine_spark(settings: SparkSettings, *, start: bool) -> list[Diagnosis]:
-    """All that there is to tell of one Spark."""
-    return examine(SparkAsked(settings, start), CHECKS, START_SECONDS if start else _CONNECT_SECONDS * 2)
+def examine_spark(feed: Feed, *, start: bool) -> list[Diagnosis]:
+    """All that there is to tell of a feed's Spark."""
+    seconds = feed.spark.start_timeout / 1000 + SESSION_SECONDS if start else MASTER_SECONDS
+    return examine(SparkAsked(feed, start), CHECKS, seconds)
 
 
 def master(asked: SparkAsked) -> Iterator[Diagnosis]:
-    """Whether the master takes connections, where its address says where it is."""
-    name = masters.master(asked.settings)
-    found = _ADDRESS.match(name)
-    if found is None:
-        yield ok("master", f"{name}, in this process") if name.startswith("local") else skipped("master", name)
+    """Whether somebody listens there. Of YARN and the like only Spark knows where that is."""
+    settings = asked.feed.spark
+    name = masters.master(settings)
+    if masters.is_local(settings):
+        yield ok("master", f"{name}, in this process")
         return
-    host, port = found[1].strip("[]"), int(found[2] or _PORTS[name.partition(":")[0]])
-    try:
-        socket.create_connection((host, port), _CONNECT_SECONDS).close()
-    except OSError as error:
-        why = error.strerror or "it did not answer in time"
-        yield failed("master", f"{name}: {why}", "start it, or mend `spark.master` in the feed")
+    executors.check_answers(settings)
+    if "://" in name:
+        yield ok("master", f"{name} answers")
     else:
-        yield ok("master", f"{name} takes connections")
+        yield skipped("master", f"{name}: only a session tells", "sluice doctor --spark")
 
 
 def session(asked: SparkAsked) -> Iterator[Diagnosis]:
-    """Whether a session starts."""
+    """Whether a session starts, and what its executors say: the same questions that a run asks before it reads."""
     if not asked.start:
-        yield skipped("session", "not started: that takes seconds", "sluice doctor --spark")
+        yield skipped("session", "not started: that takes a while", "sluice doctor --spark")
         return
-    began = time.monotonic()
-    try:
-        engine.SparkEngine(asked.settings).start()
-    except SluiceError as error:
-        yield of_error("session", error)
-    else:
-        yield ok("session", f"started in {time.monotonic() - began:.1f} s")
+    feed, began = asked.feed, time.monotonic()
+    executors.check_answers(feed.spark)
+    found = SparkEngine(feed.spark, partial(Ports.of, feed.kafka, open_lake(feed))).preflight()
+    yield ok("session", f"started, and asked, in {time.monotonic() - began:.0f} s")
+    for finding in found.findings:
+        yield (failed if finding.fatal else warning)("executors", finding.said, finding.remedy)
+    if found.answers and not found.findings:
+        yield ok("executors", f"{_on(found.answers)}: Python, packages, clock, Kafka and lake are as they should be")
+
+
+def _on(answers: tuple[Answer, ...]) -> str:
+    """How many on which hosts."""
+    hosts = Counter(answer.host for answer in answers)
+    return ", ".join(f"{count} on {host}" for host, count in sorted(hosts.items()))
 
 
 CHECKS: tuple[Check[SparkAsked], ...] = (
