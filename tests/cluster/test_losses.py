@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.vocabulary.errors import Failed, SetupError
+from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.lakes import open_lake
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
@@ -122,20 +122,6 @@ def test_the_master_is_killed(busy: Place, mortal: LocalSpark) -> None:
     engine._forget_jvm()
     with pytest.raises(SetupError, match="no Spark master answers"):
         landed(busy.feed("other", **on(mortal)))
-
-
-def test_all_workers_are_killed_and_none_comes(busy: Place, mortal: LocalSpark) -> None:
-    feed = busy.feed(**on(mortal, conf=AGAIN, start_timeout="10s"), **MANY_TASKS)
-
-    def kill() -> None:
-        for worker in mortal.running:
-            worker.kill()
-
-    with amid(feed, kill), pytest.raises(Failed, match=r"every executor of spark://.* was lost, and no other came"):
-        landed(feed)
-    mortal.start_worker()
-    landed(feed)
-    proven(busy, feed)
 
 
 def test_the_run_is_killed(busy: Place, mortal: LocalSpark) -> None:
