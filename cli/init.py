@@ -206,7 +206,7 @@ def _start_local(session: Session, root: Path) -> None:
     with session.terminal.working("starting Kafka (the first time its jars are fetched, about 45 MB)"):
         kafka = LocalKafka.attach(folder) if (folder / "cluster.json").exists() else LocalKafka(folder)
         kafka.start()
-    access = _probe(root, {}).kafka
+    access = Project(root).writer(_probe(root, {}))
     if LOCAL_TOPIC in events.topics_of(access):
         return
     events.create(access, [LOCAL_TOPIC], 4)

@@ -140,7 +140,8 @@ def _verdict(
     bootstrap = client.bootstrap
     match error:
         case kafka_errors.AuthorizationError():
-            return NotAuthorized, client.remedy(refusals.missing(type(error), rights, topic))
+            remedy = client.remedy(refusals.missing(type(error), rights, topic))
+            return NotAuthorized, f"{remedy}{_here(bootstrap, 'grants a feed its rights by: sluice kafka grant FEED')}"
         case _ if isinstance(error, _NO_LOGIN):
             return NotAuthorized, refusals.login(error)
         case kafka_errors.UnsupportedVersionError():
@@ -172,9 +173,13 @@ def _verdict(
 
 
 def _local(bootstrap: str) -> str:
+    return _here(bootstrap, "is started by: sluice kafka start")
+
+
+def _here(bootstrap: str, what: str) -> str:
     """On this machine it may be the project's own Kafka that is meant."""
     hosts = {address.rpartition(":")[0] for address in bootstrap.split(",")}
-    return "; the local Kafka of a project is started by: sluice kafka start" if hosts <= _LOOPBACK else ""
+    return f"; the local Kafka of a project {what}" if hosts <= _LOOPBACK else ""
 
 
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
