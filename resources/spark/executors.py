@@ -20,6 +20,7 @@ _TRY_SECONDS = 5.0
 _UI_PORT = "spark.master.ui.port"
 """Where the master tells of its workers: the setting of Spark's own that says so."""
 _SHOWN = 5
+_DYNAMIC = "spark.dynamicAllocation.enabled"
 _POLL = 0.25
 _SETTLED = 4
 """Looks without a new executor, before the first ones count as all."""
@@ -57,6 +58,8 @@ def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool]) -> 
     """How many executors the context has, once there are some. Raises SetupError after `start_timeout`."""
     deadline = time.monotonic() + settings.start_timeout / 1000
     seen, same = 0, 0
+    if spark.getConf().get(_DYNAMIC, "false") == "true":
+        spark._jsc.sc().requestExecutors(1)  # by itself it asks for none before there is a job
     while not cancelled():
         now = count(spark)
         same = same + 1 if now and now == seen else 0
