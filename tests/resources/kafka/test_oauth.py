@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from pydantic import SecretStr
 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
@@ -23,6 +24,7 @@ from sluice.resources.kafka.oauth import ClientCredentials
 from sluice.resources.local.kafka import LocalKafka
 
 SECRET = "s3same+/="
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 def _b64(data: bytes) -> str:
@@ -149,16 +151,17 @@ def test_each_trouble_has_its_error(
 
 
 @pytest.mark.kafka
-def test_a_broker_believes_it(
+def test_a_broker_believes_it_and_takes_a_plain_password_over_tls(
     issuer: Issuer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = f"{issuer.address}/keys"
     monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}")
     listener, package = "listener.name.sasl_ssl", "org.apache.kafka.common.security.oauthbearer"
     settings = {
-        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
+        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER,PLAIN",
         f"{listener}.oauthbearer.sasl.server.callback.handler.class": f"{package}.OAuthBearerValidatorCallbackHandler",
         f"{listener}.oauthbearer.sasl.jaas.config": f"{package}.OAuthBearerLoginModule required;",
+        f"{listener}.plain.sasl.jaas.config": f'{PLAIN} required user_ingest="{SECRET}";',
         "sasl.oauthbearer.jwks.endpoint.url": keys,
         "sasl.oauthbearer.expected.audience": "kafka",
     }
@@ -179,6 +182,19 @@ def test_a_broker_believes_it(
         with closing(KafkaCluster(feed)) as cluster:
             assert cluster.cluster_id() == kafka.status().cluster_id
             assert not cluster.topics()
+        plain = KafkaSettings(
+            bootstrap=kafka.bootstrap,
+            security_protocol="SASL_SSL",
+            sasl_mechanism="PLAIN",
+            ssl_cafile=str(kafka.secured.ca),
+            sasl_plain_username="ingest",
+            sasl_plain_password=SECRET,
+        )
+        with closing(KafkaCluster(plain)) as cluster:
+            assert cluster.cluster_id() == kafka.status().cluster_id
+        wrong = plain.model_copy(update={"sasl_plain_password": SecretStr("wrong")})
+        with closing(KafkaCluster(wrong)) as cluster, pytest.raises(NotAuthorized, match="SASL_AUTHENTICATION_FAILED"):
+            cluster.cluster_id()
         issuer.key = rsa.generate_private_key(65537, 2048)  # the broker does not know this one
         other = feed.model_copy(update={"sasl_oauth_token_endpoint": f"{issuer.address}/other"})
         with closing(KafkaCluster(other)) as cluster, pytest.raises(NotAuthorized) as caught:
