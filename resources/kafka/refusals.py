@@ -37,6 +37,11 @@ def login(error: BaseException) -> str:
             " the user for this `sasl_mechanism` (kafka-configs --describe --entity-type users); and that the password"
             " was not changed"
         )
+    if isinstance(error, kafka_errors.IllegalSaslStateError):
+        return (
+            "this listener wants no login: set `security_protocol` in the feed's `kafka:` section to PLAINTEXT (or SSL)"
+            " and leave out sasl_…, or name in `bootstrap` a listener that wants one"
+        )
     return (
         "set `sasl_mechanism` in the feed's `kafka:` section to one that this listener offers: what the brokers'"
         " setting sasl.enabled.mechanisms says"
