@@ -14,6 +14,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.feed.rights import Right
 from sluice.pipelines.vocabulary.errors import Unknown
+from sluice.pipelines.vocabulary.groups import Broker
 from sluice.resources.kafka.failures import AnswerLost, error_text
 from sluice.resources.kafka.wire import Patience, Wire
 
@@ -82,6 +83,16 @@ class Coordinators:
                     if final and maybe_done:
                         raise _unknown_commit(key, last) from None
                     raise
+
+    async def broker(self, kind: int, key: str) -> Broker:
+        """The coordinator itself, asked for anew; waits while there is none."""
+        patience = Patience(self.wire, self._patience)
+        while True:
+            try:
+                found = await self.wire.find_coordinator(kind, key)
+                return Broker(found.node, f"{found.host}:{found.port}")
+            except KafkaError as error:
+                await patience.trouble(error)
 
     async def _once(
         self, kind: int, key: str, request: Callable[[], Any], errors: Errors, seconds: float | None

@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 
 from sluice.pipelines.feed.rights import right_to_see, rights_to_commit
 from sluice.pipelines.vocabulary.errors import GroupHeld
-from sluice.pipelines.vocabulary.groups import Broker, GroupState, GroupView, ListedGroup
+from sluice.pipelines.vocabulary.groups import GroupState, GroupView, ListedGroup
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
 from sluice.resources.kafka import group_messages, groups_messages
 from sluice.resources.kafka.coordinators import Coordinators, Errors
@@ -102,7 +102,7 @@ class KafkaGroups:
 
     async def _view(self, group: str) -> GroupView:
         """By the classic request first: all brokers have it, and it tells where there is no group of that kind."""
-        coordinator = await self._coordinator(group)
+        coordinator = await self._coordinators.broker(GROUP, group)
         response = await self._ask(group, partial(group_messages.ask_group, group), group_messages.group_errors)
         classic = groups_messages.read_view(response, coordinator)
         if classic.exists:
@@ -119,18 +119,6 @@ class KafkaGroups:
 
     async def _ask(self, group: str, request: Any, errors: Errors) -> Any:
         return await self._coordinators.ask(GROUP, group, request, errors)
-
-    async def _coordinator(self, group: str) -> Broker:
-        patience = Patience(self._wire, self._patience)
-        while True:
-            try:
-                response = await self._wire.send(None, group_messages.ask_coordinator(GROUP, group))
-                found = group_messages.read_coordinator(response)
-                if found.error:
-                    raise found.error()
-                return Broker(found.node, f"{found.host}:{found.port}")
-            except KafkaError as error:
-                await patience.trouble(error)
 
     async def _put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         request = partial(groups_messages.ask_put, group, offsets)

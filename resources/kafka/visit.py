@@ -25,7 +25,7 @@ from sluice.resources.kafka.group_messages import GROUP, TRANSACTION
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAccess, KafkaAddress
 from sluice.resources.kafka.visit_messages import TopicSeen
-from sluice.resources.kafka.wire import Patience, Wire
+from sluice.resources.kafka.wire import Wire
 
 SECONDS = 5.0
 
@@ -93,7 +93,8 @@ class KafkaVisit:
 
     def coordinator(self, transactional_id: str) -> Broker:
         """Who coordinates the transactional id. Raises NotAuthorized without DESCRIBE on it."""
-        return self._wire.run(f"looking for the coordinator of {transactional_id}", self._coordinator, transactional_id)
+        doing = f"looking for the coordinator of {transactional_id}"
+        return self._wire.run(doing, self._coordinators.broker, TRANSACTION, transactional_id)
 
     def may_write(self, transactional_id: str, group: str) -> bool:
         """Whether this client may WRITE to the transactional id that the feed of that group commits by. Begins no
@@ -122,18 +123,6 @@ class KafkaVisit:
         if there is None:
             return None
         return min(0.0, answered - there / 1000) or max(0.0, asked - there / 1000)
-
-    async def _coordinator(self, transactional_id: str) -> Broker:
-        patience = Patience(self._wire, SECONDS)
-        while True:
-            try:
-                response = await self._wire.send(None, group_messages.ask_coordinator(TRANSACTION, transactional_id))
-                found = group_messages.read_coordinator(response)
-                if found.error:
-                    raise found.error()
-                return Broker(found.node, f"{found.host}:{found.port}")
-            except KafkaError as error:
-                await patience.trouble(error)
 
 
 def _hasty(access: KafkaAccess) -> KafkaAddress:

@@ -249,12 +249,15 @@ class Wire:
     async def coordinator(self, kind: int, key: str) -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
         if (kind, key) not in self._coordinators:
-            response = await self.send(None, group_messages.ask_coordinator(kind, key))
-            found = group_messages.read_coordinator(response)
-            if found.error:
-                raise found.error()
-            self._coordinators[kind, key] = self._dedicated(found)
+            self._coordinators[kind, key] = self._dedicated(await self.find_coordinator(kind, key))
         return self._coordinators[kind, key]
+
+    async def find_coordinator(self, kind: int, key: str) -> group_messages.Coordinator:
+        """The broker that coordinates a group or transactional id now. Raises its error where there is none."""
+        found = group_messages.read_coordinator(await self.send(None, group_messages.ask_coordinator(kind, key)))
+        if found.error:
+            raise found.error()
+        return found
 
     def forget_coordinator(self, kind: int, key: str) -> None:
         self._coordinators.pop((kind, key), None)
