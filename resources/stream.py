@@ -10,13 +10,11 @@ the next batch raises. No group is joined, nothing is committed and nothing is w
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
@@ -35,7 +33,6 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, PartitionS
 from sluice.pipelines.vocabulary.plans import Assignor, Slice
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.fetch import KafkaFetcher
-from sluice.resources.project import Project
 from sluice.resources.reading import When, instant
 
 Place = When | Mapping[str, int]
@@ -60,42 +57,6 @@ class StreamPosition:
     consumed: int
 
 
-def stream(
-    feed: str,
-    start: Place = "earliest",
-    end: Place | None = None,
-    *,
-    follow: bool = False,
-    typed: bool = False,
-    timeout: float | None = None,
-    project: str | os.PathLike[str] | None = None,
-) -> Stream:
-    """The records of a feed's topics from `start` up to, not including, `end`; see `sluice.stream`."""
-    (made,) = streams(feed, 1, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
-    return made
-
-
-def streams(
-    feed: str,
-    count: int,
-    start: Place = "earliest",
-    end: Place | None = None,
-    *,
-    follow: bool = False,
-    typed: bool = False,
-    timeout: float | None = None,
-    assignor: str = Assignor.RANGE,
-    project: str | os.PathLike[str] | None = None,
-) -> list[Stream]:
-    """`count` streams that share the partitions, each for a thread of its own.
-
-    `assignor` is `range` or `round_robin`, as among Kafka's consumers. Where there are fewer partitions than streams,
-    the last ones are empty. Otherwise as `stream`.
-    """
-    found = Project.find(Path(project) if project else None).feed(feed)
-    return of_feed(found, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)
-
-
 def of_feed(
     feed: Feed,
     count: int,
@@ -107,7 +68,7 @@ def of_feed(
     timeout: float | None = None,
     assignor: str = Assignor.RANGE,
 ) -> list[Stream]:
-    """The same of a feed that is loaded already."""
+    """`count` streams of a feed that share the partitions of its topics; see `sluice.streams`."""
     if follow and end is not None:
         raise UsageError("a stream that follows its topics has no end", remedy="leave out `end`, or `follow`")
     if count < 1:
@@ -182,19 +143,20 @@ class Stream:
 
     def _read(self) -> Generator[pa.RecordBatch, None, None]:
         pieces, waited = self._pieces, 0.0
-        while True:
-            for batch in self._records([s for s in pieces if s.span]):
-                yield batch
-                if self._stopped.is_set():
+        with closing(KafkaCluster(self._feed.kafka)) as cluster:
+            while True:
+                for batch in self._records([s for s in pieces if s.span]):
+                    yield batch
+                    if self._stopped.is_set():
+                        return
+                if not self._follow or self._stopped.is_set():
                     return
-            if not self._follow or self._stopped.is_set():
-                return
-            began = time.monotonic()
-            self._stopped.wait(_LOOK_SECONDS)
-            pieces = self._grown(pieces)
-            waited = 0.0 if any(s.span for s in pieces) else waited + time.monotonic() - began
-            if self._timeout is not None and waited >= self._timeout:
-                return
+                began = time.monotonic()
+                self._stopped.wait(_LOOK_SECONDS)
+                pieces = self._grown(cluster, pieces)
+                waited = 0.0 if any(s.span for s in pieces) else waited + time.monotonic() - began
+                if self._timeout is not None and waited >= self._timeout:
+                    return
 
     def _records(self, pieces: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
         if not pieces:
@@ -207,12 +169,11 @@ class Stream:
                     yield piece.landed
             self._consumed[s.tp] = s.end if chunk is None else chunk.column("offset")[-1].as_py() + 1
 
-    def _grown(self, pieces: Sequence[Slice]) -> list[Slice]:
+    def _grown(self, cluster: KafkaCluster, pieces: Sequence[Slice]) -> list[Slice]:
         """What came to the same partitions meanwhile. Raises for a log that does not go on where we stand."""
         if not pieces:
             return []
-        with closing(KafkaCluster(self._feed.kafka)) as cluster:
-            seen = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
+        seen = {p.tp: p for p in cluster.partitions(sorted({s.topic for s in pieces}), self._feed.isolation)}
         return [_next_piece(s, seen[s.tp]) for s in pieces]
 
 

@@ -86,9 +86,8 @@ def stream(
     No group is joined, nothing is committed and nothing is written. Raises FeedError, UsageError, NotAuthorized and
     KafkaUnavailable, and while it is read OffsetsLost, LogTruncated and TopicRecreated.
     """
-    from sluice.resources import stream as streaming  # late: `import sluice` stays cheap
-
-    return streaming.stream(feed, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
+    (made,) = streams(feed, 1, start, end, follow=follow, typed=typed, timeout=timeout, project=project)
+    return made
 
 
 def streams(
@@ -108,8 +107,10 @@ def streams(
     `assignor` is `range` or `round_robin`, as Kafka's consumers share them. Where there are fewer partitions than
     streams, the last ones are empty.
     """
-    from sluice.resources import stream as streaming
+    from pathlib import Path  # late: `import sluice` stays cheap
 
-    return streaming.streams(
-        feed, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor, project=project
-    )
+    from sluice.resources.project import Project
+    from sluice.resources.stream import of_feed
+
+    found = Project.find(Path(project) if project else None).feed(feed)
+    return of_feed(found, count, start, end, follow=follow, typed=typed, timeout=timeout, assignor=assignor)
