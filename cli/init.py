@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.feed.kafka import KafkaSettings
     from sluice.pipelines.feed.proposal import Proposed, TopicLook
+    from sluice.resources.kafka.cluster import KafkaCluster
 
 SAMPLE = 1000
 """Records that are looked at, in all partitions together."""
@@ -85,6 +86,7 @@ def init(
     $ sluice init shop_orders --bootstrap kafka.example:9093 --topic orders --kafka security_protocol=SSL
     """
     from sluice.pipelines.feed.proposal import Proposed, feed_name, feed_text, format_of
+    from sluice.resources.kafka.cluster import KafkaCluster
 
     root = (session.folder or Path.cwd()).resolve()
     given = _kafka_section(session, root, bootstrap, settings or [], local)
@@ -93,14 +95,15 @@ def init(
         if local:
             _start_local(session, root)
         probe = _probe(root, given)
-        chosen = _chosen(session, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
-        name = feed or feed_name(chosen)
-        path = root / "feeds" / f"{name}.yaml"
-        if path.exists():
-            raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
-        with session.terminal.working(f"looking at {chosen}"):
-            places = _places(probe.kafka, chosen)
-            look = _look(_reading(probe, chosen), chosen, places)
+        with closing(KafkaCluster(probe.kafka)) as cluster:
+            chosen = _chosen(session, cluster, probe.kafka, LOCAL_TOPIC if local and topic is None else topic)
+            name = feed or feed_name(chosen)
+            path = root / "feeds" / f"{name}.yaml"
+            if path.exists():
+                raise UsageError(f"{path} is there already", remedy="give the new feed another name: sluice init NAME")
+            with session.terminal.working(f"looking at {chosen}"):
+                places = _places(cluster, chosen)
+                look = _look(_reading(probe, chosen), chosen, places)
         format_ = Proposed("raw", "asked for") if raw else format_of(look)
         text = feed_text(look, given, group, format_, time.strftime("%Y-%m-%d", time.gmtime()))
         made = _made(root, path, text)
@@ -219,11 +222,9 @@ def _start_local(session: Session, root: Path) -> None:
 # -- looking
 
 
-def _chosen(session: Session, access: KafkaSettings, topic: str | None) -> str:
+def _chosen(session: Session, cluster: KafkaCluster, access: KafkaSettings, topic: str | None) -> str:
     """The topic to read. Raises UnknownTopic, UsageError."""
-    from sluice.resources.kafka.cluster import KafkaCluster
-
-    with session.terminal.working("asking Kafka"), closing(KafkaCluster(access)) as cluster:
+    with session.terminal.working("asking Kafka"):
         listed = sorted(name for name in cluster.topics() if not name.startswith("__"))
     if topic is None and len(listed) == 1:
         topic = listed[0]
@@ -265,12 +266,9 @@ class _SamplePlaces:
         return [p for p in self.partitions if p.stable_end > p.log_start]
 
 
-def _places(access: KafkaSettings, topic: str) -> _SamplePlaces:
-    from sluice.resources.kafka.cluster import KafkaCluster
-
-    with closing(KafkaCluster(access)) as cluster:
-        found = cluster.partitions([topic], Isolation.READ_COMMITTED)
-        hits = cluster.offsets_at({p.tp: 0 for p in found if p.stable_end > p.log_start})
+def _places(cluster: KafkaCluster, topic: str) -> _SamplePlaces:
+    found = cluster.partitions([topic], Isolation.READ_COMMITTED)
+    hits = cluster.offsets_at({p.tp: 0 for p in found if p.stable_end > p.log_start})
     return _SamplePlaces(found, min((hit.timestamp for hit in hits.values() if hit), default=None))
 
 

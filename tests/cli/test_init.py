@@ -56,6 +56,7 @@ def test_a_json_topic_gets_a_schema_that_its_records_fit(
     }
     assert told["sampled"] == told["fit"] == 600
     assert sorted(p.name for p in empty.iterdir()) == [".gitignore", "feeds", "workspace.yaml"]
+    assert (empty / "workspace.yaml").read_text() == (Path(__file__).parents[2] / "workspace.yaml").read_text()
     assert sluice("feeds", "check", "--json").code == 0
     assert sluice("plan", name, "--json").document["offsets"] == 600
     again = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders)
