@@ -16,6 +16,7 @@ from sluice.resources.edges import open_edges
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.spark import engine
 from tests.integration.support import CATCH_UP, Place
 
 PARTITIONS = 4
@@ -57,3 +58,12 @@ def landed(feed: Feed) -> Landed:
         done = land(feed, edges, CATCH_UP, new_owner("test"), lambda progress: None)
     done.check()
     return done
+
+
+@pytest.fixture
+def own_context() -> Iterator[None]:
+    """The test's runs have an application of their own, which ends with the test."""
+    yield
+    if (running := engine._running()) is not None:
+        running.stop()
+        engine._forget_jvm()

@@ -23,18 +23,16 @@ from tests.cluster.conftest import landed, on, send
 from tests.integration.support import Place, consumed, rows
 from tests.resources.kafka.tools import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("own_context"),
+]
 ROOT = Path(__file__).parents[2]
 MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
 AGAIN = {"spark.task.maxFailures": "20"}
-
-
-@pytest.fixture(autouse=True)
-def own_context() -> Iterator[None]:
-    yield
-    if (running := engine._running()) is not None:
-        running.stop()
-        engine._forget_jvm()
 
 
 @pytest.fixture

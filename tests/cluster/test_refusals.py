@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.local.spark_cluster import LocalSpark
-from sluice.resources.spark import engine
 from tests.cluster.conftest import landed, on
 from tests.integration.support import Place
 from tests.resources.kafka.tools import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def own_context() -> Iterator[None]:
-    """Each has an application of its own."""
-    yield
-    if (running := engine._running()) is not None:
-        running.stop()
-        engine._forget_jvm()
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("own_context"),
+]
 
 
 def refused(place: Place, spark: dict[str, str]) -> SetupError:
