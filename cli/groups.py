@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="All consumer groups of a feed's Kafka.", no_args_is_help=True)
 
+GroupName = Annotated[
+    str | None,
+    typer.Argument(metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False),
+]
 OfFeed = Annotated[str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)]
 
 
@@ -180,12 +184,7 @@ class GroupReport:
 @command(group)
 def describe(
     session: Session,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False
-        ),
-    ] = None,
+    name: GroupName = None,
     feed: OfFeed = None,
 ) -> None:
     """Show one group: its members and what they hold, its committed offsets, and how long they last.
@@ -206,12 +205,7 @@ def describe(
 @command(group)
 def watch(
     session: Session,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False
-        ),
-    ] = None,
+    name: GroupName = None,
     feed: OfFeed = None,
     until: Annotated[
         str | None,

@@ -145,7 +145,7 @@ class SparkEngine:
 
     def _landed(self, work: executor.TaskWork) -> list[Outcome]:
         spark = self._spark()
-        jobs: _Jobs = _ConnectJobs(spark, self._settings) if is_connect(self._settings) else _ContextJobs(spark)
+        jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(spark, self._settings)
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
@@ -233,9 +233,9 @@ class _Jobs(Protocol):
 class _ContextJobs:
     """Jobs of a context, as a group."""
 
-    def __init__(self, spark: SparkContext) -> None:
+    def __init__(self, spark: SparkContext, settings: SparkSettings) -> None:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
-        self._local = str(spark.master).startswith("local")
+        self._local = is_local(settings)
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
