@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient
 from kafka import TopicPartition as Plain
 
 from sluice.resources.local import kafka as local_kafka
+from sluice.resources.local import properties
 from sluice.resources.local.kafka import LocalKafka
 from tests.resources.kafka.proxy import Proxy
 from tests.resources.kafka.tools import until
@@ -117,22 +118,22 @@ def opened(root: Path) -> Iterator[Arena]:
     """A cluster of its own in the folder, thrown away at the end."""
     taken: list[int] = []
 
-    def properties(node: Any, nodes: Any) -> dict[str, str]:
-        own: dict[str, str] = usual(node, nodes)
+    def listeners(node: properties.Node) -> dict[str, str]:
+        own = usual(node)
         port = taken[node.id - 1]
         own["listeners"] += f",CLIENTS://127.0.0.1:{port}"
         own["advertised.listeners"] += f",CLIENTS://127.0.0.1:{proxies[node.id].port}"
         own["listener.security.protocol.map"] += ",CLIENTS:PLAINTEXT"
         return own
 
-    usual = local_kafka._properties
+    usual = properties.plain_listeners
     with ExitStack() as stack:
-        taken += [port for pair in local_kafka._free_ports(3) for port in pair[:1]]
+        taken += [port for (port,) in local_kafka._free_ports(3, of_each=1)]
         proxies = {
             n: stack.enter_context(closing(Proxy(root.parent, lambda port=port: ("127.0.0.1", port))))
             for n, port in enumerate(taken, start=1)
         }
-        with patch.object(local_kafka, "_properties", properties):
+        with patch.object(properties, "plain_listeners", listeners):
             kafka = stack.enter_context(LocalKafka(root, brokers=3, keep=False, settings=_HASTY))
         yield Arena(kafka, proxies)
 

@@ -20,6 +20,8 @@ from tests.checker.tools import Java
 from tests.faults.arena import Arena, words
 
 _numbers = itertools.count(1)
+_LINGER_MS = 250
+"""A request for each record costs three brokers more CPU than all runs together."""
 _END_SECONDS = 150
 """VerifiableProducer gives up a record after two minutes; what it never sent it says within them."""
 
@@ -28,9 +30,12 @@ _END_SECONDS = 150
 def verifiable(arena: Arena, topic: str, notes: Path, rate: int = 200) -> Iterator[None]:
     """Kafka's producer (idempotent, acks=all), so many records a second; what became of each goes to `notes`."""
     java, number, said = Java.of_local_kafka(), next(_numbers), notes.with_suffix(".said")
+    config = notes.with_suffix(".properties")
+    config.write_text(f"linger.ms={_LINGER_MS}\n")
     command = [java.java, "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{java.jars}/*"]
     command += ["org.apache.kafka.tools.VerifiableProducer", "--bootstrap-server", arena.kafka.bootstrap]
     command += ["--topic", topic, "--throughput", str(rate), "--value-prefix", str(number)]
+    command += ["--command-config", str(config)]
     with said.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=subprocess.DEVNULL)
     try:
@@ -85,7 +90,7 @@ def _transact(arena: Arena, topic: str, partitions: int, notes: Path, seed: int,
                 with producer.transaction(commits=draw.random() > 1 / 3):
                     for partition in draw.sample(range(partitions), draw.randint(1, partitions)):
                         producer.send(topic, partition, draw.randint(1, 8))
-                ended.wait(draw.random() / 5)
+                ended.wait(draw.random() / 2)
         if producer is not None:
             with suppress(KafkaError, TimeoutError, OSError):
                 producer.close()
