@@ -26,6 +26,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ _PORTS = range(20_000, 30_000)
 # The full compiler costs who ends soon more than it brings: twice the CPU of a start.
 _SOON_OVER = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _BROKER = ("-Xmx512m", "-XX:+ExitOnOutOfMemoryError", "-Dsluice.log.level=INFO")
+_SERVER, _STORAGE_TOOL = "kafka.Kafka", "kafka.tools.StorageTool"
 _COMMAND = ("-Xmx256m", "-Dsluice.log.level=WARN", *_SOON_OVER)
 _LOG4J = """<Configuration status="WARN" shutdownHook="disable">
   <Appenders>
@@ -182,7 +184,7 @@ class LocalKafka:
         Raises SetupError with a broker's last lines when one ends or does not answer in time; nothing that
         this call started is left running then.
         """
-        java.jars(f"kafka-{VERSION}", ARTIFACTS)
+        _jars()
         self._root.mkdir(parents=True, exist_ok=True)
         with self._locked():
             fresh = self._settle_what_it_is()
@@ -205,7 +207,8 @@ class LocalKafka:
         if (self._root / "cluster.json").exists():
             with self._locked():
                 # By what the folders say, not by cluster.json: that one may be damaged.
-                _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if self._keep else 0)
+                orderly = self._keep or _classes(_SERVER, self._root).archive is None
+                _end(self._root.glob("node-[0-9]*"), STOP_SECONDS if orderly else 0)
                 if not self._keep:
                     self._throw_away()
         self._dismiss_guard()
@@ -286,15 +289,20 @@ class LocalKafka:
         `returncode`.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        return subprocess.run(
-            _java_command(self._root, _COMMAND, main_class, *args),
-            input=stdin,
-            timeout=timeout,
-            capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",
-            check=False,
-        )
+        with tempfile.TemporaryDirectory() as spare:
+            classes = _classes(main_class, Path(spare))
+            done = subprocess.run(
+                _java_command(self._root, (*_COMMAND, *classes.options), main_class, *args),
+                input=stdin,
+                timeout=timeout,
+                capture_output=True,
+                encoding="utf-8",
+                errors="surrogateescape",
+                check=False,
+            )
+            if done.returncode == 0:  # one that failed did not load all
+                classes.keep()
+        return done
 
     def _cluster(self) -> _ClusterSettings:
         if (found := _read_cluster(self._root)) is None:
@@ -422,6 +430,10 @@ class _BrokerNode:
     def running(self) -> bool:
         return self.process is not None
 
+    @property
+    def classes(self) -> java.SharedClasses:
+        return _classes(_SERVER, self.folder)
+
     def configure(self, cluster: _ClusterSettings, nodes: list[_BrokerNode]) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         listeners = self.secured.listeners(self) if self.secured else properties.plain_listeners(self)
@@ -438,7 +450,7 @@ class _BrokerNode:
         if self.log.exists():
             self.log.replace(self.folder / "server.previous.log")
         options = _BROKER if keep else (*_BROKER, *_SOON_OVER)
-        command = _java_command(self.root, options, "kafka.Kafka", "server.properties")
+        command = _java_command(self.root, (*options, *self.classes.options), _SERVER, "server.properties")
         _write_json(self.folder / "process.json", asdict(spawn(command, self.folder, self.log)))
 
     def sees(self, brokers: int) -> bool:
@@ -484,13 +496,17 @@ class _BrokerNode:
 
 def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
     """Give each new node its storage; a node that has it keeps it."""
+
+    def classes(node: _BrokerNode) -> java.SharedClasses:
+        return _classes(_STORAGE_TOOL, node.folder)
+
     new = [node for node in nodes if not (node.folder / "data" / "meta.properties").exists()]
-    arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties"]
+    arguments = [_STORAGE_TOOL, "format", "-t", cluster_id, "-c", "server.properties"]
     running = []
     for node in new:
         with node.log.open("wb") as sink:
             users = [f"@{node.secured.scram_arguments()}"] if node.secured else []
-            command = _java_command(node.root, _COMMAND, *arguments, *users)
+            command = _java_command(node.root, (*_COMMAND, *classes(node).options), *arguments, *users)
             running.append(subprocess.Popen(command, cwd=node.folder, stdout=sink, stderr=subprocess.STDOUT))
     codes = [each.wait() for each in running]
     for secured in {node.secured for node in new if node.secured}:
@@ -498,6 +514,7 @@ def _format(nodes: list[_BrokerNode], cluster_id: str) -> None:
     for node, code in zip(new, codes, strict=True):
         if code:
             raise node.failure("could not format its storage")
+        classes(node).keep()
 
 
 def _await_answers(nodes: list[_BrokerNode], brokers: int | None = None) -> None:
@@ -522,11 +539,12 @@ def _process_in(folder: Path) -> Process | None:
 
 def _end(folders: Iterable[Path], grace: float) -> None:
     """End the nodes of these folders, all at the same time."""
-    running = [process for folder in folders if (process := _process_in(folder))]
-    for process in running:
+    running = [(folder, process) for folder in folders if (process := _process_in(folder))]
+    for _, process in running:
         process.send(signal.SIGTERM if grace else signal.SIGKILL)
-    for process in running:
-        process.end(grace)
+    for folder, process in running:
+        if process.end(grace) and grace:
+            _classes(_SERVER, folder).keep()
 
 
 def _java_command(root: Path, options: Sequence[str], *main: str) -> list[str]:
@@ -535,8 +553,17 @@ def _java_command(root: Path, options: Sequence[str], *main: str) -> list[str]:
     return [
         *(str(java.find_java()), *options, "-Djava.awt.headless=true"),
         f"-Dlog4j2.configurationFile={config.as_uri()}",
-        *("-cp", f"{java.jars(f'kafka-{VERSION}', ARTIFACTS)}/*", *main),
+        *("-cp", f"{_jars()}/*", *main),
     ]
+
+
+def _classes(main: str, spare: Path) -> java.SharedClasses:
+    """Of one of Kafka's programs; a run that archives them leaves that in the `spare` folder."""
+    return java.SharedClasses(_jars(), main, spare / "classes.jsa")
+
+
+def _jars() -> Path:
+    return java.jars(f"kafka-{VERSION}", ARTIFACTS)
 
 
 def _free_ports(brokers: int, of_each: int) -> tuple[tuple[int, ...], ...]:

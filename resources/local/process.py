@@ -42,13 +42,16 @@ class Process:
             time.sleep(_POLL)
         return True
 
-    def end(self, grace: float) -> None:
-        """Ask it to end (a stopped one, too), and kill it when it has not within `grace` seconds."""
+    def end(self, grace: float) -> bool:
+        """Ask it to end (a stopped one, too), and kill it when it has not within `grace` seconds; whether it ended
+        by itself."""
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)
-        if not self.wait(grace):
-            self.send(signal.SIGKILL)
-            self.wait(grace + 10)
+        if ended := self.wait(grace):
+            return ended
+        self.send(signal.SIGKILL)
+        self.wait(grace + 10)
+        return False
 
 
 def spawn(command: Sequence[str | Path], folder: Path, output: Path) -> Process:

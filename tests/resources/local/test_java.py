@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.resources.local import java
+from sluice.resources.local import java, kafka
 
 
 @pytest.fixture(autouse=True)
@@ -73,3 +74,32 @@ def test_what_cannot_be_fetched_is_quoted_and_leaves_nothing(monkeypatch: pytest
     with pytest.raises(SetupError, match=r"org\.example#nothing;1\.0"):
         java.jars("nothing", [java.Artifact("org.example", "nothing", "1.0")])
     assert [path.suffix for path in (tmp_path / "sluice").iterdir()] == [".lock"]
+
+
+def test_a_program_starts_from_the_classes_of_its_first_run_whatever_became_of_them(tmp_path: Path) -> None:
+    """The version is all that it may print: an archive that is no good is passed over without a word."""
+    jars = tmp_path / "jars"
+    jars.symlink_to(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS))
+    classes = java.SharedClasses(jars, "org.apache.kafka.tools.GetOffsetShell", tmp_path / "made.jsa")
+
+    def run() -> tuple[int, str, str]:
+        command = [java.find_java(), *classes.options, "-cp", f"{jars}/*", classes.main, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.split()[0], done.stderr
+
+    said = run()
+    assert said[:2] == (0, kafka.VERSION)
+    classes.keep()
+    archive = classes.archive
+    assert archive
+    assert any(str(archive) in option for option in classes.options)
+    assert run() == said
+    classes.keep()  # that run made none
+    whole = archive.read_bytes()
+    for bad in (b"", bytes(len(whole)), whole[:-5000]):
+        archive.unlink()
+        archive.write_bytes(bad)
+        assert run() == said
+    classes.keep()
+    assert classes.archive
+    assert run() == said
