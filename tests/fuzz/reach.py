@@ -74,7 +74,7 @@ def pack(start: int, stop: int, kind: int) -> int:
 
 def plain() -> None:
     """From here on modules that import the loops get Python's."""
-    if not numba.config.DISABLE_JIT:
+    if not getattr(numba.config, "DISABLE_JIT", 0):
         raise SystemExit("set NUMBA_DISABLE_JIT=1")
     for stand_in in (byte, word, cell, item, put, trailing_zeros, copy):
         setattr(compiled, stand_in.__name__, stand_in)

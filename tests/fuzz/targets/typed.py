@@ -220,7 +220,7 @@ def _replaced(random: Random, value: bytes) -> bytes:
 def guard() -> None:
     """From here on columns grow in memory that ends where nobody may write."""
     columns.buffer = _GUARDED.buffer
-    typer.buffer = _GUARDED.buffer
+    vars(typer)["buffer"] = _GUARDED.buffer
 
 
 def _values(data: bytes) -> tuple[Schema, list[bytes], bool]:
