@@ -1,6 +1,6 @@
 """A feed's ledger at one moment, as events are made from it: which windows are whole, and what is in each.
 
-Nothing here knows Dagster. Each entry is read once, however many windows it concerns.
+Of Dagster it knows only the keys that these events have. Each entry is read once, however many windows it concerns.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from sluice.assets.shown import Keys
 from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.feed.feed import Feed
@@ -41,14 +42,17 @@ class Books:
     state: State
     now: int
     liveness: Liveness
+    keys: Keys
     _entries: dict[int, _PublishedBatch] = field(default_factory=dict, repr=False)
     _shapes: dict[str, Shape | None] = field(default_factory=dict, repr=False)
     _pages: dict[int, str | None] = field(default_factory=dict, repr=False)
     _judged: dict[int, Sequence[Judged]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def open(cls, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
-        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness)
+    def open(cls, feed: Feed, ledger: Ledger, edges: Edges, keys: Keys | None = None) -> Books:
+        """`keys`: those under which Dagster shows the feed; by default those that nobody has translated."""
+        shown = keys or Keys.of(feed.name)
+        return cls(feed, ledger, edges.lake, ledger.read(), edges.clock(), edges.liveness, shown)
 
     @cached_property
     def live(self) -> tuple[Met, ...]:

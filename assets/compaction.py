@@ -51,18 +51,17 @@ _CONFIG = CompactConfig.to_config_schema().as_field()
 """Made once: otherwise Dagster would infer it anew for each op that is annotated with it."""
 
 
-def compact_job(feed: str) -> dg.JobDefinition:
+def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
     """Merge the feed's small files, when somebody or their own schedule runs the job."""
 
     @dg.op(
         name=f"{feed}__compact",
         config_schema=_CONFIG,
         pool=POOL,
-        required_resource_keys={"session"},
         out=dg.Out(dg.Nothing),
     )
     def merge(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from compact_step(context, feed)
+        yield from compact_step(context, session, feed)
 
     @dg.job(
         name=f"compact_{feed}",
@@ -76,9 +75,8 @@ def compact_job(feed: str) -> dg.JobDefinition:
     return job
 
 
-def compact_step(context: dg.OpExecutionContext, name: str) -> Iterator[Any]:
+def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
     """Merge small files, and report how many. Raises dagster.Failure, or an interrupt."""
-    session: RunSession = context.resources.session
     with session.step(context):
         feed = session.feed(name)
         asked = CompactConfig(**context.op_config).windows(feed.window)

@@ -17,6 +17,7 @@ import dagster as dg
 from sluice.assets.books import Books, quarantines
 from sluice.assets.metadata.landed import batch_metadata, quarantine_metadata, window_metadata
 from sluice.assets.metadata.tables import Metadata
+from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Batch, BatchStatus, State
 from sluice.pipelines.vocabulary.errors import Failed
@@ -25,22 +26,9 @@ from sluice.pipelines.vocabulary.units import show_window
 VERSION = "dagster/data_version"
 
 
-def landed_key(feed: str) -> dg.AssetKey:
-    return dg.AssetKey([feed, "landed"])
-
-
-def quarantined_key(feed: str) -> dg.AssetKey:
-    return dg.AssetKey([feed, "quarantined"])
-
-
-def committed_key(feed: str) -> dg.AssetKey:
-    return dg.AssetKey([feed, "committed"])
-
-
-def outputs(feed: Feed) -> tuple[dg.AssetKey, ...]:
+def outputs(feed: Feed, keys: Keys) -> tuple[dg.AssetKey, ...]:
     """The assets that landing reports: the rows and, for feeds with a schema or contract, those that did not fit."""
-    landed = (landed_key(feed.name),)
-    return (*landed, quarantined_key(feed.name)) if quarantines(feed) else landed
+    return (keys.landed, keys.quarantined) if quarantines(feed) else (keys.landed,)
 
 
 # -- what says what landed
@@ -57,18 +45,18 @@ def landing_events(books: Books, batches: Iterable[Batch], windows: Collection[i
         if len(of) > 1 or not {(books.batch_version(batch), w) for w in of} <= whole:
             yield _batch_event(books, batch, why)
     for window in sorted(windows):
-        yield from (window_event(books, key, window, why) for key in outputs(books.feed))
+        yield from (window_event(books, key, window, why) for key in outputs(books.feed, books.keys))
 
 
 def window_result(books: Books, window: int) -> dg.MaterializeResult[None]:
     """The step's result for the complete window that is the run's own partition."""
-    key, version = landed_key(books.feed.name), dg.DataVersion(books.window_version(window))
+    key, version = books.keys.landed, dg.DataVersion(books.window_version(window))
     return dg.MaterializeResult(asset_key=key, metadata=_metadata_in(books, key, window), data_version=version)
 
 
 def _batch_event(books: Books, batch: Batch, why: str) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        landed_key(books.feed.name),
+        books.keys.landed,
         description=why or None,
         metadata=batch_metadata(books, batch),
         tags={VERSION: books.batch_version(batch)},
@@ -87,7 +75,7 @@ def window_event(books: Books, key: dg.AssetKey, window: int, why: str = "") -> 
 
 
 def _metadata_in(books: Books, key: dg.AssetKey, window: int) -> Metadata:
-    of = quarantine_metadata if key == quarantined_key(books.feed.name) else window_metadata
+    of = quarantine_metadata if key == books.keys.quarantined else window_metadata
     return of(books, window)
 
 
@@ -111,7 +99,7 @@ def roll_forward(instance: dg.DagsterInstance, books: Books) -> set[int]:
     batches = untold_batches(instance, books)
     runs = " and ".join({b.owner.run: b.owner.describe() for b in batches}.values()) or "a run"
     why = f"rolled forward: {runs} ended before this was recorded here"
-    windows = untold_windows(instance, books, landed_key(books.feed.name)) | books.complete_of(batches)
+    windows = untold_windows(instance, books, books.keys.landed) | books.complete_of(batches)
     for event in landing_events(books, batches, windows, why):
         instance.report_runless_asset_event(event)
     return windows
@@ -137,7 +125,7 @@ def _since(state: State, reconciled: int | None) -> Iterable[Batch]:
 
 def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
     """The ledger number in the last `<feed>/committed`; None if there is none of this ledger."""
-    event = instance.get_latest_materialization_event(committed_key(books.feed.name))
+    event = instance.get_latest_materialization_event(books.keys.committed)
     said = event.asset_materialization if event else None
     ledger, _, number = ((said.tags or {}).get(VERSION, "") if said else "").partition("/")
     return int(number) if ledger == books.state.ledger_id and number.isdigit() else None
@@ -145,4 +133,4 @@ def _last_reconciled(instance: dg.DagsterInstance, books: Books) -> int | None:
 
 def _is_recorded(instance: dg.DagsterInstance, books: Books, batch: Batch) -> bool:
     tags = {VERSION: books.batch_version(batch)}
-    return bool(instance.get_event_tags_for_asset(landed_key(books.feed.name), tags))
+    return bool(instance.get_event_tags_for_asset(books.keys.landed, tags))

@@ -21,6 +21,7 @@ from sluice.assets.internals import belong
 from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
+from sluice.assets.shown import Shown
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
@@ -111,14 +112,16 @@ def run_report(project: Project, name: str, window: int, open_edges: OpenEdges =
     report = load_report(project.root / "reports" / f"{name}.sql")
     feed = RunSession(project).feed(report.feed)
     windows = {feed.name: partitions_of(feed, recall(project, feed.name), now())}
+    session = RunSession(project, open_edges, witness=witness)
     own = dg.Definitions(
-        resources={"session": RunSession(project, open_edges, witness=witness)},
         executor=dg.in_process_executor,
         jobs=[dg.define_asset_job(f"report_{name}", [report_key(name)])],
     )
     with open_instance(project) as instance, holding(home, run_id):
         belong(instance, project)
-        job = dg.Definitions.merge(report_definitions([report], windows), own).resolve_job_def(f"report_{name}")
+        job = dg.Definitions.merge(report_definitions([report], windows, session), own).resolve_job_def(
+            f"report_{name}"
+        )
         result = job.execute_in_process(
             instance=instance,
             partition_key=show_window(window),
@@ -140,8 +143,10 @@ def _job(
     A window that is not a partition of the feed goes to the job that lands anything, which says what is wrong with it.
     """
     windows = partitions_of(feed, recall(project, feed.name), now())
-    own = dg.Definitions(resources={"session": session}, executor=dg.in_process_executor)
-    made = dg.Definitions.merge(feed_definitions(feed, topics_of(project, feed), {}, windows, session), own)
+    own = dg.Definitions(executor=dg.in_process_executor)
+    made = dg.Definitions.merge(
+        feed_definitions(feed, Shown.of(feed), topics_of(project, feed), {}, windows, session), own
+    )
     window = None if request.window is None else show_window(request.window)
     if request == Request(RequestKind.WINDOW, window=request.window) and windows.has_partition_key(window or ""):
         return made.resolve_job_def(land_job(feed.name)), {"partition_key": window, "run_config": _SILENT}

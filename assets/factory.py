@@ -21,14 +21,11 @@ from sluice.assets import contracts, internals, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
-from sluice.assets.evidence import committed_key, landed_key, quarantined_key
-from sluice.assets.metadata.tables import columns_of
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
-from sluice.assets.steps import topic_key
+from sluice.assets.shown import Shown, attributes
 from sluice.pipelines.batch.result import Skip
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
@@ -130,111 +127,92 @@ def _land_op(feed: str) -> str:
 
 
 def feed_definitions(
-    feed: Feed, topics: Sequence[str], readers: Mapping[str, Sequence[str]], windows: Windows, session: RunSession
+    feed: Feed,
+    shown: Shown,
+    topics: Sequence[str],
+    readers: Mapping[str, Sequence[str]],
+    windows: Windows,
+    session: RunSession,
 ) -> dg.Definitions:
-    """All definitions of one feed, run in that session. `readers`: all feeds of each topic that it reads first."""
-    landed, committed = _landed_asset(feed, topics, windows), _committed_asset(feed, windows)
-    observed = [_observed_topics(feed.name, readers)] if readers else []
-    beside = [_quarantined_spec(feed, topics, windows)] if quarantines(feed) else []
+    """All definitions of one feed, run in that session, which knows the keys. `readers`: all feeds of each topic that
+    it reads first."""
+    landed = _landed_asset(feed, shown, topics, windows, session)
+    committed = _committed_asset(feed, shown, windows, session)
+    observed = [_observed_topics(feed.name, shown, readers, session)] if readers else []
+    beside = [_quarantined_spec(shown, topics, windows)] if quarantines(feed) else []
     return dg.Definitions(
         assets=[*observed, landed, *beside, committed],
-        jobs=[_land(feed, [landed, committed], session), _catch_up(feed), compact_job(feed.name)],
-        schedules=[schedule_of(feed, land_job(feed.name), windows)],
+        jobs=[_land(feed, [landed, committed]), _catch_up(feed, session), compact_job(feed.name, session)],
+        schedules=[schedule_of(feed, land_job(feed.name), windows, session)],
     )
 
 
-def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition], session: RunSession) -> dg.JobDefinition:
+def _land(feed: Feed, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
     job = dg.define_asset_job(
         land_job(feed.name),
         selection=dg.AssetSelection.assets(*assets),
         description=f"Land a window of {feed.name}, then commit the offsets up to the frontier.",
         tags={FEED_TAG: feed.name},
     )
-    return internals.resolve_among(job, assets, {"session": dg.ResourceDefinition.hardcoded_resource(session)})
+    return internals.resolve_among(job, assets)
 
 
-def _landed_asset(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetsDefinition:
-    key = landed_key(feed.name)
+def _landed_asset(
+    feed: Feed, shown: Shown, topics: Sequence[str], windows: Windows, session: RunSession
+) -> dg.AssetsDefinition:
+    key = shown.landed.key
 
     @dg.asset(
-        key=key,
-        deps=[topic_key(t) for t in topics],
+        **attributes(shown.landed),
+        deps=[shown.keys.topic(t) for t in topics],
         check_specs=[
             *(_check(name, key, check.description, windows) for name, check in OF_WINDOW.items()),
             *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
             dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
         ],
-        group_name=feed.name,
-        description=f"The records of `{feed.topics}` as Parquet, each exactly once.",
-        kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": columns_of(landed_schema(feed.columns))},
         pool=pool(feed.name),
-        required_resource_keys={"session"},
         partitions_def=windows,
     )
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.land_window(context, feed.name)
+        yield from steps.land_window(context, session, feed.name)
 
-    return landed
+    made: dg.AssetsDefinition = landed
+    return made
 
 
-def _quarantined_spec(feed: Feed, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
+def _quarantined_spec(shown: Shown, topics: Sequence[str], windows: Windows) -> dg.AssetSpec:
     """The asset that landing reports beside the rows. It cannot be run by itself: it comes with what landed."""
-    return dg.AssetSpec(
-        quarantined_key(feed.name),
-        deps=[topic_key(t) for t in topics],
-        group_name=feed.name,
-        description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
-        kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": columns_of(QUARANTINED)},
-        partitions_def=windows,
-    )
+    return shown.quarantined.replace_attributes(deps=[shown.keys.topic(t) for t in topics], partitions_def=windows)
 
 
-def _not(feed: Feed) -> str:
-    return " or ".join(w for w, there in (("the schema", feed.columns), ("the contract", feed.contract)) if there)
-
-
-def _committed_asset(feed: Feed, windows: Windows) -> dg.AssetsDefinition:
-    key = committed_key(feed.name)
-
+def _committed_asset(feed: Feed, shown: Shown, windows: Windows, session: RunSession) -> dg.AssetsDefinition:
     @dg.asset(
-        key=key,
-        deps=[landed_key(feed.name)],
-        check_specs=[_check(FRONTIER, key, _FRONTIER, windows)],
-        group_name=feed.name,
-        description=f"The committed offsets of group `{feed.group}`, never beyond what has landed.",
-        kinds={"kafka"},
+        **attributes(shown.committed),
+        deps=[shown.landed.key],
+        check_specs=[_check(FRONTIER, shown.committed.key, _FRONTIER, windows)],
         pool=pool(feed.name),
-        required_resource_keys={"session"},
         partitions_def=windows,
     )
     def committed(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.commit_window(context, feed.name)
+        yield from steps.commit_window(context, session, feed.name)
 
-    return committed
+    made: dg.AssetsDefinition = committed
+    return made
 
 
-def _catch_up(feed: Feed) -> dg.JobDefinition:
-    @dg.op(
-        name=_land_op(feed.name),
-        config_schema=_LAND_CONFIG,
-        pool=pool(feed.name),
-        required_resource_keys={"session"},
-        out=dg.Out(dg.Nothing),
-    )
+def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
+    @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from steps.land_request(context, feed.name, LandConfig(**context.op_config))
+        yield from steps.land_request(context, session, feed.name, LandConfig(**context.op_config))
 
     @dg.op(
         name=f"{feed.name}__commit",
         pool=pool(feed.name),
-        required_resource_keys={"session"},
         ins={"landed": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),
     )
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
-        yield from steps.commit_frontier(context, feed.name)
+        yield from steps.commit_frontier(context, session, feed.name)
 
     @dg.job(
         name=catch_up_job(feed.name),
@@ -248,15 +226,16 @@ def _catch_up(feed: Feed) -> dg.JobDefinition:
     return catch_up
 
 
-def _observed_topics(feed: str, readers: Mapping[str, Sequence[str]]) -> dg.AssetsDefinition:
+def _observed_topics(
+    feed: str, shown: Shown, readers: Mapping[str, Sequence[str]], session: RunSession
+) -> dg.AssetsDefinition:
     def observe(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        yield from steps.observe_step(context, feed, readers)
+        yield from steps.observe_step(context, session, feed, readers)
 
-    specs = [dg.AssetSpec(topic_key(t), group_name="kafka", kinds={"kafka"}, description=_TOPIC) for t in readers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         decorate = dg.multi_observable_source_asset(
-            name=f"observe_{feed}", specs=specs, can_subset=True, required_resource_keys={"session"}
+            name=f"observe_{feed}", specs=[shown.topic(t) for t in readers], can_subset=True
         )
     made: dg.AssetsDefinition = decorate(observe)
     return made
@@ -270,4 +249,3 @@ def _check(name: str, key: dg.AssetKey, description: str, windows: Windows) -> d
 
 _ACCOUNT = "The ledger has no holes, from each partition's origin to the last offset that landed."
 _FRONTIER = "The committed offsets have passed the window. If not, it shows which earlier window holds them."
-_TOPIC = "A topic in Kafka. Observe it to see its partitions, ends and lag."

@@ -92,16 +92,12 @@ def executes(context: dg.OpExecutionContext | dg.AssetExecutionContext, key: dg.
     return key in context.job_def.asset_layer.executable_asset_keys and (steps is None or step in steps)
 
 
-def resolve_among(
-    job: dg.UnresolvedAssetJobDefinition,
-    assets: Sequence[dg.AssetsDefinition],
-    resources: Mapping[str, dg.ResourceDefinition],
-) -> dg.JobDefinition:
-    """The job, resolved among these assets alone, run in one process with these resources.
+def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+    """The job, resolved among these assets alone, run in one process.
 
     Resolved among all of a project's assets, each job would cost as much as there are assets.
     """
-    resolved: dg.JobDefinition = job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, resources)
+    resolved: dg.JobDefinition = job.resolve(AssetGraph.from_assets(assets), dg.in_process_executor, {})
     return resolved
 
 

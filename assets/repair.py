@@ -12,7 +12,7 @@ import dagster as dg
 
 from sluice.assets import evidence, settling
 from sluice.assets.books import Books
-from sluice.assets.evidence import landed_key, outputs, quarantined_key
+from sluice.assets.evidence import outputs
 from sluice.pipelines.operating.repair import RepairFinding, RepairKind, ends
 from sluice.pipelines.publishing.owners import asking
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -27,13 +27,13 @@ def reconcile(instance: dg.DagsterInstance, books: Books, *, dry_run: bool = Fal
 
 
 def _untold_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
-    key = landed_key(books.feed.name)
+    key = books.keys.landed
     batches = evidence.untold_batches(instance, books)
     again = books.complete_of(batches)  # reported again if they were reported for another batch
-    windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed)}
+    windows = {key: evidence.untold_windows(instance, books, key) | again for key in outputs(books.feed, books.keys)}
     if not dry_run:
         evidence.roll_forward(instance, books)
-        _tell_quarantined(instance, books, windows.get(quarantined_key(books.feed.name), set()) - windows[key])
+        _tell_quarantined(instance, books, windows.get(books.keys.quarantined, set()) - windows[key])
     if batches:
         text = many(len(batches), "published batch", "published batches")
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=tuple(str(b.id) for b in batches))
@@ -43,17 +43,17 @@ def _untold_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) 
 
 
 def _unsettled_findings(instance: dg.DagsterInstance, books: Books, dry_run: bool) -> Iterator[RepairFinding]:
-    left = settling.unsettled_windows(instance, books.feed)
+    left = settling.unsettled_windows(instance, books.feed, books.keys)
     if not dry_run:
-        settling.settle(instance, books.feed, lambda: books)
-    if names := tuple(show_window(w) for w in sorted(left[landed_key(books.feed.name)] & books.complete)):
+        settling.settle(instance, books.feed, books.keys, lambda: books)
+    if names := tuple(show_window(w) for w in sorted(left[books.keys.landed] & books.complete)):
         text = f"{many(len(names), 'complete window')} that ended runs left red, {ends(names)}"
         yield RepairFinding(RepairKind.UNTOLD, text, "told to Dagster", items=names)
 
 
 def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[int]) -> None:
     """Windows whose landed rows were reported by a run that ended before it reported their quarantine."""
-    key = quarantined_key(books.feed.name)
+    key = books.keys.quarantined
     for event in evidence.landing_events(books, (), windows, "rolled forward by `sluice repair`"):
         if event.asset_key == key:
             instance.report_runless_asset_event(event)
@@ -61,7 +61,7 @@ def _tell_quarantined(instance: dg.DagsterInstance, books: Books, windows: set[i
 
 def _overtold_findings(instance: dg.DagsterInstance, books: Books) -> Iterator[RepairFinding]:
     """Partitions that are green without reason: their window is not complete by the ledger."""
-    shown = instance.get_materialized_partitions(landed_key(books.feed.name))
+    shown = instance.get_materialized_partitions(books.keys.landed)
     windows = sorted(w for w in map(_window, shown) if w is not None and not _stands(books, w))
     if windows:
         names, name = tuple(map(show_window, windows)), books.feed.name

@@ -20,7 +20,6 @@ import dagster as dg
 import pyarrow as pa
 
 from sluice.assets.books import Books
-from sluice.assets.evidence import landed_key
 from sluice.assets.markdown import plain
 from sluice.assets.metadata.tables import Metadata, columns_of
 from sluice.assets.session import RunSession
@@ -79,10 +78,10 @@ def report_key(name: str) -> dg.AssetKey:
 
 
 def report_definitions(
-    reports: Iterable[Report], windows: Mapping[str, dg.TimeWindowPartitionsDefinition]
+    reports: Iterable[Report], windows: Mapping[str, dg.TimeWindowPartitionsDefinition], session: RunSession
 ) -> dg.Definitions:
     """The reports, and the sensor that runs them. `windows`: each feed's partitions."""
-    assets = [_asset(report, windows[report.feed]) for report in reports]
+    assets = [_asset(report, windows[report.feed], session) for report in reports]
     wake = dg.AutomationConditionSensorDefinition(
         "reports",
         target=dg.AssetSelection.assets(*assets),
@@ -92,10 +91,10 @@ def report_definitions(
     return dg.Definitions(assets=assets, sensors=[wake] if assets else [])
 
 
-def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition) -> dg.AssetsDefinition:
+def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition, session: RunSession) -> dg.AssetsDefinition:
     @dg.asset(
         key=report_key(report.name),
-        deps=[landed_key(report.feed)],
+        deps=[session.keys(report.feed).landed],
         partitions_def=windows,
         group_name="reports",
         description=f"{report.description}\n\n```sql\n{report.sql.strip()}\n```",
@@ -103,20 +102,18 @@ def _asset(report: Report, windows: dg.TimeWindowPartitionsDefinition) -> dg.Ass
         code_version=report.version,
         automation_condition=WHEN,
         pool=POOL,
-        required_resource_keys={"session"},
     )
     def made(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
-        return report_step(context, report.name)
+        return report_step(context, session, report.name)
 
     return made
 
 
-def report_step(context: dg.AssetExecutionContext, name: str) -> dg.MaterializeResult[Any]:
+def report_step(context: dg.AssetExecutionContext, session: RunSession, name: str) -> dg.MaterializeResult[Any]:
     """Run the report over the window that is the run's partition, and put the result into the lake.
 
     Raises dagster.Failure if the window is not complete, or if Spark refuses the SQL.
     """
-    session: RunSession = context.resources.session
     with session.step(context):
         report = load_report(session.project.root / "reports" / f"{name}.sql")
         feed, window = session.feed(report.feed), parse_window(context.partition_key)

@@ -14,10 +14,10 @@ from itertools import islice
 import dagster as dg
 
 from sluice.assets.books import Books
-from sluice.assets.evidence import landed_key
 from sluice.assets.internals import ENDED, PARTITION_TAG
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.settling import settle
+from sluice.assets.shown import Keys
 from sluice.assets.windows import closing_cron
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
@@ -34,8 +34,12 @@ _CHUNK = 100  # windows whose runs are looked up at once
 _UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in ENDED]
 
 
-def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition) -> dg.ScheduleDefinition:
+def schedule_of(
+    feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition, session: RunSession
+) -> dg.ScheduleDefinition:
     """Requests runs of `job` for the feed's owed windows whenever one has closed. Off until somebody switches it on."""
+
+    shown = session.keys(feed.name)
 
     @dg.schedule(
         name=f"{job}_windows",
@@ -43,13 +47,11 @@ def schedule_of(feed: Feed, job: str, windows: dg.TimeWindowPartitionsDefinition
         cron_schedule=closing_cron(feed.window),
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        required_resource_keys={"session"},
         description=f"Lands the closed windows of {feed.name} that are owed, oldest first, {AT_ONCE} at a time.",
     )
     def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        session: RunSession = context.resources.session
         keys = [w for w in _owed_windows(context.instance, session, feed.name) if windows.has_partition_key(w)]
-        asked = list(islice(_free(context.instance, feed.name, job, keys), AT_ONCE))
+        asked = list(islice(_free(context.instance, feed.name, shown, job, keys), AT_ONCE))
         now = context.scheduled_execution_time.isoformat()  # a repeated tick requests nothing twice
         return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
 
@@ -61,28 +63,29 @@ def _owed_windows(instance: dg.DagsterInstance, session: RunSession, name: str) 
     feed = session.feed(name)
     with session.open_edges(feed) as edges:
         ledger = Ledger(edges.lake, name, edges.clock)
-        settle(instance, feed, lambda: Books.open(feed, ledger, edges))
+        keys = session.keys(name)
+        settle(instance, feed, keys, lambda: Books.open(feed, ledger, edges, keys))
         state = ledger.read()
         return [show_window(w) for w in owed_windows(state, feed.window, edges.clock())]
 
 
-def _free(instance: dg.DagsterInstance, feed: str, job: str, keys: Sequence[str]) -> Iterator[str]:
+def _free(instance: dg.DagsterInstance, feed: str, shown: Keys, job: str, keys: Sequence[str]) -> Iterator[str]:
     """The windows that no run is working on, and that have not failed too often."""
     for at in range(0, len(keys), _CHUNK):
         chunk = keys[at : at + _CHUNK]
-        busy, failed = _busy(instance, feed, chunk), _failure_counts(instance, job, chunk)
+        busy, failed = _busy(instance, feed, shown, chunk), _failure_counts(instance, job, chunk)
         yield from (k for k in chunk if k not in busy and failed[k] < ATTEMPTS)
 
 
-def _busy(instance: dg.DagsterInstance, feed: str, keys: Sequence[str]) -> set[str]:
+def _busy(instance: dg.DagsterInstance, feed: str, shown: Keys, keys: Sequence[str]) -> set[str]:
     """Windows with a run under way or queued, from any job or backfill."""
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={PARTITION_TAG: keys}))
-    return {r.tags[PARTITION_TAG] for r in runs if is_of(r, feed)}
+    return {r.tags[PARTITION_TAG] for r in runs if is_of(r, feed, shown)}
 
 
-def is_of(run: dg.DagsterRun, feed: str) -> bool:
-    """Whether the run is one of the feed's, from any job or backfill."""
-    return run.tags.get(FEED_TAG) == feed or landed_key(feed) in (run.asset_selection or ())
+def is_of(run: dg.DagsterRun, feed: str, shown: Keys) -> bool:
+    """Whether the run is one of the feed's, which is shown under these keys, from any job or backfill."""
+    return run.tags.get(FEED_TAG) == feed or shown.landed in (run.asset_selection or ())
 
 
 def _failure_counts(instance: dg.DagsterInstance, job: str, keys: Sequence[str]) -> Counter[str]:

@@ -9,7 +9,7 @@ next one goes on where it stopped. Off until somebody switches it on.
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ import dagster as dg
 from sluice.assets import checks, internals, settling
 from sluice.assets.books import Books
 from sluice.assets.checks import WATCH
-from sluice.assets.evidence import landed_key
 from sluice.assets.feeds import read_feeds
 from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
@@ -42,18 +41,18 @@ SHOWN = 10
 # -- the check
 
 
-def watch_check(feed: Feed) -> dg.AssetChecksDefinition:
+def watch_check(feed: Feed, session: RunSession) -> dg.AssetChecksDefinition:
     """The check on `<feed>/landed` that the sensor evaluates. If executed by hand, it looks at once."""
 
+    landed = session.keys(feed.name).landed
+
     @dg.asset_check(
-        asset=landed_key(feed.name),
+        asset=landed,
         name=WATCH,
         description=f"Whether anything needs attention. The sensor `{SENSOR}` evaluates it, or execute this check.",
-        required_resource_keys={"session"},
     )
     def watched(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        session: RunSession = context.resources.session
-        landing = internals.executes(context.op_execution_context, landed_key(feed.name))
+        landing = internals.executes(context.op_execution_context, landed)
         return dg.AssetCheckResult(**_looked_at(session, feed.name, landing=landing))
 
     return watched
@@ -78,19 +77,18 @@ def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> WatchResul
 # -- the sensor
 
 
-def watch_sensor() -> dg.SensorDefinition:
+def watch_sensor(session: RunSession) -> dg.SensorDefinition:
     """Looks at every feed of the project every few minutes, and evaluates its check if something changed."""
 
     @dg.sensor(
         name=SENSOR,
         minimum_interval_seconds=EVERY_SECONDS,
         default_status=dg.DefaultSensorStatus.STOPPED,
-        required_resource_keys={"session"},
         description="Looks at every feed: lag, retention, topics that are new or recreated, transactions that hang, "
         f"windows that stay partial. What it finds shows as the check `{WATCH}` on each feed's `landed`.",
     )
     def watch_feeds(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        tick = Tick(context.resources.session, Cursor.read(context.cursor))
+        tick = Tick(session, Cursor.read(context.cursor))
         tick.run(context.instance, time.monotonic)
         for line in tick.news:
             context.log.warning(line)
@@ -145,7 +143,7 @@ class Tick:
         files = read_feeds(self.session.project, self.session.project.environ())
         self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
         self.cursor.told = {n: told for n, told in self.cursor.told.items() if n in files.feeds}
-        newest = _newest(instance, files.feeds)
+        newest = _newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
         with ExitStack() as opened:
             for name in self.cursor.ordered(files.feeds):
                 if clock() > until:
@@ -160,7 +158,8 @@ class Tick:
         try:
             with self.session.open_edges(feed) as edges:
                 ledger = Ledger(edges.lake, feed.name, edges.clock)
-                settling.settle(instance, feed, partial(Books.open, feed, ledger, edges))
+                keys = self.session.keys(feed.name)
+                settling.settle(instance, feed, keys, partial(Books.open, feed, ledger, edges, keys))
                 cluster, seen = self._kafka(feed, feeds, opened)
                 watched = _watch(feed, edges, cluster, seen)
         except SluiceError as error:
@@ -192,7 +191,9 @@ class Tick:
         self.news += [f"{name}: passed: {about}" for about in known if about not in after[1]]
         if before != after:
             # About the newest by now: an event settled in this tick is newer than `newest`.
-            self.events.append(checks.feed_evaluation(instance, landed_key(name), WATCH, checks.watch_check(seen)))
+            self.events.append(
+                checks.feed_evaluation(instance, self.session.keys(name).landed, WATCH, checks.watch_check(seen))
+            )
             self.cursor.told[name] = after
 
     @property
@@ -207,8 +208,7 @@ class Tick:
         return "\n".join([head, *self.news[:SHOWN], *more])
 
 
-def _newest(instance: dg.DagsterInstance, feeds: Iterable[str]) -> dict[str, int]:
-    """The storage id of each feed's newest materialization of `landed`."""
-    keys = {landed_key(f): f for f in feeds}
+def _newest(instance: dg.DagsterInstance, keys: Mapping[dg.AssetKey, str]) -> dict[str, int]:
+    """The storage id of each feed's newest materialization of `landed`. `keys`: the feeds by that asset."""
     entries = (r.asset_entry for r in instance.get_asset_records([*keys]))
     return {keys[e.asset_key]: e.last_materialization_storage_id or 0 for e in entries}

@@ -1,4 +1,4 @@
-"""What a run of an asset works with; Dagster hands it over as the resource `session`.
+"""What a run of an asset works with. Definitions hold it themselves, so it is no resource whose name could clash.
 
 Each run has its own session: progress and results go to the caller that made it, never through a global. A run that
 Dagster launched reports to its own log.
@@ -16,6 +16,7 @@ import dagster as dg
 
 from sluice.assets.feeds import read_feeds
 from sluice.assets.instance import holding, prepare_home
+from sluice.assets.shown import Keys
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.feed.feed import Feed
@@ -78,6 +79,7 @@ class RunSession:
     """How a run finds its feed, opens its edges, and reports progress.
 
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
+    `keys`: those under which Dagster shows a feed, by its name.
     """
 
     project: Project
@@ -86,6 +88,7 @@ class RunSession:
     report: Reporter | None = None
     on_interrupt: Callable[[str], None] = lambda run: None
     witness: Witness = field(default_factory=Witness)
+    keys: Callable[[str], Keys] = Keys.of
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""

@@ -16,8 +16,8 @@ import dagster as dg
 from sluice.assets import checks, contracts, evidence, internals
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, FRONTIER, WATCH
-from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.internals import PlannedEvaluation
+from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.units import parse_window, show_window
 
@@ -30,7 +30,7 @@ Again = Callable[[dg.DagsterInstance, Books, int], Iterator[Any]]
 
 def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
     """The window's rows, if it is complete, and the feed's checks by the ledger."""
-    key = landed_key(books.feed.name)
+    key = books.keys.landed
     if books.is_complete(window):
         yield evidence.window_event(books, key, window, WHY)
         yield from checks.window_evaluations(instance, books, key, [window])
@@ -41,32 +41,32 @@ def landed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Ite
 
 def committed_again(instance: dg.DagsterInstance, books: Books, window: int) -> Iterator[Any]:
     """The window's commit, if it was reported before."""
-    key, partition = committed_key(books.feed.name), show_window(window)
-    if books.is_complete(window) and (stood := _stood(instance, books.feed.name, window)) is not None:
+    key, partition = books.keys.committed, show_window(window)
+    if books.is_complete(window) and (stood := _stood(instance, books.keys, window)) is not None:
         yield stood
         target = internals.targets(instance, key, [partition]).get(partition)
         yield checks.evaluation(key, FRONTIER, window, checks.frontier_check(books, window), target)
 
 
-def settle(instance: dg.DagsterInstance, feed: Feed, open_books: Callable[[], Books]) -> set[int]:
+def settle(instance: dg.DagsterInstance, feed: Feed, keys: Keys, open_books: Callable[[], Books]) -> set[int]:
     """Report the complete windows that ended runs left unreported, and evaluate the feed's checks that these left out.
     Returns the windows. Idempotent. The ledger is read only if something is left."""
-    left = unsettled_windows(instance, feed)
-    planned = internals.planned_evaluations(instance, _unpartitioned_checks(feed), ())
+    left = unsettled_windows(instance, feed, keys)
+    planned = internals.planned_evaluations(instance, _unpartitioned_checks(keys), ())
     if not planned and not any(left.values()):
         return set()
     books = open_books()
     told = {key: _tell(instance, books, key, windows & books.complete) for key, windows in left.items()}
-    for p in (*planned, *_planned_again(instance, feed, told)):
+    for p in (*planned, *_planned_again(instance, feed, keys, told)):
         if (said := _evaluation(instance, books, p)) is not None:
             internals.evaluate(instance, p.run, said)
     return set().union(*told.values())
 
 
-def unsettled_windows(instance: dg.DagsterInstance, feed: Feed) -> dict[dg.AssetKey, set[int]]:
+def unsettled_windows(instance: dg.DagsterInstance, feed: Feed, keys: Keys) -> dict[dg.AssetKey, set[int]]:
     """By asset, the windows that a run had planned to materialize and did not."""
-    keys = (*evidence.outputs(feed), committed_key(feed.name))
-    return {key: set(_windows(internals.unmaterialized_partitions(instance, key))) for key in keys}
+    made = (*evidence.outputs(feed, keys), keys.committed)
+    return {key: set(_windows(internals.unmaterialized_partitions(instance, key))) for key in made}
 
 
 def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows: set[int]) -> set[int]:
@@ -78,14 +78,14 @@ def _tell(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, windows:
 
 
 def _event(instance: dg.DagsterInstance, books: Books, key: dg.AssetKey, window: int) -> dg.AssetMaterialization | None:
-    if key == committed_key(books.feed.name):
-        return _stood(instance, books.feed.name, window)
+    if key == books.keys.committed:
+        return _stood(instance, books.keys, window)
     return evidence.window_event(books, key, window, WHY)
 
 
-def _stood(instance: dg.DagsterInstance, feed: str, window: int) -> dg.AssetMaterialization | None:
+def _stood(instance: dg.DagsterInstance, keys: Keys, window: int) -> dg.AssetMaterialization | None:
     """The last report of a window's commit, whatever was tried since."""
-    of = dg.AssetRecordsFilter(committed_key(feed), asset_partitions=[show_window(window)])
+    of = dg.AssetRecordsFilter(keys.committed, asset_partitions=[show_window(window)])
     found = instance.fetch_materializations(of, limit=1).records
     return found[0].asset_materialization if found else None
 
@@ -93,17 +93,16 @@ def _stood(instance: dg.DagsterInstance, feed: str, window: int) -> dg.AssetMate
 # -- checks
 
 
-def _unpartitioned_checks(feed: Feed) -> list[dg.AssetCheckKey]:
-    return [dg.AssetCheckKey(landed_key(feed.name), name) for name in (ACCOUNT, WATCH)]
+def _unpartitioned_checks(keys: Keys) -> list[dg.AssetCheckKey]:
+    return [dg.AssetCheckKey(keys.landed, name) for name in (ACCOUNT, WATCH)]
 
 
 def _planned_again(
-    instance: dg.DagsterInstance, feed: Feed, told: dict[dg.AssetKey, set[int]]
+    instance: dg.DagsterInstance, feed: Feed, keys: Keys, told: dict[dg.AssetKey, set[int]]
 ) -> Iterator[PlannedEvaluation]:
     """The evaluations of the windows that were just reported again."""
-    landed, committed = landed_key(feed.name), committed_key(feed.name)
     names = [*checks.OF_WINDOW, *contracts.described_checks(feed)]
-    for key, of in ((landed, names), (committed, [FRONTIER])):
+    for key, of in ((keys.landed, names), (keys.committed, [FRONTIER])):
         windows = [show_window(w) for w in told.get(key, ())]
         if windows:
             yield from internals.planned_evaluations(instance, [dg.AssetCheckKey(key, name) for name in of], windows)

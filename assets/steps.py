@@ -16,7 +16,6 @@ from sluice.assets import batch_pages, checks, contracts, evidence, internals, s
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
-from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.feeds import remember_topics
 from sluice.assets.instance import with_dagster_liveness
 from sluice.assets.internals import executes
@@ -51,49 +50,47 @@ Events = Iterator[Any]
 Topics = Mapping[str, list[PartitionState]]
 
 
-def topic_key(topic: str) -> dg.AssetKey:
-    return dg.AssetKey(["kafka", topic])
-
-
-def _session(context: Context) -> RunSession:
-    session: RunSession = context.resources.session
-    return session
+def _books(session: RunSession, feed: Feed, ledger: Ledger, edges: Edges) -> Books:
+    return Books.open(feed, ledger, edges, session.keys(feed.name))
 
 
 # -- landed
 
 
-def land_window(context: dg.AssetExecutionContext, name: str) -> Events:
+def land_window(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
     """Land the window that is the run's partition. It is materialized when it is complete, and only then. If the run
     has no step that commits, this step commits: nobody has to remember to commit what landed.
 
     Raises dagster.Failure, or an interrupt.
     """
-    session, window = _session(context), parse_window(context.partition_key)
+    window = parse_window(context.partition_key)
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             try:
-                yield from _else_commit(context, feed, edges, _land_own(context, feed, edges, window))
+                own = _land_own(context, session, feed, edges, window)
+                yield from _else_commit(context, session, feed, edges, own)
             except Exception:
-                yield from _told_again(context, feed, edges, window, settling.committed_again)
+                yield from _told_again(context, session, feed, edges, window, settling.committed_again)
                 raise
-    if not executes(context, committed_key(name)):
-        yield from _commit_after(context, name, window)
+    if not executes(context, session.keys(name).committed):
+        yield from _commit_after(context, session, name, window)
 
 
-def _land_own(context: dg.AssetExecutionContext, feed: Feed, edges: Edges, window: int) -> Events:
+def _land_own(context: dg.AssetExecutionContext, session: RunSession, feed: Feed, edges: Edges, window: int) -> Events:
     try:
-        books, landed = yield from _land(context, feed, edges, Request(RequestKind.WINDOW, window=window))
+        books, landed = yield from _land(context, session, feed, edges, Request(RequestKind.WINDOW, window=window))
     except Exception as error:
         if isinstance(error, BatchRefused):
-            yield from _refusal_events(context, feed, edges, error, window)
-        yield from _told_again(context, feed, edges, window, settling.landed_again)
+            yield from _refusal_events(context, session, feed, edges, error, window)
+        yield from _told_again(context, session, feed, edges, window, settling.landed_again)
         raise
     yield from _own_window(books, landed, window, context.run.run_id)
 
 
-def _refusal_events(context: Context, feed: Feed, edges: Edges, refused: BatchRefused, window: int) -> Events:
+def _refusal_events(
+    context: Context, session: RunSession, feed: Feed, edges: Edges, refused: BatchRefused, window: int
+) -> Events:
     """The reason why the window is refused, in its checks; nothing if the batch was another window's, taken over."""
     slices = open_ledger(feed, edges).read().live_slices()
     mine = next((b for b, s in slices if s.window == window and b.owner.run == context.run.run_id), None)
@@ -102,24 +99,26 @@ def _refusal_events(context: Context, feed: Feed, edges: Edges, refused: BatchRe
     page = paths.batch_page_path(feed.name, mine.id, mine.owner.token)
     report = edges.lake.locate(page) if edges.lake.size(page) is not None else None
     for name, said in contracts.refusals(feed, refused, report):
-        yield dg.AssetCheckResult(check_name=name, asset_key=landed_key(feed.name), **said)
+        yield dg.AssetCheckResult(check_name=name, asset_key=session.keys(feed.name).landed, **said)
 
 
-def _told_again(context: Context, feed: Feed, edges: Edges, window: int, again: settling.Again) -> Events:
+def _told_again(
+    context: Context, session: RunSession, feed: Feed, edges: Edges, window: int, again: settling.Again
+) -> Events:
     """What stays true of the run's window whatever failed. If the lake is unreachable, the next run reports it."""
     try:
         ledger = Ledger(edges.lake, feed.name, edges.clock)  # needs the lake only: Kafka may be unreachable
-        yield from again(context.instance, Books.open(feed, ledger, edges), window)
+        yield from again(context.instance, _books(session, feed, ledger, edges), window)
     except SluiceError as error:
         context.log.warning("the window's checks could not be reported again: %s", error.message)
 
 
 def _own_window(books: Books, landed: Landed, window: int, run: str) -> Events:
     feed, whole = books.feed, books.is_complete(window)
-    key = landed_key(feed.name)
+    key = books.keys.landed
     if whole:
         yield evidence.window_result(books, window)
-        yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed) if k != key)
+        yield from (evidence.window_event(books, k, window) for k in evidence.outputs(feed, books.keys) if k != key)
     told = {name: check.says(books, window) for name, check in checks.OF_WINDOW.items()}
     for name, said in (told | {COMPLETE: _window_said(whole, landed)}).items():
         yield dg.AssetCheckResult(check_name=name, asset_key=key, **said)
@@ -139,36 +138,37 @@ class RunConfig(Protocol):
     def skip(self) -> Skip | None: ...
 
 
-def land_request(context: dg.OpExecutionContext, name: str, asked: RunConfig) -> Events:
+def land_request(context: dg.OpExecutionContext, session: RunSession, name: str, asked: RunConfig) -> Events:
     """Land what is asked for and owed, in whatever windows it is, and report which of them are complete now.
 
     Raises dagster.Failure, or an interrupt.
     """
-    session = _session(context)
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            yield from _else_commit(context, feed, edges, _land_asked(context, feed, edges, asked))
+            landing = _land_asked(context, session, feed, edges, asked)
+            yield from _else_commit(context, session, feed, edges, landing)
     yield dg.Output(None)
 
 
-def _land_asked(context: dg.OpExecutionContext, feed: Feed, edges: Edges, asked: RunConfig) -> Events:
-    books, landed = yield from _land(context, feed, edges, asked.request(), asked.skip())
+def _land_asked(
+    context: dg.OpExecutionContext, session: RunSession, feed: Feed, edges: Edges, asked: RunConfig
+) -> Events:
+    books, landed = yield from _land(context, session, feed, edges, asked.request(), asked.skip())
     said = checks.account(books, landed, context.run.run_id)
-    yield checks.feed_evaluation(context.instance, landed_key(feed.name), ACCOUNT, said)
+    yield checks.feed_evaluation(context.instance, books.keys.landed, ACCOUNT, said)
     landed.check()
 
 
 def _land(
-    context: Context, feed: Feed, edges: Edges, request: Request, skip: Skip | None = None
+    context: Context, session: RunSession, feed: Feed, edges: Edges, request: Request, skip: Skip | None = None
 ) -> Generator[Any, None, tuple[Books, Landed]]:
     """Land, and report batches and completed windows. The caller reports the window that was asked for."""
-    session, run = _session(context), context.run.run_id
-    report = session.reporter(context.log)
+    run, report = context.run.run_id, session.reporter(context.log)
     edges = with_dagster_liveness(edges, context.instance)
     ledger = open_ledger(feed, edges, run)
-    rolled = evidence.roll_forward(context.instance, Books.open(feed, ledger, edges))
-    settling.settle(context.instance, feed, lambda: Books.open(feed, ledger, edges))
+    rolled = evidence.roll_forward(context.instance, _books(session, feed, ledger, edges))
+    settling.settle(context.instance, feed, session.keys(feed.name), lambda: _books(session, feed, ledger, edges))
     with _canceling(edges.engine), _keeping_refused_report(context, ledger, edges):
         shipping.prepare(feed.spark, report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
@@ -176,14 +176,14 @@ def _land(
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
     report(Progress("tell"))
-    books = Books.open(feed, ledger, edges)
+    books = _books(session, feed, ledger, edges)
     _remember(session, feed, books, landed)
-    yield from _read_topics(context, feed, edges, landed, books.state)
+    yield from _read_topics(context, edges, landed, books)
     watched = _watch_after_landing(context, feed, edges, ledger)
     batch_pages.keep_all(context, ledger, edges, landed.batches, watched.outlook if watched else None)
     yield from _publish_events(context, books, landed, request.window if context.has_partition_key else None, rolled)
     if watched:
-        yield checks.feed_evaluation(context.instance, landed_key(feed.name), WATCH, checks.watch_check(watched))
+        yield checks.feed_evaluation(context.instance, books.keys.landed, WATCH, checks.watch_check(watched))
     return books, landed
 
 
@@ -205,7 +205,7 @@ def _publish_events(context: Context, books: Books, landed: Landed, own: int | N
     """The events of what was published and completed, whatever else failed: it is true, and stays so. `rolled`: the
     windows that were reported just before, without their checks."""
     batches = [books.state.batches[b.batch] for b in landed.batches if b.number is not None]
-    key, mine = landed_key(books.feed.name), set() if own is None else {own} & books.complete
+    key, mine = books.keys.landed, set() if own is None else {own} & books.complete
     tell = ({*landed.windows} & books.complete) | books.complete_of(batches) | mine
     tell |= evidence.untold_windows(context.instance, books, key)
     for event in evidence.landing_events(books, batches, tell):
@@ -250,8 +250,9 @@ def _in_part(feed: str, window: int) -> WindowIncomplete:
     )
 
 
-def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, state: State) -> Events:
+def _read_topics(context: Context, edges: Edges, landed: Landed, books: Books) -> Events:
     """The topics that were just read, as they are now. This is a convenience: if it fails, it is only logged."""
+    feed, state = books.feed, books.state
     topics = {s.topic for b in landed.batches for s in b.plan.slices}
     try:
         seen = _look(edges, feed, topics)
@@ -261,22 +262,22 @@ def _read_topics(context: Context, feed: Feed, edges: Edges, landed: Landed, sta
         return
     for topic, partitions in sorted(seen.items()):
         said = topic_metadata(partitions, [_reader(feed.name, state, topic, outlook)])
-        yield dg.AssetObservation(topic_key(topic), metadata=said)
+        yield dg.AssetObservation(books.keys.topic(topic), metadata=said)
 
 
 # -- committed
 
 
-def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
+def commit_window(context: dg.AssetExecutionContext, session: RunSession, name: str) -> Events:
     """Commit the frontier after a window has landed, wherever it is; a check says whether it has passed the window.
 
     Raises dagster.Failure, or an interrupt.
     """
     window = parse_window(context.partition_key)
     try:
-        books, result = _commit(context, name)
+        books, result = _commit(context, session, name)
     except Exception:
-        yield from _stood(context, name, window)
+        yield from _stood(context, session, name, window)
         raise
     said = commit_metadata(books.feed.group, result)
     yield dg.MaterializeResult(metadata=said, data_version=dg.DataVersion(books.version))
@@ -284,51 +285,48 @@ def commit_window(context: dg.AssetExecutionContext, name: str) -> Events:
     yield from _also_committed(context, books, result, window)
 
 
-def _stood(context: Context, name: str, window: int) -> Events:
+def _stood(context: Context, session: RunSession, name: str, window: int) -> Events:
     """If a window's commit was reported before, report it again, whatever the outcome of this commit."""
-    session = _session(context)
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            yield from _told_again(context, feed, edges, window, settling.committed_again)
+            yield from _told_again(context, session, feed, edges, window, settling.committed_again)
     except SluiceError as error:
         context.log.warning("the window's commit could not be reported again: %s", error.message)
 
 
-def _commit_after(context: Context, name: str, window: int) -> Events:
+def _commit_after(context: Context, session: RunSession, name: str, window: int) -> Events:
     """Commit in the step that landed the window. Raises dagster.Failure, or an interrupt."""
-    books, result = _commit(context, name)
+    books, result = _commit(context, session, name)
     yield _committed_event(books, result, window)
     yield from _also_committed(context, books, result, None, told=(window,))
 
 
-def commit_frontier(context: dg.OpExecutionContext, name: str) -> Events:
+def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: str) -> Events:
     """Commit the frontier. Raises dagster.Failure, or an interrupt."""
-    books, result = _commit(context, name)
+    books, result = _commit(context, session, name)
     yield _committed_event(books, result, None)
     yield from _also_committed(context, books, result, None)
     yield dg.Output(None)
 
 
-def _commit(context: Context, name: str) -> tuple[Books, CommitResult]:
-    session = _session(context)
+def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, CommitResult]:
     with session.step(context):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            books, result = _commit_landed(context, feed, edges)
+            books, result = _commit_landed(context, session, feed, edges)
     session.reporter(context.log)(Progress("finish"))
     return books, result
 
 
 def _commit_landed(
-    context: Context, feed: Feed, edges: Edges, changed: Collection[TopicPartition] = ()
+    context: Context, session: RunSession, feed: Feed, edges: Edges, changed: Collection[TopicPartition] = ()
 ) -> tuple[Books, CommitResult]:
     """Commit, once the event log holds every batch below the frontier."""
-    session = _session(context)
     session.reporter(context.log)(Progress("commit"))
     edges = with_dagster_liveness(edges, context.instance)
     ledger = open_ledger(feed, edges, context.run.run_id)
-    books = Books.open(feed, ledger, edges)
+    books = _books(session, feed, ledger, edges)
     evidence.roll_forward(context.instance, books)
     evidence.demand(context.instance, books)
     settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
@@ -339,7 +337,7 @@ def _commit_landed(
     return books, result
 
 
-def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) -> Events:
+def _else_commit(context: Context, session: RunSession, feed: Feed, edges: Edges, landing: Events) -> Events:
     """Run landing. If it fails, commit the frontier before the step fails, since `<feed>/committed` will not run.
 
     What failed is not part of the frontier, so what landed waits for nobody. After an error that ended landing before
@@ -348,18 +346,18 @@ def _else_commit(context: Context, feed: Feed, edges: Edges, landing: Events) ->
     try:
         yield from landing
     except SluiceError as failed:
-        if _session(context).witness.landed is not None or isinstance(failed, BatchRefused):
-            yield from _commit_what_landed(context, feed, edges)
+        if session.witness.landed is not None or isinstance(failed, BatchRefused):
+            yield from _commit_what_landed(context, session, feed, edges)
         raise
 
 
-def _commit_what_landed(context: Context, feed: Feed, edges: Edges) -> Events:
+def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges: Edges) -> Events:
     """Leaves out a log that is another one by now. If it fails, the reason is reported, not raised."""
     try:
         changed = changed_partitions(feed, edges, open_ledger(feed, edges).read())
-        books, result = _commit_landed(context, feed, edges, changed)
+        books, result = _commit_landed(context, session, feed, edges, changed)
     except SluiceError as error:
-        _session(context).witness.uncommitted = error
+        session.witness.uncommitted = error
         context.log.error("what landed could not be committed: %s", error)
         return
     if result.status is not CommitStatus.UNCHANGED:
@@ -372,7 +370,7 @@ def _also_committed(
 ) -> Events:
     """The other windows: those landed and not yet reported here, and the check of those that were just passed. `told`:
     windows that were just reported without their check."""
-    key = committed_key(books.feed.name)
+    key = books.keys.committed
     untold = evidence.untold_windows(context.instance, books, key) - {own}
     for window in sorted(untold):
         yield _committed_event(books, result, window)
@@ -384,7 +382,7 @@ def _also_committed(
 
 def _committed_event(books: Books, result: CommitResult, window: int | None) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
-        committed_key(books.feed.name),
+        books.keys.committed,
         partition=None if window is None else show_window(window),
         metadata=commit_metadata(books.feed.group, result),
         tags={evidence.VERSION: books.version},
@@ -400,20 +398,22 @@ def _just_passed(books: Books, result: CommitResult) -> set[int]:
 # -- topics
 
 
-def observe_step(context: dg.AssetExecutionContext, owner: str, readers: Mapping[str, Sequence[str]]) -> Events:
+def observe_step(
+    context: dg.AssetExecutionContext, session: RunSession, owner: str, readers: Mapping[str, Sequence[str]]
+) -> Events:
     """Partitions, ends, lag and what is at risk of the selected topics. `readers`: each topic's feeds.
 
     Shows the Kafka of the feed that owns the topic.
 
     Raises dagster.Failure for topics that are not there, after it has shown the others.
     """
-    session = _session(context)
-    topics = {t: feeds for t, feeds in readers.items() if topic_key(t) in context.selected_asset_keys}
+    key_of = session.keys(owner).topic
+    topics = {t: feeds for t, feeds in readers.items() if key_of(t) in context.selected_asset_keys}
     with session.step(context):
         seen, lags = _survey(session, owner, topics)
         for topic, partitions in sorted(seen.items()):
             said = topic_metadata(partitions, lags[topic])
-            yield dg.ObserveResult(asset_key=topic_key(topic), metadata=said)
+            yield dg.ObserveResult(asset_key=key_of(topic), metadata=said)
         if gone := sorted(topics.keys() - seen.keys()):
             raise UnknownTopic(f"no topic {', '.join(gone[:10])} in Kafka", remedy="create it, or mend the feed")
 

@@ -18,6 +18,7 @@ from sluice.assets.instance import end_run, is_held, let_go
 from sluice.assets.internals import PARTITION_TAG, keeps_runs_here
 from sluice.assets.schedule import is_of
 from sluice.assets.session import OpenEdges
+from sluice.assets.shown import Keys
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.publishing.owners import outlook
@@ -57,7 +58,7 @@ class UnderWay:
 def under_way(instance: dg.DagsterInstance, project: Project, beats: Beats, feed: str | None = None) -> list[UnderWay]:
     """Every run that has begun and not ended, the oldest first; with `feed`, only those of that feed."""
     records = instance.get_run_records(dg.RunsFilter(statuses=list(BEGUN)), ascending=True)
-    mine = [r for r in records if feed is None or is_of(r.dagster_run, feed)]
+    mine = [r for r in records if feed is None or is_of(r.dagster_run, feed, Keys.of(feed))]
     locks = {r.dagster_run.run_id: _by_lock(project, r.dagster_run.run_id) for r in mine}
     beating = beats([run for run, seen in locks.items() if seen is None])
     return [_judge(instance, r, locks[run] or beating.get(run)) for r in mine for run in (r.dagster_run.run_id,)]

@@ -7,10 +7,10 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from sluice.assets.definitions import build
-from sluice.assets.evidence import landed_key
+from sluice.assets.location import build
 from sluice.assets.reports import report_key
 from sluice.assets.session import RunSession
+from sluice.assets.shown import landed_key
 from sluice.pipelines.account.audit import audit
 from sluice.pipelines.rewriting.expiry import expire
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind

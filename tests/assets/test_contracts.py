@@ -12,9 +12,9 @@ import dagster as dg
 import pytest
 
 from sluice.assets.books import Books, Judged
-from sluice.assets.definitions import build
-from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
+from sluice.assets.location import build
+from sluice.assets.shown import landed_key, quarantined_key
 from sluice.pipelines.vocabulary.errors import ContractBroken, QuarantineExceeded, SchemaDrifted
 from sluice.pipelines.vocabulary.plans import Request, Slice
 from sluice.pipelines.vocabulary.receipts import Drift, DriftKind, Tally

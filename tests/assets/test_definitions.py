@@ -8,8 +8,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from sluice.assets.definitions import build
 from sluice.assets.feeds import remember_topics
+from sluice.assets.location import build
 from sluice.assets.session import RunSession
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.project import Project

@@ -13,11 +13,11 @@ import dagster as dg
 import pytest
 
 from sluice.assets import evidence
-from sluice.assets.definitions import build
-from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import DAGSTER_YAML, bury_dead_runs, holding, open_instance, prepare_home
+from sluice.assets.location import build
 from sluice.assets.metadata import tables
-from sluice.assets.steps import ACCOUNT, topic_key
+from sluice.assets.shown import committed_key, landed_key, topic_key
+from sluice.assets.steps import ACCOUNT
 from sluice.pipelines.committing.commit import CommitStatus
 from sluice.pipelines.ports import Member
 from sluice.pipelines.vocabulary.errors import (

@@ -13,10 +13,10 @@ import pytest
 from dagster._core.events import EngineEventData
 
 from sluice.assets import stuck
-from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import bury_dead_runs, holding, is_held, prepare_home, with_dagster_liveness
 from sluice.assets.repair import reconcile
 from sluice.assets.session import FEED_TAG
+from sluice.assets.shown import committed_key, landed_key
 from sluice.pipelines.operating.repair import RepairKind
 from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
@@ -149,7 +149,7 @@ def test_a_lock_is_never_seen_free_while_its_run_lives(world: World, instance: d
 
 def test_a_step_that_dagster_launched_holds_its_run_s_lock(world: World, instance: dg.DagsterInstance) -> None:
     """The runs of the UI and of schedules are not wrapped by us: each step holds the lock."""
-    from sluice.assets.definitions import build
+    from sluice.assets.location import build
 
     seen: list[bool | None] = []
     run = world.engine.run

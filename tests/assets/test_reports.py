@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.assets.books import Books
-from sluice.assets.definitions import build
-from sluice.assets.evidence import landed_key
+from sluice.assets.location import build
 from sluice.assets.reports import _rows, report_key
 from sluice.assets.session import RunSession
+from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.report import Report, load_report
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.reading import Windows

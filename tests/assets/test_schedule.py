@@ -9,9 +9,9 @@ from typing import Any
 
 import dagster as dg
 
-from sluice.assets.definitions import build
-from sluice.assets.evidence import landed_key
+from sluice.assets.location import build
 from sluice.assets.session import AGAIN_TAG, RunSession
+from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from tests.assets.world import World, in_hour
@@ -36,9 +36,7 @@ def tick(world: World, instance: dg.DagsterInstance) -> list[str] | str:
 
     session = RunSession(world.project, without_kafka)
     defs = build(world.project, session)
-    with dg.build_schedule_context(
-        instance, world.time(), resources={"session": session}, repository_def=defs.get_repository_def()
-    ) as context:
+    with dg.build_schedule_context(instance, world.time(), repository_def=defs.get_repository_def()) as context:
         data = defs.resolve_schedule_def("land_orders_windows").evaluate_tick(context)
     return [(r.partition_key or "").removeprefix(DAY) for r in data.run_requests or ()] or data.skip_message or ""
 

@@ -10,10 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from sluice.assets.definitions import build
-from sluice.assets.evidence import landed_key
+from sluice.assets.location import build
 from sluice.assets.sensors import SECONDS, SENSOR, WATCH, Cursor, Tick
 from sluice.assets.session import RunSession
+from sluice.assets.shown import landed_key
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable
@@ -32,9 +32,7 @@ class Sensor:
     def tick(self) -> tuple[str, dict[str, dg.AssetCheckEvaluation]]:
         """What its summary says, and the evaluations by feed; they are stored as the daemon does."""
         defs = build(self.world.project, self.session)
-        with dg.build_sensor_context(
-            self.instance, self.cursor, definitions=defs, resources={"session": self.session}
-        ) as context:
+        with dg.build_sensor_context(self.instance, self.cursor, definitions=defs) as context:
             data = defs.resolve_sensor_def(SENSOR).evaluate_tick(context)
         self.cursor = data.cursor
         for event in data.asset_events:

@@ -12,9 +12,9 @@ import yaml
 from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
 
 from sluice.assets import definitions, internals
-from sluice.assets.definitions import build
-from sluice.assets.evidence import committed_key, landed_key
 from sluice.assets.instance import bury_dead_runs, prepare_home, prepare_workspace
+from sluice.assets.location import build
+from sluice.assets.shown import committed_key, landed_key
 from sluice.pipelines.ports import Member
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
 from tests.assets.test_schedule import tick as schedule_tick

@@ -9,10 +9,10 @@ import pytest
 
 from sluice.assets import evidence
 from sluice.assets.checks import BOUNDARY
-from sluice.assets.definitions import build
-from sluice.assets.evidence import committed_key, landed_key, quarantined_key
 from sluice.assets.instance import open_instance
+from sluice.assets.location import build
 from sluice.assets.session import AGAIN_TAG
+from sluice.assets.shown import committed_key, landed_key, quarantined_key
 from sluice.assets.steps import ACCOUNT, COMPLETE, FRONTIER
 from sluice.pipelines.planning.windows import LISTED
 from sluice.pipelines.vocabulary.errors import BatchIncomplete, UsageError, WindowHeld, WindowIncomplete

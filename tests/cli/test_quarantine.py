@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.assets.evidence import landed_key, quarantined_key
 from sluice.assets.instance import open_instance
+from sluice.assets.shown import landed_key, quarantined_key
 from sluice.cli import audit, explain, files, quarantine
 from sluice.pipelines.ports import Job
 from sluice.pipelines.records.landed_columns import quarantine_rows

@@ -1,0 +1,89 @@
+"""Everything that a code location shows of a project: its feeds, its reports, the sensor. Opens no socket.
+
+A wrong file shows as an asset that says what is wrong; the others load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+
+from sluice.assets.factory import feed_definitions
+from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
+from sluice.assets.memory import recall
+from sluice.assets.reports import read_reports, report_definitions, report_key
+from sluice.assets.sensors import watch_check, watch_sensor
+from sluice.assets.session import RunSession
+from sluice.assets.shown import Keys, Shown, landed_key
+from sluice.assets.windows import now, partitions_of
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.resources.project import Project
+
+Windows = Mapping[str, dg.TimeWindowPartitionsDefinition]
+
+
+def build(project: Project, session: RunSession | None = None) -> dg.Definitions:
+    """Everything that Dagster sees of the project. Without a session, runs get a plain one.
+
+    Raises FeedError when there are feed files and none of them is right.
+    """
+    files, session = read_feeds(project, offline_environ()), session or RunSession(project)
+    if files.broken and not files.feeds:
+        raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
+    windows = windows_of(project, files.feeds)
+    shown = {name: Shown.of(feed) for name, feed in files.feeds.items()}
+    reports = read_reports(project, files.feeds)
+    broken = [broken_asset("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()]
+    return dg.Definitions.merge(
+        feeds_of(project, files, shown, windows, session),
+        report_definitions(reports.reports.values(), windows, session),
+        dg.Definitions(assets=broken, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
+    )
+
+
+def windows_of(project: Project, feeds: Mapping[str, Feed]) -> Windows:
+    """The partitions of each feed."""
+    return {name: partitions_of(feed, recall(project, name), now()) for name, feed in feeds.items()}
+
+
+def knowing(session: RunSession, shown: Mapping[str, Shown]) -> RunSession:
+    """The session, which knows under which keys the feeds are shown."""
+    keys = {name: s.keys for name, s in shown.items()}
+    return replace(session, keys=lambda name: keys[name] if name in keys else Keys.of(name))
+
+
+def feeds_of(
+    project: Project, files: FeedFiles, shown: Mapping[str, Shown], windows: Windows, session: RunSession
+) -> dg.Definitions:
+    """The assets, checks, jobs and schedules of the feeds, and an asset for each file that is wrong."""
+    topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
+    readers: dict[str, list[str]] = {}
+    for name in sorted(topics):
+        for topic in topics[name]:
+            readers.setdefault(topic, []).append(name)
+    owned = {name: {t: readers[t] for t in mine if readers[t][0] == name} for name, mine in topics.items()}
+    return dg.Definitions.merge(
+        *(
+            feed_definitions(feed, shown[name], topics[name], owned[name], windows[name], session)
+            for name, feed in files.feeds.items()
+        ),
+        dg.Definitions(
+            assets=[broken_asset("feed", landed_key(_name(p, files.feeds)), e) for p, e in files.broken.items()],
+            asset_checks=[watch_check(feed, session) for feed in files.feeds.values()],
+        ),
+    )
+
+
+def _name(path: Path, taken: Mapping[str, object]) -> str:
+    return path.name if path.stem in taken else path.stem
+
+
+def broken_asset(what: str, key: dg.AssetKey, error: FeedError) -> dg.AssetSpec:
+    """An asset in place of the feed or report, with nothing to run; its description is the error."""
+    dg.get_dagster_logger("sluice").error("%s file not loaded: %s", what, error)
+    text = f"**This {what} is not loaded.**\n\n    {str(error).replace(chr(10), chr(10) + '    ')}"
+    return dg.AssetSpec(key, group_name=f"broken_{what}s", description=text)
