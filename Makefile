@@ -40,10 +40,10 @@ bench: setup     ## how fast, side by side with the usual ways
 
 faults: setup    ## each fault on three real brokers, and the checker's verdict; SEED=2 for another course
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m faults -v -n 3 --dist worksteal $(ARGS)
-	.venv/bin/python -m pytest -m cluster -v tests/cluster
+	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py
 
 cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
-	.venv/bin/python -m pytest -m "cluster or spark" -v tests/cluster $(ARGS)
+	.venv/bin/python -m pytest -m "cluster or spark" -v tests/cluster tests/faults/test_cluster.py $(ARGS)
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

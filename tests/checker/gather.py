@@ -62,7 +62,7 @@ def checked(
     """Everything about a feed on a local cluster, decided. Evidence stays in `keep`."""
     status = kafka.status()
     data = [status.root / f"node-{broker.id}" / "data" for broker in status.brokers]
-    found = gather(folder, Java.of_local_kafka(), keep, kafka.bootstrap, data, topics)
+    found = gather(folder, Java.of_local_kafka(kafka), keep, kafka.bootstrap, data, topics)
     found.produced = facts.produced(produced) if (produced := list(produced)) else None
     found.hands, found.observed = tuple(hands), tuple(observed)
     return check(folder, found, settings)

@@ -19,9 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.checker.facts import TP, EvidenceError, base, write_lines
+
+if TYPE_CHECKING:
+    from sluice.resources.local.kafka import LocalKafka
 
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
@@ -42,17 +45,25 @@ _MARKER = re.compile(rb"endTxnMarker: (COMMIT|ABORT) coordinatorEpoch: -?\d+$")
 
 @dataclass(frozen=True)
 class Java:
-    """How Kafka's tools are run: the folder of their jars, and the `java` to do it."""
+    """How Kafka's tools are run: the folder of their jars, the `java` to do it, and the file of properties by which
+    they log in where brokers ask who comes."""
 
     jars: Path
     java: str = "java"
+    login: Path | None = None
 
     @classmethod
-    def of_local_kafka(cls) -> Java:
-        """The jars that the local cluster runs on."""
+    def of_local_kafka(cls, cluster: LocalKafka | None = None) -> Java:
+        """The jars that the local cluster runs on; its administrator, where it has one."""
         from sluice.resources.local import java, kafka
 
-        return cls(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS), str(java.find_java()))
+        login = cluster.secured.java_properties() if cluster and cluster.secured else None
+        return cls(java.jars(f"kafka-{kafka.VERSION}", kafka.ARTIFACTS), str(java.find_java()), login)
+
+    def reaching(self, bootstrap: str) -> tuple[str, ...]:
+        """The options of a tool that asks brokers."""
+        login = ("--command-config", str(self.login)) if self.login else ()
+        return "--bootstrap-server", bootstrap, *login
 
     def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
         """What the tool prints. Raises EvidenceError when it fails."""
@@ -131,7 +142,7 @@ _ENDS = ("earliest", "latest")
 
 def _ends(java: Java, bootstrap: str, topic: str, time: str) -> dict[TP, int]:
     pattern = re.escape(topic).replace("\\-", "-")
-    said = java.run(_OFFSETS, "--bootstrap-server", bootstrap, "--topic", pattern, "--time", time).decode().split()
+    said = java.run(_OFFSETS, *java.reaching(bootstrap), "--topic", pattern, "--time", time).decode().split()
     rows = (line.rsplit(":", 2) for line in said)
     return {(t, int(p)): int(offset or 0) for t, p, offset in rows if t == topic}
 
@@ -148,7 +159,7 @@ def _consumed(
         "null.literal": null,
     }
     said = java.run(
-        *(_CONSOLE, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *(_CONSOLE, *java.reaching(bootstrap), "--topic", topic, "--from-beginning"),
         *(("--max-messages", str(enough)) if enough else ()),
         *("--isolation-level", "read_committed" if committed else "read_uncommitted", "--timeout-ms", str(idle_ms)),
         *(word for name, value in settings.items() for word in ("--formatter-property", f"{name}={value}")),

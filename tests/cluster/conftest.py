@@ -13,13 +13,16 @@ from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.feed.feed import Feed
 from sluice.resources.edges import open_edges
+from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import engine
 from tests.integration.support import CATCH_UP, Place
 
-PARTITIONS = 4
+PARTITIONS, MANY = 4, 48
+MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
+AGAIN = {"spark.task.maxFailures": "20"}
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +40,10 @@ def place(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) ->
     return Place(tmp_path, kafka, topic)
 
 
-def send(kafka: LocalKafka, topic: str, records: int) -> None:
+def send(kafka: LocalKafka, topic: str, records: int, partitions: int = PARTITIONS) -> None:
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
     for i in range(records):
-        producer.send(topic, b"value %d" % i, b"key %d" % i, partition=i % PARTITIONS)
+        producer.send(topic, b"value %d" % i, b"key %d" % i, partition=i % partitions)
     producer.flush()
     producer.close()
 
@@ -67,3 +70,24 @@ def own_context() -> Iterator[None]:
     if (running := engine._running()) is not None:
         running.stop()
         engine._forget_jvm()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[LocalSpark]:
+    """A cluster for one test."""
+    with LocalSpark(tmp_path / "spark") as found:
+        yield found
+
+
+@pytest.fixture
+def busy(tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> Place:
+    """A topic of more partitions, which many tasks read."""
+    topic = fresh_topic(partitions=MANY, name="busy")
+    send(kafka, topic, 24_000, MANY)
+    return Place(tmp_path, kafka, topic)
+
+
+def begun(feed: Feed, slices: int = 3) -> bool:
+    """Whether tasks have finished so many slices."""
+    lake = open_lake(feed)
+    return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= slices

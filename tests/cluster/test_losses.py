@@ -15,11 +15,10 @@ import pytest
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.errors import SetupError
-from sluice.resources.lakes import open_lake
-from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.spark_cluster import LocalSpark
 from sluice.resources.spark import engine
-from tests.cluster.conftest import landed, on, send
+from tests.cluster.conftest import AGAIN, MANY_TASKS, begun, landed, on
+from tests.cluster.executors import executors
 from tests.integration.support import Place, consumed, rows
 from tests.resources.kafka.tools import until
 
@@ -31,41 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("own_context"),
 ]
 ROOT = Path(__file__).parents[2]
-MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
-AGAIN = {"spark.task.maxFailures": "20"}
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[LocalSpark]:
-    """A cluster for one test."""
-    with LocalSpark(tmp_path / "spark") as found:
-        yield found
-
-
-@pytest.fixture
-def busy(place: Place, kafka: LocalKafka) -> Place:
-    """A topic of more records, which many tasks read."""
-    send(kafka, place.topic, 20_000)
-    return place
-
-
-def executors(cluster: LocalSpark) -> list[int]:
-    """The executors' processes, by their working folders."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            line, folder = (place / "cmdline").read_bytes(), os.readlink(place / "cwd")
-        except OSError:
-            continue
-        if b"CoarseGrainedExecutorBackend" in line and folder.startswith(str(cluster.folder)):
-            found.append(int(place.name))
-    return found
-
-
-def begun(feed: Feed, slices: int = 3) -> bool:
-    """Whether tasks have finished so many slices."""
-    lake = open_lake(feed)
-    return sum(p.endswith(".json") for p in lake.list(f"_sluice/{feed.name}/staging")) >= slices
 
 
 @contextmanager
@@ -101,6 +65,7 @@ def test_every_executor_is_killed(busy: Place, cluster: LocalSpark) -> None:
     proven(busy, feed)
 
 
+@pytest.mark.loss
 def test_a_worker_is_killed(busy: Place, mortal: LocalSpark) -> None:
     feed = busy.feed(**on(mortal, conf=AGAIN), **MANY_TASKS)
     with amid(feed, mortal.running[0].kill):
@@ -108,6 +73,7 @@ def test_a_worker_is_killed(busy: Place, mortal: LocalSpark) -> None:
     proven(busy, feed)
 
 
+@pytest.mark.loss
 def test_the_master_is_killed(busy: Place, mortal: LocalSpark) -> None:
     assert mortal.head
     feed = busy.feed(**on(mortal), **MANY_TASKS)
