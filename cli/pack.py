@@ -21,11 +21,19 @@ Output = Annotated[
 ]
 
 
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with", metavar="MODULE", help="A module of yours, to be packed too; repeatable.", show_default=False
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     command(app)(pack)
 
 
-def pack(session: Session, output: Output = None) -> None:
+def pack(session: Session, output: Output = None, modules: With = None) -> None:
     """Pack what Spark's executors need: Sluice without its commands, and the packages that tasks import.
 
     A run on a cluster makes the pack by itself and sends it. Make it by hand to see its size, to build it before the
@@ -36,7 +44,11 @@ def pack(session: Session, output: Output = None) -> None:
     Executors then need a Python of the same minor version as this one, on the same kind of machine, and nothing else. A
     pack is made once for a version of Sluice and of these packages (half a minute), and is kept in the user's cache.
 
+    Modules of your own, such as a token provider, go into the pack with what their packages require, if you name them
+    here, or in the feed: `spark: {modules: [company.tokens]}`.
+
     $ sluice pack
+    $ sluice pack --with company.tokens --output tokens.tar.gz
     $ sluice pack --output /mnt/shared/sluice.tar.gz
     """
     from sluice.pipelines.vocabulary.errors import UsageError
@@ -45,7 +57,7 @@ def pack(session: Session, output: Output = None) -> None:
     if output is not None and not output.name.endswith((".tar.gz", ".tgz")):
         raise UsageError(f"{output} is no name for a pack", remedy="Spark goes by the name: let it end in .tar.gz")
     with session.terminal.progress() as meter:
-        made = packing.pack(meter)
+        made = packing.pack(meter, modules or ())
     if output is not None:
         shutil.copyfile(made.path, output)
     session.terminal.show(
@@ -53,7 +65,7 @@ def pack(session: Session, output: Output = None) -> None:
         facts(
             ("file", str(output or made.path)),
             ("python", packing.python().removeprefix("python")),
-            ("holds", f"sluice, {', '.join(made.distributions)}"),
+            ("holds", ", ".join(["sluice", *(modules or ()), *made.distributions])),
         ),
     )
     session.terminal.document(asdict(made) | {"path": str(output or made.path), "python": packing.python()})

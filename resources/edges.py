@@ -33,7 +33,7 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
             cluster=cluster,
             group=group,
             lake=lake,
-            engine=SparkEngine(feed.spark, lambda: Ports.of(feed.kafka, lake)),
+            engine=SparkEngine(feed.spark, lambda: Ports.of(feed.kafka, lake), feed.fetch.tasks_per_broker),
             liveness=LakeLiveness(lake, feed.name, now),
             clock=now,
             wiring=Wiring.of(feed),

@@ -49,18 +49,23 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     assert "core.symlinks=true" in done.stderr
 
 
-@pytest.mark.slow
-def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
-    source = tmp_path / "source"
+def built(folder: Path) -> Path:
+    """A wheel of this checkout, built in the folder."""
+    source = folder / "source"
     for folder in ("src", *LINKED):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(built(tmp_path)) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
     assert set(names) == modules_at_the_root()

@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StringConstraints,
     ValidationInfo,
     field_serializer,
     field_validator,
@@ -247,7 +248,8 @@ _FETCH = FetchLimits()
 
 
 class FetchSettings(Settings):
-    """Bounds of what a task fetches, the rack whose replicas it prefers, and how slices are given to tasks."""
+    """Bounds of what a task fetches, the rack whose replicas it prefers, how slices are given to tasks, and how many
+    tasks of a run read from one broker at once (None: no bound)."""
 
     request_bytes: Size = _FETCH.request_bytes
     partition_bytes: Size = _FETCH.partition_bytes
@@ -255,6 +257,7 @@ class FetchSettings(Settings):
     active_slices: Annotated[Count, Field(le=10_000)] = _FETCH.active_slices
     rack: Text | None = None
     assignor: Assignor = Assignor.LEADER_BYTES
+    tasks_per_broker: Annotated[Count, Field(le=10_000)] | None = None
 
     def limits(self) -> FetchLimits:
         """The bounds as the fetcher takes them."""
@@ -279,15 +282,26 @@ class SparkSettings(Settings):
     """Which Spark runs the tasks. `conf` goes to the session unchanged; what looks secret is masked when shown.
 
     The others are for a Spark elsewhere. `environment` says where executors have Sluice from: PACK (it is made here and
-    sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `python` is
-    their interpreter. A run that waits for executors gives up after `start_timeout` (ms).
+    sent to them), INSTALLED (their Python has it), or an archive as `sluice pack` makes it, by path or URI. `modules`
+    are the user's own, to be packed beside Sluice. `python` is their interpreter. A run that waits for executors gives
+    up after `start_timeout` (ms).
     """
 
     master: Text | None = None
     environment: Annotated[Text, AfterValidator(_environment)] = PACK
+    modules: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\z")], ...] = ()
     python: Text | None = None
     start_timeout: Duration = 5 * MINUTE
     conf: dict[str, Annotated[str, BeforeValidator(lambda v: _conf_value(v))]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _modules_are_packed(self) -> Self:
+        if self.modules and self.environment != PACK:
+            raise ValueError(
+                "has modules, which go into the pack that a run makes: leave `environment` out, or make an archive by"
+                " sluice pack --with MODULE --output FILE and leave `modules` out"
+            )
+        return self
 
     @field_validator("conf")
     @classmethod

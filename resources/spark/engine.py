@@ -1,4 +1,4 @@
-"""The Spark engine: one Spark a process, a task for each number of a range, receipts back.
+"""The Spark engine: one Spark a process, a queue of tasks for each number of a range, receipts back.
 
     context.parallelize(range(n), n).mapPartitions(executor.run, …)
     session.range(0, n, 1, n).mapInArrow(executor.run_in_arrow, …)          on Spark Connect, which has no context
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -47,6 +48,8 @@ _WATCH_SECONDS = 0.25
 _CANCEL_SECONDS = 5.0
 """How long an interrupt waits for its job's end; the end of the process would end it, too."""
 _START_SECONDS = 60.0
+_CONNECT_TRIES, _CONNECT_PAUSE_MS = 8, 4000
+"""How often Spark Connect's client asks a server again that does not answer: for about 20 seconds."""
 _ENDING_SECONDS = 2.0
 """Its connections break first, then a killed JVM is gone."""
 # What a chunk took is kept for the next one: glibc by itself gives buffers of some megabytes back each time, for
@@ -83,9 +86,12 @@ T = TypeVar("T")
 class SparkEngine:
     """`ports.Engine` over Spark. Its workers start with the first `run`."""
 
-    def __init__(self, settings: SparkSettings, ports: Callable[[], Ports] | None = None) -> None:
-        """`ports`: what executors elsewhere are to reach, asked for when they are asked."""
-        self._settings, self._ports = settings, ports
+    def __init__(
+        self, settings: SparkSettings, ports: Callable[[], Ports] | None = None, per_broker: int | None = None
+    ) -> None:
+        """`ports`: what executors elsewhere are to reach, asked for when they are asked. `per_broker`: how many tasks
+        of a job may read from one broker at once."""
+        self._settings, self._ports, self._per_broker = settings, ports, per_broker
         self._cancelled = threading.Event()
         self._starved = threading.Event()
 
@@ -102,7 +108,7 @@ class SparkEngine:
         """
         if not tasks:
             return []
-        work = executor.TaskWork.of(job, tasks, tries(self._settings))
+        work = executor.TaskWork.of(job, tasks, tries(self._settings), self._per_broker)
         return self._waited(lambda: self._landed(work))
 
     def _waited(self, call: Callable[[], T]) -> T:
@@ -179,6 +185,8 @@ class SparkEngine:
                 raise _jvm_death(code) from None
             if self._starved.is_set():
                 raise _no_executors(self._settings) from None
+            if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
+                raise _no_server(self._settings, gone) from None
             return self._salvaged(jobs, work, error)
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome]:
@@ -239,7 +247,7 @@ class _ContextJobs:
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
         self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
-        count = len(work.tasks)
+        count = len(work.queues)
         numbers = self._spark.parallelize(range(count), count)
         return [executor.outcome_of(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
 
@@ -259,10 +267,11 @@ class _ConnectJobs:
 
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark = spark.newSession()
+        _impatient(self._spark)
         shipping.add_to(self._spark, settings)
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
-        count = len(work.tasks)
+        count = len(work.queues)
         numbers = self._spark.range(0, count, 1, count)
         rows = numbers.mapInArrow(shipping.Carried(partial(executor.run_in_arrow, work)), executor.SCHEMA).collect()
         return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
@@ -275,6 +284,15 @@ class _ConnectJobs:
 
     def close(self) -> None:
         self._spark.stop()  # the server keeps nothing; and at this process's end a call under way would wait for ever
+
+
+def _impatient(spark: SparkSession) -> None:
+    """By itself the client asks a server that is gone for ten minutes, without a word. What it says after these few
+    tries is told as an error."""
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=_CONNECT_TRIES, max_backoff=_CONNECT_PAUSE_MS)])
 
 
 def context(settings: SparkSettings) -> SparkContext:
@@ -366,6 +384,13 @@ def _no_executors(settings: SparkSettings) -> Failed:
     )
 
 
+def _no_server(settings: SparkSettings, why: str) -> Failed:
+    return Failed(
+        f"Spark Connect's server at {settings.master} was lost under the job: {why}",
+        remedy="start it, then run again: finished slices are adopted",
+    )
+
+
 def _jvm_death(code: int) -> Failed:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
     return Failed(
@@ -410,7 +435,10 @@ def _session(settings: SparkSettings) -> SparkSession:
         builder = builder.remote(settings.master)
     for key, value in settings.conf.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()  # type: ignore[no-any-return]
+    spark: SparkSession = builder.getOrCreate()
+    if is_connect(settings):
+        _impatient(spark)
+    return spark
 
 
 def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> SetupError:

@@ -1,13 +1,14 @@
 """The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
 
-The driver ships one `TaskWork` to every Python worker; a worker is given task numbers, builds its own Kafka and lake
-edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything here pickles
-by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every repr; what
-boto3 finds by itself is found again on each executor, and does not travel.
+The driver ships one `TaskWork` to every Python worker; a worker is given numbers of queues of tasks, builds its own
+Kafka and lake edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything
+here pickles by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every
+repr; what boto3 finds by itself is found again on each executor, and does not travel.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -28,10 +29,13 @@ from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Task, to_json
 from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
 from sluice.resources.lakes import memory_of, open_lake
+from sluice.resources.spark.queues import Queue, queues
 
 if TYPE_CHECKING:
     from sluice.pipelines.landing.task import Tools
 
+RACK = "SLUICE_RACK"
+"""The environment variable by which a machine says in which rack it is (`client.rack`, KIP-392)."""
 Row = tuple[str, str]
 """An outcome on its way to the driver: its kind and its JSON."""
 SCHEMA = "kind string, body string"
@@ -75,11 +79,11 @@ class Wiring:
 
     @contextmanager
     def open(self, isolation: Isolation, shape: Shape) -> Iterator[Tools]:
-        """Opens no connection by itself."""
+        """Opens no connection by itself. Reads from replicas in the machine's rack, where it names one."""
         from sluice.pipelines.landing.task import Tools
         from sluice.resources.kafka.fetch import KafkaFetcher
 
-        with closing(KafkaFetcher(self.kafka, isolation, rack=self.rack)) as fetcher:
+        with closing(KafkaFetcher(self.kafka, isolation, rack=os.environ.get(RACK) or self.rack)) as fetcher:
             yield Tools(fetcher, self.lake, shape.format())
 
 
@@ -95,22 +99,37 @@ class TaskWork:
     wiring: Opens
     shape: Shape
     tasks: tuple[Task, ...]
+    queues: tuple[Queue, ...]
+    """The tasks' places, as Spark's tasks carry them out."""
     tries: int
     salvage: str = ""
     """Why the tasks failed: read nothing, only say which slices were finished before that."""
 
     @classmethod
-    def of(cls, job: Job, tasks: Iterable[int], tries: int) -> TaskWork:
+    def of(cls, job: Job, tasks: Iterable[int], tries: int, per_broker: int | None = None) -> TaskWork:
+        """`per_broker`: how many tasks may read from one broker at once."""
         plan = job.plan
         chosen = tuple(plan.tasks[i] for i in tasks)
-        return cls(plan.feed, job.batch, plan.hash, plan.isolation, job.attempt, job.wiring, job.shape, chosen, tries)
+        return cls(
+            plan.feed,
+            job.batch,
+            plan.hash,
+            plan.isolation,
+            job.attempt,
+            job.wiring,
+            job.shape,
+            chosen,
+            queues([task.leader for task in chosen], per_broker),
+            tries,
+        )
 
 
 def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
-    """What Spark calls in a Python worker: places in `work.tasks` in, a row for each outcome out."""
+    """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome out."""
     for number in numbers:
-        for outcome in _outcomes(work, work.tasks[number]):
-            yield type(outcome).__name__, to_json(outcome)
+        for place in work.queues[number]:
+            for outcome in _outcomes(work, work.tasks[place]):
+                yield type(outcome).__name__, to_json(outcome)
 
 
 def run_in_arrow(work: TaskWork, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,14 @@ _TRY_SECONDS = 5.0
 _UI_PORT = "spark.master.ui.port"
 """Where the master tells of its workers: the setting of Spark's own that says so."""
 _SHOWN = 5
+_LESS = (
+    "ask for less (`spark.conf`: spark.executor.memory, spark.executor.cores), free or add workers,"
+    " or wait longer (`spark.start_timeout`)"
+)
+_FIREWALL = (
+    "see what they printed (the application's stderr on the workers); open the driver's ports to the workers"
+    " (`spark.conf`: spark.driver.host, spark.driver.port), or wait longer (`spark.start_timeout`)"
+)
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _POLL = 0.25
 _SETTLED = 4
@@ -28,18 +36,22 @@ _SETTLED = 4
 
 def check_answers(settings: SparkSettings) -> None:
     """Raises SetupError when nobody listens at a master's own address. What only Spark can read (yarn) passes."""
+    if why := unreachable(settings):
+        what = "Spark Connect's server" if is_connect(settings) else "Spark master"
+        raise SetupError(
+            f"no {what} answers at {settings.master}: {why}",
+            remedy="start it, or correct `spark.master` in the feed; run again: nothing was read",
+        )
+
+
+def unreachable(settings: SparkSettings) -> str:
+    """Why nobody can be reached at any of a master's addresses; empty when somebody can, or only Spark can tell."""
     found = re.fullmatch(r"(?:spark|sc)://([^/;]+).*|k8s://(?:https?://)?([^/]+).*", master(settings))
     if not found:
-        return
+        return ""
     default = 15002 if is_connect(settings) else 443 if found[2] else 7077
     failures = [_refused(address.strip(), default) for address in (found[1] or found[2]).split(",")]
-    if not all(failures):
-        return
-    what = "Spark Connect's server" if is_connect(settings) else "Spark master"
-    raise SetupError(
-        f"no {what} answers at {settings.master}: {'; '.join(failures)}",
-        remedy="start it, or correct `spark.master` in the feed; run again: nothing was read",
-    )
+    return "; ".join(failures) if all(failures) else ""
 
 
 def _refused(address: str, default: int) -> str:
@@ -80,12 +92,11 @@ def count(spark: Any) -> int:
 def none_came(spark: Any, settings: SparkSettings) -> SetupError:
     """What was asked for, and what is there."""
     asked = _asked(spark.getConf())
-    there = _there(spark, settings)
+    there, remedy = _there(spark, settings)
     waited = units.show_duration(settings.start_timeout)
     return SetupError(
         f"{settings.master} gave no executor within {waited}: one asks for {asked}" + (f"; {there}" if there else ""),
-        remedy="ask for less (`spark.conf`: spark.executor.memory, spark.executor.cores), free or add workers,"
-        " or wait longer (`spark.start_timeout`)",
+        remedy=remedy,
     )
 
 
@@ -99,27 +110,32 @@ def _asked(conf: Any) -> str:
     )
 
 
-def _there(spark: Any, settings: SparkSettings) -> str:
-    """What a standalone master says of its workers; empty where it does not tell."""
+def _there(spark: Any, settings: SparkSettings) -> tuple[str, str]:
+    """What a standalone master says of this application and of its workers, empty where it does not tell; and what to
+    do."""
     with suppress(Exception):  # it only explains, by Spark's own messages
-        return _workers(spark, settings)
-    return ""
+        return _told(spark, settings)
+    return "", _LESS
 
 
-def _workers(spark: Any, settings: SparkSettings) -> str:
+def _told(spark: Any, settings: SparkSettings) -> tuple[str, str]:
     found = re.match(r"spark://([^,:]+):(\d+)", master(settings))
     if not found:
-        return ""
+        return "", _LESS
     port = spark.getConf().get(_UI_PORT, "8080")
     with urlopen(f"http://{found[1]}:{port}/json/", timeout=_TRY_SECONDS) as answer:
         told = json.load(answer)
     if not found[0].endswith(str(told["url"]).removeprefix("spark://")):
-        return ""  # another master's page
+        return "", _LESS  # another master's page
+    if any(a["id"] == spark.applicationId and a.get("cores") for a in told["activeapps"]):
+        address = f"{spark.getConf().get('spark.driver.host')}:{spark.getConf().get('spark.driver.port')}"
+        return f"the master started some, and none of them has reported to the driver at {address}", _FIREWALL
     alive = [w for w in told["workers"] if w["state"] == "ALIVE"]
     if not alive:
-        return "the master has no worker"
+        return "the master has no worker", _LESS
     shown = [
         f"{w['host']} has {w['memoryfree']} of {w['memory']} MiB and {w['coresfree']} of {w['cores']} core(s) free"
         for w in alive
     ]
-    return "; ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} workers more" if len(shown) > _SHOWN else "")
+    more = f" and {len(shown) - _SHOWN} workers more" if len(shown) > _SHOWN else ""
+    return "; ".join(shown[:_SHOWN]) + more, _LESS

@@ -25,12 +25,13 @@ import sysconfig
 import tarfile
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 import sluice
@@ -65,6 +66,7 @@ _LEFT_OUT = re.compile(
     | \.dist-info/(?!METADATA$)""",
     re.VERBOSE,
 )
+_NOT_CODE = re.compile(r"(^|/)(__pycache__|\..*)(/|$)|\.(pyc|pyi)$")
 _BLOCK = 4 << 20
 _KEPT = 3
 """Packs that stay in the cache: those that were used last."""
@@ -92,21 +94,22 @@ class _File:
     source: Path
 
 
-def pack(report: Reporter = lambda progress: None) -> Pack:
+def pack(report: Reporter = lambda progress: None, modules: Sequence[str] = ()) -> Pack:
     """The pack of this environment, made if it is not there yet. Raises SetupError.
 
-    The first time takes about half a minute, and a minute more where loops were never compiled. Processes that want the
-    same pack at once wait for one of them.
+    `modules` are the user's own, packed with what their packages require. The first time takes about half a minute, and
+    a minute more where loops were never compiled. Processes that want the same pack at once wait for one of them.
     """
-    found = _distributions()
-    ours = _ours()
+    theirs = [_Module.of(name) for name in sorted({name.partition(".")[0] for name in modules})]
+    found = _distributions((*_ROOTS, *(root for module in theirs for root in module.roots)))
+    ours = [*_ours(), *(file for module in theirs for file in module.files)]
     digest = _digest(found, ours)
     folder = _folder()
     path = folder / f"sluice-pack-{digest}.tar.gz"
     made = False
     with _alone(folder):
         if not path.exists():
-            _make(found, ours, path, report)
+            _make(found, ours, path, report, (*_IMPORTED, *modules))
             made = True
         os.utime(path)
         _forget(folder)
@@ -143,10 +146,10 @@ def _forget(folder: Path) -> None:
 # -- what goes in
 
 
-def _distributions() -> dict[str, metadata.Distribution]:
+def _distributions(roots: Iterable[str] = _ROOTS) -> dict[str, metadata.Distribution]:
     """What tasks import, and what that requires, by normalized name. Raises SetupError."""
     found: dict[str, metadata.Distribution] = {}
-    asked = deque(_ROOTS)
+    asked = deque(roots)
     while asked:
         name = _normal(asked.popleft())
         if name in found:
@@ -160,12 +163,16 @@ def _distributions() -> dict[str, metadata.Distribution]:
                 ) from None
             continue  # for another Python or system, or it would be here
         found[name] = distribution
-        asked += [_required(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
+        asked += _requires(distribution)
     return dict(sorted(found.items()))
 
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _requires(distribution: metadata.Distribution) -> list[str]:
+    return [_required(line) for line in distribution.requires or () if "extra ==" not in line.replace("  ", " ")]
 
 
 def _required(line: str) -> str:
@@ -184,6 +191,43 @@ def _ours() -> list[_File]:
             place = f"sluice/{at.relative_to(root).as_posix()}"
             files += [_File(f"{place}/{n}", at / n) for n in sorted(names) if n.endswith((".py", ".json"))]
     return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module or package of the user's: distributions to be packed for it, and files that belong to none, as in a
+    checkout or a project's folder."""
+
+    roots: tuple[str, ...]
+    files: tuple[_File, ...]
+
+    @classmethod
+    def of(cls, name: str) -> _Module:
+        """The module of that name, which holds no dot. Raises SetupError."""
+        spec = find_spec(name)
+        places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+        alone = Path(spec.origin) if spec and spec.has_location and spec.origin and not places else None
+        if not places and alone is None:
+            raise SetupError(
+                f"there is no module {name} here to be packed",
+                remedy="install it into this environment, or put its folder on PYTHONPATH",
+            )
+        owners = [metadata.distribution(d) for d in dict.fromkeys(metadata.packages_distributions().get(name, ()))]
+        if owners and all(_holds(d, name) for d in owners):
+            return cls(tuple(d.metadata["Name"] for d in owners), ())
+        required = tuple(name for d in owners for name in _requires(d))
+        files = [_File(alone.name, alone)] if alone else []
+        for place in places:
+            paths = (p for p in sorted(place.rglob("*")) if p.is_file())
+            inside = ((f"{name}/{p.relative_to(place).as_posix()}", p) for p in paths)
+            files += [_File(at, p) for at, p in inside if not _NOT_CODE.search(at)]
+        return cls(required, tuple(files))
+
+
+def _holds(distribution: metadata.Distribution, name: str) -> bool:
+    """Whether the module's files are the distribution's own: an editable installation only names their folder."""
+    files = (PurePosixPath(f) for f in distribution.files or ())
+    return any(f.parts[0] == name or str(f) == f"{name}.py" for f in files)
 
 
 def _compiled() -> list[_File]:
@@ -221,7 +265,13 @@ def _digest(distributions: dict[str, metadata.Distribution], ours: list[_File]) 
 # -- how it is made
 
 
-def _make(distributions: dict[str, metadata.Distribution], ours: list[_File], path: Path, report: Reporter) -> None:
+def _make(
+    distributions: dict[str, metadata.Distribution],
+    ours: list[_File],
+    path: Path,
+    report: Reporter,
+    imported: Iterable[str],
+) -> None:
     report(Progress(STAGE, note="what executors need, once for this version of Sluice"))
     with tempfile.TemporaryDirectory(prefix="making-", dir=path.parent) as scratch:
         stage = Path(scratch, "stage")
@@ -232,7 +282,7 @@ def _make(distributions: dict[str, metadata.Distribution], ours: list[_File], pa
         told = stage / f"sluice-{metadata.version('sluice')}.dist-info" / "METADATA"
         told.parent.mkdir()
         told.write_text(f"Metadata-Version: 2.1\nName: sluice\nVersion: {metadata.version('sluice')}\n")
-        _prove(stage)
+        _prove(stage, imported)
         files = [p for p in sorted(stage.rglob("*")) if p.is_file() and p.name != "sluice-loops.lock"]
         size = sum(p.stat().st_size for p in files)
         archive = Path(scratch, "archive")
@@ -242,11 +292,11 @@ def _make(distributions: dict[str, metadata.Distribution], ours: list[_File], pa
         archive.rename(path)
 
 
-def _prove(stage: Path) -> None:
+def _prove(stage: Path, imported: Iterable[str]) -> None:
     """Compile what is not compiled, in the pack itself, and import what tasks import from nothing else."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "PYTHON"))}
     environment |= {"PYTHONPATH": str(stage), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-    imports = "; ".join(f"import {module}" for module in _IMPORTED)
+    imports = "; ".join(f"import {module}" for module in imported)
     # Bytecode that goes by its source's hash, unchecked: unpacking gives files other times.
     compiled = ["compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(stage), str(stage)]
     for command in (["-m", *compiled], ["-m", "sluice.pipelines.records.ready"], ["-c", imports]):

@@ -154,7 +154,9 @@ def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
         yield said, "a pack serves one kind of machine: run the driver on theirs, or install Sluice there", True
         return
     if answer.imports:
-        yield f"cannot import what tasks need: {answer.imports}", f"{_SENT}, or install Sluice on every host", True
+        own = "; a module of yours is sent if the feed names it: `spark: {modules: [NAME]}`"
+        remedy = f"{_SENT}, or install Sluice on every host{own}"
+        yield f"cannot import what tasks need: {answer.imports}", remedy, True
         return
     yield from _other_releases(driver, answer)
     for address, why in answer.kafka.items():
@@ -205,6 +207,9 @@ def failed(error: str, python: str) -> Finding:
         return Finding(f"{where} have no {python}", remedy)
     if missing := re.search(r"No module named '?([\w.]+)", error):
         return Finding(f"{where} have no module {missing[1]}", f"{_SENT}, or install Sluice on every host")
+    if "No space left on device" in error:
+        remedy = "free space there, or name another folder (SPARK_WORKER_DIR, SPARK_LOCAL_DIRS): each executor unpacks"
+        return Finding(f"{where} have no space left where Spark keeps their files", f"{remedy} some 400 MB")
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     return Finding(
         f"{where} do not answer: {(lines or ['no reason given'])[-1][:300]}",

@@ -44,7 +44,7 @@ def archive(settings: SparkSettings, report: Reporter = lambda progress: None) -
     if settings.environment == INSTALLED:
         return None
     if settings.environment == PACK:
-        return str(pack.pack(report).path)
+        return str(pack.pack(report, settings.modules).path)
     named = settings.environment
     if "://" not in named and not named.startswith("local:") and not Path(named).is_file():
         raise SetupError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
+from tests.faults.nemeses.lakes import mounted
 from tests.integration.support import Place
-from tests.resources.kafka.tools import free_port
+from tests.resources.kafka.tools import free_port, until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -21,6 +23,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("own_context"),
 ]
+
+OTHER = "127.0.0.2"
 
 
 def refused(place: Place, spark: dict[str, str]) -> SetupError:
@@ -45,6 +49,12 @@ def test_executors_larger_than_any_worker(place: Place, cluster: LocalSpark) -> 
     assert "127.0.0.1 has 1024 of 1024 MiB and 1 of 1 core(s) free; 127.0.0.1 has" in said.message
 
 
+def test_executors_that_start_and_do_not_report(place: Place, cluster: LocalSpark) -> None:
+    said = refused(place, on(cluster, start_timeout="1s"))
+    assert "the master started some, and none of them has reported to the driver at 127.0.0.1:" in said.message
+    assert "open the driver's ports" in said.remedy
+
+
 def test_executors_without_sluice(place: Place, cluster: LocalSpark) -> None:
     said = refused(place, on(cluster, environment="installed"))
     assert "No module named" in said.message or "no module sluice" in said.message
@@ -54,6 +64,24 @@ def test_executors_without_sluice(place: Place, cluster: LocalSpark) -> None:
 def test_executors_without_the_interpreter(place: Place, cluster: LocalSpark) -> None:
     said = refused(place, on(cluster, python="/opt/nowhere/python3.11"))
     assert said.message == "executors on 127.0.0.1 have no /opt/nowhere/python3.11"
+
+
+@pytest.mark.parametrize("excludes", ["false", "true"])
+def test_a_host_where_the_pack_finds_no_room(place: Place, tmp_path: Path, excludes: str) -> None:
+    """By itself, and where Spark excludes a host on which tasks fail."""
+    folder = tmp_path / "spark"
+    folder.mkdir()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mounted(folder / "worker-1", "100m"))
+        except OSError as error:
+            pytest.skip(f"no file system of its own for the worker: {error}")
+        cluster = stack.enter_context(LocalSpark(folder, workers=0))
+        cluster.start_worker(OTHER)
+        until(lambda: cluster.registered() == 1, 60)
+        said = refused(place, on(cluster, conf={"spark.excludeOnFailure.enabled": excludes}))
+    assert said.message == f"executors on {OTHER} have no space left where Spark keeps their files"
+    assert "SPARK_WORKER_DIR" in said.remedy
 
 
 def test_another_python_there(place: Place, tmp_path: Path) -> None:

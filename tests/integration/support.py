@@ -44,7 +44,7 @@ class Inline:
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work = executor.TaskWork.of(job, tasks, tries=1)
-        return [executor.outcome_of(*row) for row in executor.run(work, range(len(work.tasks)))]
+        return [executor.outcome_of(*row) for row in executor.run(work, range(len(work.queues)))]
 
     def cancel(self) -> None: ...
 

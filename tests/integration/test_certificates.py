@@ -35,7 +35,7 @@ class Renewing(Inline):
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work, found = executor.TaskWork.of(job, tasks, tries=1), []
-        for row in executor.run(work, range(len(work.tasks))):
+        for row in executor.run(work, range(len(work.queues))):
             found.append(executor.outcome_of(*row))
             self.slices += 1
             if not self.before:

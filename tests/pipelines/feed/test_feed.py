@@ -122,7 +122,8 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
              task_bytes: 4096, max_tasks: 3, task_memory: 300MiB}}
     policies: {{on_loss: accept, on_group_moved: adopt,
                on_undecodable: drop, quarantine_limit: {{share: 0, at_least: 1}}}}
-    fetch: {{request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_slices: 2, rack: r1}}
+    fetch: {{request_bytes: 1MiB, partition_bytes: 1KiB, ahead_bytes: 2MiB, active_slices: 2, rack: r1,
+             tasks_per_broker: 3}}
     spark: {{master: "local[2,3]", conf: {{spark.ui.enabled: false, spark.x: 3}}}}
     """
     feed = load_feed(write(text), {"CHECK": "false"})
@@ -139,7 +140,7 @@ def test_everything_said(write: Write, tmp_path: Path) -> None:
     assert (feed.landing.compression, feed.landing.compression_level) == (Compression.GZIP, 9)
     assert (feed.limits.records, feed.limits.bytes, feed.limits.slice_bytes) == (10, 1 << 30, 2_000_000)
     assert feed.fetch.limits() == FetchLimits(2, 1 << 20, 1 << 10, 2 << 20)
-    assert feed.fetch.rack == "r1"
+    assert (feed.fetch.rack, feed.fetch.tasks_per_broker) == ("r1", 3)
     assert feed.spark.conf == {"spark.ui.enabled": "false", "spark.x": "3"}
     assert pickle.loads(pickle.dumps(feed)) == feed
 

@@ -82,3 +82,25 @@ def test_an_archive_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_executors_run_the_python_that_is_named() -> None:
     assert shipping.python(SparkSettings(python="/opt/python/bin/python3")) == "/opt/python/bin/python3"
     assert pack.python() == f"python3.{sys.version_info[1]}"
+
+
+def test_a_module_of_the_users_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on the path, a package of an installed distribution with what that requires, and none at all."""
+    (tmp_path / "company" / "__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "tokens.py", "scopes.json", "__pycache__/tokens.pyc"):
+        (tmp_path / "company" / name).write_text("")
+    (tmp_path / "alone.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = pack._Module.of("company")
+    assert sorted(f.place for f in found.files) == ["company/__init__.py", "company/scopes.json", "company/tokens.py"]
+    assert [f.place for f in pack._Module.of("alone").files] == ["alone.py"]
+    installed = pack._Module.of("typer")
+    assert (installed.roots, installed.files) == (("typer",), ())
+    assert "rich" in pack._distributions((*pack._ROOTS, *installed.roots))
+    with pytest.raises(SetupError, match="no module nowhere"):
+        pack.pack(modules=["nowhere.tokens"])
+
+
+def test_modules_go_into_packs_only() -> None:
+    with pytest.raises(ValueError, match="leave `environment` out"):
+        SparkSettings(environment="installed", modules=("company.tokens",))

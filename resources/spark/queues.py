@@ -1,0 +1,35 @@
+"""In what order a batch's tasks run, and how many read from one broker at once.
+
+Spark gives a free core the next task, whatever that reads. So it is given queues: one queue is one task of Spark's, and
+carries out tasks of the plan one after the other. A broker with a bound has as many queues as may read from it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+Queue = tuple[int, ...]
+"""Places in a batch's list of tasks."""
+
+
+def queues(leaders: Sequence[int], bound: int | None = None) -> tuple[Queue, ...]:
+    """Each place of `leaders` (the broker that a task reads from) in one queue, at most `bound` queues a broker.
+
+    Brokers take turns, so that the first tasks do not all ask the first broker. Tasks that read from several brokers
+    count as those of one broker more.
+
+    >>> queues([1, 1, 2])
+    ((0,), (2,), (1,))
+    >>> queues([1, 1, 1, 2], bound=2)
+    ((0, 2), (3,), (1,))
+    """
+    by_leader: dict[int, list[int]] = {}
+    for place, leader in enumerate(leaders):
+        by_leader.setdefault(leader, []).append(place)
+    shared = [_shared(places, bound or len(places)) for places in by_leader.values()]
+    return tuple(filter(None, chain.from_iterable(zip_longest(*shared, fillvalue=()))))
+
+
+def _shared(places: Sequence[int], count: int) -> list[Queue]:
+    return [tuple(places[i::count]) for i in range(min(count, len(places)))]

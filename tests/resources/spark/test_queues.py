@@ -1,0 +1,48 @@
+"""Queues of tasks: each task once, at most so many queues a broker, brokers in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.records.shape import RAW
+from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
+from sluice.resources.spark import executor
+from sluice.resources.spark.queues import queues
+from sluice.testing.lake import MemoryLake
+
+LEADERS = st.lists(st.integers(-1, 4), max_size=30)
+
+
+@given(LEADERS, st.none() | st.integers(1, 5))
+def test_each_task_is_in_one_queue_and_no_broker_has_too_many(leaders: list[int], bound: int | None) -> None:
+    found = queues(leaders, bound)
+    assert sorted(chain.from_iterable(found)) == list(range(len(leaders)))
+    assert all(len({leaders[place] for place in queue}) == 1 for queue in found)
+    of_each = Counter(leaders[queue[0]] for queue in found)
+    assert all(count == min(leaders.count(b), bound or count) for b, count in of_each.items())
+    assert bound or all(len(queue) == 1 for queue in found)
+
+
+@given(LEADERS)
+def test_brokers_take_turns(leaders: list[int]) -> None:
+    first = [leaders[queue[0]] for queue in queues(leaders)][: len(set(leaders))]
+    assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize(("feeds", "machines", "used"), [("r1", "", "r1"), ("r1", "r2", "r2"), ("", "", "")])
+def test_a_machine_says_its_rack_itself(feeds: str, machines: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv(executor.RACK, machines)
+    monkeypatch.setattr("sluice.resources.kafka.fetch.KafkaFetcher.__init__", lambda *_, rack: asked.append(rack))
+    monkeypatch.setattr("sluice.resources.kafka.fetch.KafkaFetcher.close", lambda _: None)
+    kafka = KafkaSettings(bootstrap="127.0.0.1:9")
+    wiring = executor.Wiring(kafka, MemoryLake(), LandingSettings(), FetchLimits(), feeds, 1 << 30)
+    with wiring.open(Isolation.READ_COMMITTED, RAW):
+        assert asked == [used]
