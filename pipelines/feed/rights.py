@@ -178,7 +178,8 @@ class Grantee:
         """How the rights are granted, or done without, in one sentence."""
         instead = [f"; or {r.instead}" for r in rights if r.instead]
         what = " and ".join(dict.fromkeys(map(str, rights)))
-        return f"grant {what} to {self.principal}: {'; '.join(self.commands(rights))}{''.join(instead)}"
+        mapped = " (or to what the brokers' ssl.principal.mapping.rules make of it)" if "=" in self.principal else ""
+        return f"grant {what} to {self.principal}{mapped}: {'; '.join(self.commands(rights))}{''.join(instead)}"
 
     def commands(self, rights: Iterable[Right]) -> list[str]:
         """Lines to paste, one for each resource: Kafka's own `kafka-acls` that adds the rights."""

@@ -30,12 +30,16 @@ class BrokerConfig:
 
     `offsets_retention`: how long an empty group's offsets last (offsets.retention.minutes);
     `transactional_id_expiration`: how long an unused transactional id lasts (transactional.id.expiration.ms);
-    `transaction_max_timeout`: how long a transaction may stay open (transaction.max.timeout.ms).
+    `transaction_max_timeout`: how long a transaction may stay open (transaction.max.timeout.ms);
+    `min_session`, `max_session`: the least and the most that a member of a group may ask for
+    (group.min.session.timeout.ms, group.max.session.timeout.ms).
     """
 
     offsets_retention: int | None = None
     transactional_id_expiration: int | None = None
     transaction_max_timeout: int | None = None
+    min_session: int | None = None
+    max_session: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

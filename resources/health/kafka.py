@@ -21,7 +21,7 @@ from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.kafka.failures import explain
-from sluice.resources.kafka.group import TRANSACTION_SECONDS
+from sluice.resources.kafka.group import SESSION_SECONDS, TRANSACTION_SECONDS
 from sluice.resources.kafka.settings import CLIENT_ID, grantee
 from sluice.resources.kafka.visit import KafkaVisit
 
@@ -224,6 +224,27 @@ def group(of: OneFeed) -> Iterator[Diagnosis]:
         yield ok("group", f"{of.feed.group}, {view.state}; {coordinator}")
 
 
+def session(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether the brokers allow as long a session as ours in the group."""
+    if of.feed.commit is CommitMode.NONE:
+        return
+    asked, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
+    least, most = limits.min_session, limits.max_session
+    if least is None or most is None:
+        yield skipped("session", UNSEEN)
+        return
+    allowed = f"the brokers allow {show_duration(least)} to {show_duration(most)}"
+    if least <= asked <= most:
+        yield ok("session", f"{show_duration(asked)}; {allowed}")
+    else:
+        yield failed(
+            "session",
+            f"ours in the group is to last {show_duration(asked)}, {allowed}",
+            f"set kafka.session_timeout_ms in the feed to {least} at least and {most} at most"
+            " (the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms)",
+        )
+
+
 def transactions(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the transactional id has a coordinator, and the brokers let a transaction last as long as ours may."""
     if of.feed.commit is not CommitMode.TRANSACTIONAL:
@@ -308,6 +329,7 @@ OF_FEED: tuple[Check[OneFeed], ...] = (
     Check("topics", topics),
     Check("rights", rights),
     Check("group", group),
+    Check("session", session),
     Check("transactions", transactions),
     Check("dead letters", dead_letters),
 )

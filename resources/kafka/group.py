@@ -36,7 +36,7 @@ _TAKEN = (
     kafka_errors.RebalanceInProgressError,
     kafka_errors.IllegalGenerationError,
 )
-TRANSACTION_SECONDS = 20.0
+SESSION_SECONDS, TRANSACTION_SECONDS = 10.0, 20.0
 """How long a transaction may stay open, where the feed says nothing."""
 _FAREWELL_SECONDS = 3.0
 _LOOK_SECONDS = 0.5
@@ -59,7 +59,7 @@ class KafkaGroup:
         access: KafkaAccess,
         group: str,
         *,
-        session: float = 10.0,
+        session: float = SESSION_SECONDS,
         transaction: float = TRANSACTION_SECONDS,
         patience: float | None = None,
         rights: Sequence[Right] = (),

@@ -244,13 +244,14 @@ _DENIED = TopicAuthorizationFailedError.errno
 _TOPIC_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes")
 _OFFSETS_MINUTES = "offsets.retention.minutes"
 _ID_EXPIRATION, _MAX_TIMEOUT = "transactional.id.expiration.ms", "transaction.max.timeout.ms"
+_MIN_SESSION, _MAX_SESSION = "group.min.session.timeout.ms", "group.max.session.timeout.ms"
 
 
 def ask_configs(topics: Iterable[str], broker: int) -> Any:
     """The topics' settings and those of `broker`, which alone can answer for itself."""
     resource = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [resource(resource_type=_TOPIC, resource_name=t, configuration_keys=list(_TOPIC_KEYS)) for t in topics]
-    keys = [_OFFSETS_MINUTES, _ID_EXPIRATION, _MAX_TIMEOUT]
+    keys = [_OFFSETS_MINUTES, _ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION]
     wanted.append(resource(resource_type=_BROKER, resource_name=str(broker), configuration_keys=keys))
     return DescribeConfigsRequest(resources=wanted)
 
@@ -278,7 +279,8 @@ def _topic_config(said: Mapping[str, str]) -> TopicConfig:
 def _broker_config(said: Mapping[str, str]) -> BrokerConfig:
     minutes = _bound(said, _OFFSETS_MINUTES)
     retention = None if minutes is None else minutes * 60_000
-    return BrokerConfig(retention, _bound(said, _ID_EXPIRATION), _bound(said, _MAX_TIMEOUT))
+    times = (_bound(said, key) for key in (_ID_EXPIRATION, _MAX_TIMEOUT, _MIN_SESSION, _MAX_SESSION))
+    return BrokerConfig(retention, *times)
 
 
 def _bound(said: Mapping[str, str], key: str) -> int | None:

@@ -34,6 +34,8 @@ _LIFETIME = 300.0  # seconds, where the endpoint says nothing
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ENDPOINT = "kafka.sasl_oauth_token_endpoint"
+_OTHER_HOST = (62, 64)
+"""OpenSSL's codes for a certificate of another host name or address."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,11 @@ def _refusal(code: int, said: str, credentials: Credentials) -> SluiceError:
 def _silence(error: OSError, credentials: Credentials) -> SluiceError:
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
+        authority = "set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA"
+        named = f"write the address in {_ENDPOINT} as its certificate names it"
         return NotAuthorized(
             f"the certificate of the token endpoint {_shown(credentials)} is not believed: {reason.verify_message}",
-            remedy="set `sasl_oauth_cafile` in the feed's `kafka:` section to a file with the certificate of its CA",
+            remedy=named if reason.verify_code in _OTHER_HOST else authority,
         )
     return KafkaUnavailable(
         f"the token endpoint {_shown(credentials)} does not answer: {getattr(reason, 'strerror', None) or reason}",

@@ -36,6 +36,15 @@ def test_the_page_has_exactly_the_rights_of_the_table() -> None:
             assert (operation, kind, need) in {(r.operation, r.kind, r.need) for r in rights_of(feed(**CASES[mode]))}
 
 
+def test_of_a_certificate_both_names_are_told() -> None:
+    needed = [rights_of(feed())[0]]
+    told = Grantee("User:CN=ingest", "k:1").remedy(needed)
+    assert told.startswith(
+        "grant READ on topic orders to User:CN=ingest (or to what the brokers' ssl.principal.mapping"
+    )
+    assert "mapping" not in Grantee("User:ingest", "k:1").remedy(needed)
+
+
 def test_the_page_grants_a_feed_by_the_commands_that_sluice_prints() -> None:
     commands = re.findall(r"^    (kafka-acls .*?) \\\n +(.*)$", PAGE, re.M)
     needed = [r for r in rights_of(feed()) if not r.optional]

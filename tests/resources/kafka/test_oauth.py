@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -21,6 +24,7 @@ from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.oauth import ClientCredentials
+from sluice.resources.local.authority import Authority
 from sluice.resources.local.kafka import LocalKafka
 
 SECRET = "s3same+/="
@@ -34,7 +38,7 @@ def _b64(data: bytes) -> str:
 class Issuer:
     """A small OIDC provider: `/token` and `/keys`. `life`: seconds that a token lasts; `broken`: what it does wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.key = rsa.generate_private_key(65537, 2048)
         self.life, self.broken, self.issued = 300, "", 0
         issuer = self
@@ -50,7 +54,9 @@ class Issuer:
             def log_message(self, *_: object) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.server.server_port}"
+        if tls:
+            self.server.socket = tls.wrap_socket(self.server.socket, server_side=True)
+        self.address = f"http{'s' if tls else ''}://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -148,6 +154,28 @@ def test_each_trouble_has_its_error(
     assert says in str(caught.value)
     assert "s3same" not in str(caught.value)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "login.example"])
+def test_over_https_with_a_ca_of_its_own(tmp_path: Path, host: str) -> None:
+    authority, other = Authority.new(), Authority.new()
+    key, certificate = authority.issue("login", timedelta(days=1), [host])
+    files = {"ca": authority.certificate_pem(), "other": other.certificate_pem(), "own": key + certificate}
+    for name, pem in files.items():
+        (tmp_path / f"{name}.pem").write_bytes(pem)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "own.pem")
+    with closing(Issuer(tls)) as issuer:
+        with pytest.raises(NotAuthorized, match="not believed: unable to get local issuer") as caught:
+            given(issuer, cafile=str(tmp_path / "other.pem")).token()
+        assert "sasl_oauth_cafile" in caught.value.remedy
+        provider = given(issuer, cafile=str(tmp_path / "ca.pem"))
+        if host == "127.0.0.1":
+            assert provider.token().count(".") == 2
+            return
+        with pytest.raises(NotAuthorized, match="certificate is not valid for") as caught:
+            provider.token()
+        assert "as its certificate names it" in caught.value.remedy
 
 
 @pytest.mark.kafka

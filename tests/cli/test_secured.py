@@ -1,0 +1,72 @@
+"""The project's own secured Kafka by commands: start, grant, renew; and the demo on one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.resources.local.authority import left
+from sluice.resources.local.kafka import LocalKafka
+from tests.cli.conftest import Sluice
+
+SLUICE = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
+
+
+@pytest.fixture
+def ours(project: Path) -> Iterator[Path]:
+    """The project's feed names no Kafka; what was started is stopped."""
+    (project / "feeds" / "orders.yaml").write_text("topics: orders\nstart: earliest\n")
+    yield project
+    if (project / ".sluice" / "kafka" / "cluster.json").exists():
+        LocalKafka.attach(project / ".sluice" / "kafka").stop()
+
+
+@pytest.mark.kafka
+def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice) -> None:
+    assert sluice("kafka", "grant", "orders", "--json").code == 2
+    told = sluice("kafka", "start", "--secure")
+    assert told.code == 0, told.err
+    assert "sasl_mechanism" in told.out
+    assert sluice("produce", "orders", "-n", "100").code == 0
+    refused = sluice("plan", "orders", "--json")
+    assert refused.document["error"] in ("NotAuthorized", "UnknownTopic")
+    assert "sluice kafka grant" in refused.document["remedy"]
+    granted = sluice("kafka", "grant", "orders", "--json").document
+    assert {r["kind"] for r in granted["rights"]} == {"topic", "group", "transactional-id", "cluster"}
+    assert sluice("plan", "orders", "--json").document["records"] == 100
+    secure = ours / ".sluice" / "kafka" / "secure"
+    before = {p.name: p.read_bytes() for p in secure.glob("*.pem")}
+    assert sluice("kafka", "renew", "--json").code == 0
+    after = {p.name: p.read_bytes() for p in secure.glob("*.pem")}
+    assert {name for name in after if after[name] != before[name]} == {"broker-1.pem", "admin.pem", "sluice.pem"}
+    assert left(after["broker-1.pem"]) > left(before["broker-1.pem"])
+    assert sluice("plan", "orders", "--json").document["records"] == 100
+    assert sluice("kafka", "stop").code == 0
+    assert sluice("kafka", "renew").code == 0, "what is stopped starts with the new ones"
+
+
+@pytest.mark.kafka
+def test_a_plain_one_has_nothing_to_grant_or_renew(ours: Path, sluice: Sluice) -> None:
+    assert sluice("kafka", "start").code == 0
+    for command in (["grant", "orders"], ["renew"]):
+        told = sluice("kafka", *command, "--json")
+        assert (told.code, told.document["error"]) == (2, "SetupError"), command
+        assert told.document["remedy"]
+
+
+@pytest.mark.soak
+@pytest.mark.kafka
+def test_the_demo_with_the_least_rights(tmp_path: Path) -> None:
+    command = [*SLUICE, "demo", "--secure", "--records", "20000", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    project = Path(json.loads(done.stdout)["project"])
+    assert "SASL_SSL" in (project / "feeds" / "orders.yaml").read_text()
+    kafka = LocalKafka.attach(project / ".sluice" / "kafka")
+    assert kafka.secured is not None
+    assert not any(b.running for b in kafka.status().brokers)
