@@ -1,4 +1,7 @@
-"""`sluice init` on a real Kafka: what it looks at, what it writes, and that a run lands by it."""
+"""`sluice init` on a real Kafka: what it looks at, what it writes, and that a run lands by it.
+
+`--local` is in tests/test_readme.py.
+"""
 
 from __future__ import annotations
 
@@ -105,12 +108,3 @@ def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
         said = sluice("init", *arguments)
         assert (said.code, says in said.err) == (code, True), said.err
         assert list(empty.iterdir()) == []
-
-
-def test_a_local_kafka_with_sample_events(empty: Path, sluice: Sluice) -> None:
-    try:
-        told = sluice("init", "--local", "--json").document
-        assert (told["topic"], told["sampled"], told["fit"]) == ("orders", 1000, 1000)
-        assert sluice("plan", "orders", "--json").document["offsets"] == told["offsets"] == 20_000
-    finally:
-        sluice("kafka", "stop")
