@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sluice.cli import parse, windows
+from sluice.cli import completing, parse, windows
 from sluice.cli.session import Session
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
@@ -29,7 +29,13 @@ Offsets = Annotated[
 
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="T:P", help="These partitions only; repeatable.", show_default=False),
+    typer.Option(
+        "--only",
+        metavar="T:P",
+        help="These partitions only; repeatable.",
+        show_default=False,
+        autocompletion=completing.places,
+    ),
 ]
 
 Replace = Annotated[

@@ -12,6 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import completing
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
@@ -34,7 +35,12 @@ def doctor(
     session: Session,
     feed: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FEED", help="Only what these feeds need.", show_default="all feeds"),
+        typer.Argument(
+            metavar="FEED",
+            help="Only what these feeds need.",
+            show_default="all feeds",
+            autocompletion=completing.feeds,
+        ),
     ] = None,
     spark: Annotated[
         bool, typer.Option("--spark", metavar=" ", help="Start a Spark session, too: it takes seconds to a minute.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli import parse
+from sluice.cli import completing, parse
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows, typed_fields, typed_view
 from sluice.cli.records import view as record_view
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from sluice.pipelines.account.explain import Explanation
     from sluice.pipelines.ports import Lake
 
-Place = Annotated[str, typer.Argument(metavar="T:P:OFFSET", help="Topic, partition and offset.", show_default=False)]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="T:P:OFFSET",
+        help="Topic, partition and offset.",
+        show_default=False,
+        autocompletion=completing.places,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import numbers, parse
+from sluice.cli import completing, numbers, parse
 from sluice.cli.numbers import count
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session, command
@@ -44,7 +44,12 @@ GroupName = Annotated[
     str | None,
     typer.Argument(metavar="[GROUP]", help="The group's name; without it, the group of --feed.", show_default=False),
 ]
-OfFeed = Annotated[str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)]
+OfFeed = Annotated[
+    str | None,
+    typer.Option(
+        "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completing.feeds
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
+from sluice.cli import completing
 from sluice.cli.numbers import count, size
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import facts, good, heading, shorten, table, warn
@@ -59,7 +60,10 @@ def init(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Kafka's addresses.", show_default="$KAFKA_BOOTSTRAP, or asked for"),
     ] = None,
-    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="What to read.", show_default="asked for")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="What to read.", show_default="asked for", autocompletion=completing.topics),
+    ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="Start a local Kafka here, with sample events in the topic `orders`.")
     ] = False,

@@ -19,6 +19,7 @@ from sluice.cli import (
     acls,
     bench,
     compact,
+    completion,
     contract,
     demo,
     doctor,
@@ -29,6 +30,7 @@ from sluice.cli import (
     groups,
     init,
     kafka,
+    menu,
     offsets,
     offsets_compare,
     pack,
@@ -47,16 +49,19 @@ from sluice.cli import (
 )
 from sluice.cli import audit as audit_command
 from sluice.cli.terminal import Terminal, claimed_stdout
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import Failed, SluiceError, UsageError
 
 app = typer.Typer(
     name="sluice",
-    help="Land Kafka topics as Parquet, batch by batch, and prove that nothing was lost.",
-    epilog="Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data",
+    cls=menu.Menu,
+    help="Land Kafka topics as Parquet, hour by hour, and prove that nothing is missing.",
+    epilog="sluice COMMAND --help has examples. "
+    "Exit codes: 0 done · 1 failed · 2 usage or configuration · 3 refused to protect data",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 
@@ -94,6 +99,7 @@ for module in (
     pack,
     ui,
     doctor,
+    completion,
     bench,
 ):
     module.register(app)
@@ -103,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     signals.heed()
+    completion.prepare()
     try:
         with claimed_stdout() if "--json" in given else nullcontext() as documents:
             code = _run(given, Terminal(documents))
@@ -150,6 +157,8 @@ def _as_sluice_error(error: Exception) -> SluiceError:
         return error
     if isinstance(error, typer.BadParameter) or hasattr(error, "format_message"):
         return _usage(error)
+    if isinstance(error, ModuleNotFoundError) and (lacking := extras.told(error)):
+        return lacking
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         return Failed(f"{error.strerror or error}{where}", remedy="mend that and repeat")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from sluice.cli import parse
+from sluice.cli import completing, parse
 from sluice.cli.numbers import count
 from sluice.cli.records import document as record_document
 from sluice.cli.records import rows
@@ -40,7 +40,12 @@ def register(app: typer.Typer) -> None:
 
 def peek(
     session: Session,
-    place: Annotated[str, typer.Argument(metavar="T:P:OFFSET", help="Where to begin.", show_default=False)],
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="T:P:OFFSET", help="Where to begin.", show_default=False, autocompletion=completing.places
+        ),
+    ],
     number: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +61,10 @@ def peek(
         bool, typer.Option("--follow", help="Go on with the stable records as they come, until Ctrl-C.")
     ] = False,
     feed: Annotated[
-        str | None, typer.Option("--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False)
+        str | None,
+        typer.Option(
+            "--feed", metavar="FEED", help="Whose Kafka to ask.", show_default=False, autocompletion=completing.feeds
+        ),
     ] = None,
 ) -> None:
     """Show records as they are in Kafka.

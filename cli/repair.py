@@ -11,6 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import completing
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, good, heading, safe, warn
@@ -31,7 +32,10 @@ def register(app: typer.Typer) -> None:
 
 def repair(
     session: Session,
-    feed: Annotated[str | None, typer.Argument(metavar="[FEED]", help="One feed.", show_default="all")] = None,
+    feed: Annotated[
+        str | None,
+        typer.Argument(metavar="[FEED]", help="One feed.", show_default="all", autocompletion=completing.feeds),
+    ] = None,
     abandon: Annotated[
         list[int] | None,
         typer.Option(

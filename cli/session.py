@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sluice.cli import completing
 from sluice.cli.terminal import Terminal, safe
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 }
 
 FeedName = Annotated[
-    str, typer.Argument(metavar="FEED", help="A feed's name, as in feeds/FEED.yaml.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="FEED",
+        help="A feed's name, as in feeds/FEED.yaml.",
+        show_default=False,
+        autocompletion=completing.feeds,
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import met, windows
+from sluice.cli import completing, met, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
@@ -103,7 +103,10 @@ def register(app: typer.Typer) -> None:
 def status(
     session: Session,
     feed: Annotated[
-        str | None, typer.Argument(metavar="[FEED]", help="This feed alone, by partition.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[FEED]", help="This feed alone, by partition.", show_default=False, autocompletion=completing.feeds
+        ),
     ] = None,
     last: Annotated[int, typer.Option("--last", metavar="N", min=1, max=10_000, help="How many windows to show.")] = 24,
 ) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import typer
 
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import Failed, UsageError
 
 if TYPE_CHECKING:
@@ -108,6 +110,8 @@ def _start(project: Project, address: str) -> Servers:
     from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home, prepare_workspace
     from sluice.assets.session import pool
 
+    if importlib.util.find_spec("dagster_webserver") is None:
+        raise extras.lacks("dagster_webserver")
     home = prepare_home(project)
     with open_instance(project) as instance:
         limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])

@@ -10,6 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from sluice.cli import completing
 from sluice.cli.met import beneath
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import good, heading, safe, warn
@@ -52,7 +53,14 @@ def unstick(
         typer.Option("--run", metavar="ID", help="This run alone; the first characters do.", show_default=False),
     ] = None,
     feed: Annotated[
-        str | None, typer.Option("--feed", metavar="FEED", help="Runs of this feed alone.", show_default="all")
+        str | None,
+        typer.Option(
+            "--feed",
+            metavar="FEED",
+            help="Runs of this feed alone.",
+            show_default="all",
+            autocompletion=completing.feeds,
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="With --run: end it even if it is not known to be dead.")

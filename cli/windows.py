@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from sluice.cli import parse
+from sluice.cli import completing, parse
 from sluice.cli.numbers import count
 from sluice.cli.terminal import bad, good, warn, work
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -32,14 +32,28 @@ Window = Annotated[
         metavar="START",
         help="The window that starts then, in UTC, such as 2026-11-20T14; repeatable.",
         show_default=False,
+        autocompletion=completing.windows,
     ),
 ]
 OneWindow = Annotated[
-    str, typer.Option("--window", metavar="START", help="The window that starts then, in UTC.", show_default=False)
+    str,
+    typer.Option(
+        "--window",
+        metavar="START",
+        help="The window that starts then, in UTC.",
+        show_default=False,
+        autocompletion=completing.windows,
+    ),
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", metavar="START", help="All windows from this one on.", show_default=False),
+    typer.Option(
+        "--from",
+        metavar="START",
+        help="All windows from this one on.",
+        show_default=False,
+        autocompletion=completing.windows,
+    ),
 ]
 To = Annotated[
     str | None,
@@ -48,6 +62,7 @@ To = Annotated[
         metavar="END",
         help="With --from: up to this window, which is not included.",
         show_default="up to the newest closed one",
+        autocompletion=completing.windows,
     ),
 ]
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sluice.pipelines.vocabulary import extras
+
 _MOST = 300
 """How many characters of its message about one expectation are kept."""
 
@@ -35,7 +37,8 @@ def refusals(expectations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, s
 def _suite() -> Any:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # it logs what it raises, with a traceback
-    from great_expectations.core.expectation_suite import ExpectationSuite
+    with extras.named():
+        from great_expectations.core.expectation_suite import ExpectationSuite
 
     return ExpectationSuite
 

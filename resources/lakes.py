@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary import extras
 from sluice.resources.lake_local import LocalLake
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ def open_lake(feed: Feed) -> Lake:
     """The feed's lake. Picklable; it opens nothing before the first call."""
     if not feed.lake.startswith("s3://"):
         return LocalLake(Path(feed.lake))
-    from sluice.resources.s3.lake import S3Lake  # imported late: a local lake needs no boto3
+    with extras.named():
+        from sluice.resources.s3.lake import S3Lake  # imported late: a local lake needs no boto3
 
     return S3Lake(feed.lake, feed.s3)
 

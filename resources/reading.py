@@ -1,4 +1,4 @@
-"""Landed windows for other tools: as paths, Arrow, a DuckDB relation, a Spark DataFrame.
+"""Landed windows for other tools: as paths, Arrow, pandas, Polars, a DuckDB relation, a Spark DataFrame.
 
     sluice.read("orders", "2026-11-20T14").arrow()
 
@@ -29,7 +29,7 @@ from sluice.pipelines.publishing import files as reading
 from sluice.pipelines.publishing.files import File
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
 from sluice.pipelines.schema.recast import plain
-from sluice.pipelines.vocabulary import units
+from sluice.pipelines.vocabulary import extras, units
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.receipts import PartKind
 from sluice.pipelines.vocabulary.units import show_window
@@ -39,6 +39,7 @@ from sluice.resources.project import Project
 if TYPE_CHECKING:
     import duckdb
     import pandas
+    import polars
     import pyarrow.dataset
     from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
@@ -194,10 +195,18 @@ class Windows:
 
     def pandas(self, columns: list[str] | None = None) -> pandas.DataFrame:
         """As `arrow`, in columns that keep Arrow's types: whole numbers with nulls stay whole, times stay exact."""
-        import pandas
+        with extras.named():
+            import pandas
 
         frame: pandas.DataFrame = self.arrow(columns).to_pandas(types_mapper=pandas.ArrowDtype)
         return frame
+
+    def polars(self) -> polars.LazyFrame:
+        """A lazily read frame: Arrow reads the columns and rows that a query asks for, on S3 as in a folder."""
+        with extras.named():
+            import polars
+
+        return polars.scan_pyarrow_dataset(self.dataset())
 
     def duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
         """A lazily read relation, on DuckDB's default connection, so that `duckdb.sql` finds it."""
@@ -223,9 +232,11 @@ class Windows:
         beyond its range or in nanoseconds, files with different columns, and files on S3. There, a time that Spark
         cannot hold is null.
         """
-        from sluice.resources.spark import engine, parts, types
+        with extras.named():
+            from sluice.resources.spark import engine, parts, types
 
-        session, schema = session or engine.session(self.feed.spark), types.spark_schema(self.schema)
+            session = session or engine.session(self.feed.spark)
+        schema = types.spark_schema(self.schema)
         own = not self._filesystem and self._alike and all(types.spark_reads(f) for f in self._footers)
         if own and self.paths:
             return session.read.schema(schema).parquet(*map(_escape_glob, self.paths))

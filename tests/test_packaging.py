@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,11 +14,15 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from sluice.pipelines.vocabulary import extras
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SHIPPED = ("pipelines", "resources", "assets", "cli")
 LINKED = (*SHIPPED, "bench")
 OWN = ROOT / "src/sluice"
+CONTRACT = """{"name": "orders", "expectations": [
+    {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
 
 
 def modules_at_the_root() -> set[str]:
@@ -69,6 +74,50 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> Non
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
     assert set(names) == modules_at_the_root()
+    _works_without_extras(wheel, tmp_path / "installed")
+
+
+def _works_without_extras(wheel: Path, place: Path) -> None:
+    """The wheel's own files, in a process in which nothing can be imported that an extra brings."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    script = f"""import sys
+sys.modules |= dict.fromkeys({sorted(extras.BRINGS)!r})
+from sluice.cli.main import main
+import sluice.cli.main
+assert sluice.cli.main.__file__.startswith({str(place)!r})
+for asked in sys.argv[1:]:
+    print(asked, main(asked.split()))"""
+    asked = ["init --help", "status orders", "run orders", "contract check orders", "audit cloud"]
+    project = place / "project"
+    (project / "feeds").mkdir(parents=True)
+    (project / "feeds" / "orders.yaml").write_text("topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\n")
+    (project / "feeds" / "orders.contract.json").write_text(CONTRACT)
+    (project / "feeds" / "cloud.yaml").write_text(
+        "topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\nlake: s3://bucket/prefix\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *asked],
+        cwd=project,
+        env=os.environ | {"PYTHONPATH": str(place)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    codes = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in asked)
+    assert codes == dict.fromkeys(asked, "2") | {"init --help": "0", "status orders": "1"}, done.stderr
+    for extra in ("land", "s3", "contracts"):
+        assert f"pip install 'sluice[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_extra_brings_what_errors_say() -> None:
+    wishes = PROJECT["project"]["optional-dependencies"]
+    brought = {_plain(Requirement(w).name): extra for extra in wishes for w in wishes[extra]}
+    for package, extra in extras.BRINGS.items():
+        if package not in ("py4j", "botocore"):  # they come with pyspark and boto3
+            assert brought[_plain(package)] == extra
+    assert set(extras.BRINGS.values()) == set(Requirement(wishes["all"][0]).extras)
 
 
 def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_this_machine() -> None:
@@ -76,7 +125,9 @@ def test_the_lock_has_each_requirement_in_a_version_that_fits_and_nothing_of_thi
     locked: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", text, re.MULTILINE):
         locked.setdefault(_plain(name), []).append(version)
-    wishes = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["dev"]
+    wishes = [*PROJECT["project"]["dependencies"]]
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        wishes += [wish for wish in extra if Requirement(wish).name != "sluice"]
     for wish in map(Requirement, wishes):
         versions = locked.get(_plain(wish.name), [])
         assert versions, f"{wish.name} is not locked: make lock"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import SetupError
 
 MINIMUM = 17
@@ -96,7 +97,7 @@ def spark_jars() -> Path:
     """The folder of jars in the installed pyspark, found without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise SetupError("pyspark is not installed", remedy="install Sluice with its dependencies")
+        raise extras.lacks("pyspark")
     return Path(spec.origin).parent / "jars"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -41,7 +42,12 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 STAGE = "pack"
 _LAYOUT = 1
 """Goes into the hash: another way to pack is another pack."""
-_ROOTS = ("boto3", "cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml")
+_S3 = importlib.util.find_spec("boto3") is not None
+"""Whether the extra `s3` is installed here; without it, executors need it no more than we do."""
+_ROOTS = (
+    *(("boto3",) if _S3 else ()),
+    *("cramjam", "crc32c", "kafka-python", "numba", "numpy", "pyarrow", "pydantic", "pyyaml"),
+)
 """What Sluice's tasks import. What these require is found."""
 _ROOMS = ("pipelines", "resources")
 """Of Sluice, what executors may import: neither commands nor what Dagster sees."""
@@ -51,8 +57,7 @@ _IMPORTED = (
     "sluice.pipelines.records.typed.format",
     "sluice.pipelines.records.checked.format",
     "sluice.resources.kafka.fetch",
-    "sluice.resources.s3.lake",
-    "boto3",
+    *(("sluice.resources.s3.lake", "boto3") if _S3 else ()),
 )
 # Tests, headers, sources of compiled modules and stubs are for building and typing; the large libraries are of parts
 # of Arrow that no task imports. Of AWS, tasks speak to S3 and to what hands out credentials.

@@ -51,7 +51,8 @@ def read(
 ) -> Windows:
     """A complete window of a feed, or with `to` all windows from `window` up to, not including, that one.
 
-        sluice.read("orders", "2026-11-20T14").arrow()          # or .paths, .dataset(), .duckdb(), .spark(session)
+        sluice.read("orders", "2026-11-20T14").arrow()
+        # or .pandas(), .polars(), .duckdb(), .spark(session), .dataset(), .paths
 
     `window` and `to` are starts of windows: text in UTC, ms since the epoch, or datetimes with a zone. `project` is the
     folder that holds `feeds/`, or one below it (the current one, or `$SLUICE_PROJECT`); `kind` is `landed` or

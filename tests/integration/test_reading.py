@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars
 import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
@@ -102,6 +103,8 @@ def test_a_window_read_each_way_is_what_a_consumer_sees(landed: Landed) -> None:
         assert _arrow(window.arrow()) == expected
         assert _arrow(window.duckdb().order('partition, "offset"').to_arrow_table(), duckdb=True) == expected
         assert _spark(window.spark(session)) == _on_spark(expected)
+        frame = window.polars().filter(polars.col("offset") >= 5).select("partition", "offset").collect()
+        assert frame.rows() == [_place(r) for r in expected if r["offset"] >= 5]
     both = sluice.read("orders", landed.hour(0), to=landed.hour(2), project=landed.root)
     assert sorted(_arrow(both.arrow()), key=_place) == list(landed.seen)
     held = f"{len(both.files)} files, {both.rows:,} rows"

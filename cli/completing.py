@@ -1,0 +1,136 @@
+"""What the shell offers after Tab: feeds, windows and topics.
+
+Promises: nothing is written, no error reaches the prompt, and an answer takes no longer than WAIT where Kafka is asked.
+Feeds come from the names of files, windows from the clock and from what the last run saw, the topics of a feed from its
+file. Only `init --topic` asks Kafka. Neither Dagster nor Spark is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from sluice.pipelines.vocabulary.units import show_window
+
+if TYPE_CHECKING:
+    from sluice.resources.project import Project
+
+WAIT = 1.5
+"""Seconds to wait for Kafka: longer, and people think that Tab is broken."""
+OFFERED = 48
+"""The newest windows that are offered: two days of hours."""
+_NAMED = re.compile(r"^feed:\s*[\"']?([a-z][a-z0-9_]*)", re.MULTILINE)
+
+Offer = Callable[[typer.Context, str], Iterable[str]]
+
+
+def _quietly(offer: Offer) -> Callable[[typer.Context, str], list[str]]:
+    """What fits what was typed so far; nothing where the project, a file or Kafka stands in the way."""
+
+    @functools.wraps(offer)
+    def offered(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            return [each for each in offer(ctx, incomplete) if each.startswith(incomplete)]
+        except Exception:  # noqa: BLE001 - a prompt is no place for an error; the command itself will say it
+            return []
+
+    # typer chooses the arguments by these
+    offered.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
+    del offered.__wrapped__
+    return offered
+
+
+@_quietly
+def feeds(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """The feeds of the project, by their files: none of them has to be right."""
+    for path in sorted(_project(ctx).feeds_folder.glob("[!.]*.y*ml")):
+        named = _NAMED.search(path.read_text(errors="replace"))
+        yield named.group(1) if named else path.stem
+
+
+@_quietly
+def windows(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """The feed's newest windows that have ended, newest first, back to the first that a run saw."""
+    import time
+
+    from sluice.assets.memory import recall
+
+    project = _project(ctx)
+    feed = project.readable_feed(_feed_name(ctx) or "")
+    first = recall(project, feed.name).first_window
+    start = feed.window.last_boundary(time.time_ns() // 1_000_000)
+    for _ in range(OFFERED):
+        start -= feed.window.length
+        if first is not None and start < first:
+            return
+        yield show_window(start)
+
+
+@_quietly
+def places(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """The topics of the feed, or of all feeds where the command takes none, as the beginning of `topic:partition`."""
+    for topic in dict.fromkeys(_topics(ctx)):
+        yield f"{topic}:"
+
+
+@_quietly
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The topics of the Kafka that `--bootstrap` or the environment names."""
+    from sluice.pipelines.feed.kafka import KafkaSettings
+    from sluice.pipelines.feed.sections import BOOTSTRAP
+    from sluice.resources.project import Project
+
+    folder = ctx.params.get("project") or Path.cwd()
+    address = ctx.params.get("bootstrap") or Project(folder).environ().get(BOOTSTRAP)
+    return _within(WAIT, functools.partial(_ask, KafkaSettings(bootstrap=address))) if address else []
+
+
+def _ask(settings: Any) -> list[str]:
+    from contextlib import closing
+
+    from sluice.resources.kafka.cluster import KafkaCluster
+
+    with closing(KafkaCluster(settings)) as cluster:
+        return sorted(name for name in cluster.topics() if not name.startswith("__"))
+
+
+def _within(seconds: float, ask: Callable[[], list[str]]) -> list[str]:
+    """The answer, or nothing when the time is up; what still waits then ends with the process."""
+    answer: list[str] = []
+
+    def run() -> None:
+        try:
+            answer.extend(ask())
+        except Exception:  # noqa: BLE001 - no answer
+            return
+
+    asking = threading.Thread(target=run, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    return [*answer]
+
+
+def _topics(ctx: typer.Context) -> Iterator[str]:
+    from sluice.assets.memory import recall
+
+    project, named = _project(ctx), _feed_name(ctx)
+    for feed in [project.readable_feed(named)] if named else project.feeds().values():
+        yield from sorted(set(feed.topics.names)) or recall(project, feed.name).topics
+
+
+def _project(ctx: typer.Context) -> Project:
+    from sluice.resources.project import Project
+
+    return Project.find(ctx.params.get("project"))
+
+
+def _feed_name(ctx: typer.Context) -> str | None:
+    """The feed that stands on the line. An option that still lacks its value leaves all words before it unread."""
+    name = ctx.params.get("feed") or next(iter(ctx.args), None)
+    return str(name) if name else None

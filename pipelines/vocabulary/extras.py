@@ -1,0 +1,49 @@
+"""What not everybody needs, and so is not installed with Sluice alone: pyproject.toml's extras.
+
+Sluice alone reads: `sluice.read`, `sluice.stream`, `status`, `files`, `explain`, `audit`. The rest is named here.
+A missing package is told as SetupError, with the extra that brings it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sluice.pipelines.vocabulary.errors import SetupError
+
+BRINGS = {
+    "dagster": "land",
+    "pyspark": "land",
+    "py4j": "land",
+    "dagster_webserver": "ui",
+    "boto3": "s3",
+    "botocore": "s3",
+    "great_expectations": "contracts",
+    "pandas": "pandas",
+    "polars": "polars",
+}
+"""Packages, as they are imported, and the extra that brings each."""
+
+
+def told(error: ImportError) -> SetupError | None:
+    """The error in words that name the extra; None where no extra brings what is missing."""
+    package = (error.name or "").partition(".")[0]
+    if package not in BRINGS:
+        return None
+    return lacks(package)
+
+
+def lacks(package: str) -> SetupError:
+    """What to say where `package` is missing."""
+    return SetupError(f"{package} is not installed", remedy=f"pip install 'sluice[{BRINGS[package]}]'")
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """Raise SetupError where the block imports what an extra would bring."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (known := told(error)) is None:
+            raise
+        raise known from None

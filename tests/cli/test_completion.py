@@ -1,0 +1,114 @@
+"""What Tab offers, asked by the protocol of the shells: in the environment, one answer a line on stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sluice.assets.memory import remember
+from sluice.pipelines.vocabulary.units import HOUR, show_window
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.project import Project
+from tests.cli.conftest import Sluice
+
+HEAVY = "import sys; print(*{'dagster', 'pyspark', 'boto3', 'great_expectations', 'duckdb'} & {*sys.modules})"
+
+Tab = Callable[..., list[str]]
+
+
+@pytest.fixture
+def tab(project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tab:
+    """What bash offers for the last of the words."""
+    from sluice.cli.main import main
+
+    def offered(*words: str) -> list[str]:
+        capfd.readouterr()
+        monkeypatch.setenv("_SLUICE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(["sluice", *words]))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        with pytest.raises(SystemExit) as done:
+            main([])
+        assert done.value.code == 0
+        out, err = capfd.readouterr()
+        assert err == ""
+        return out.split()
+
+    return offered
+
+
+def test_commands_and_feeds(tab: Tab, project: Path) -> None:
+    (project / "feeds" / "other.yaml").write_text("feed: payments\n]broken")
+    assert tab("ru") == ["run"]
+    for line in (["run", ""], ["status", ""], ["repair", ""], ["peek", "--feed", ""], ["doctor", ""]):
+        assert tab(*line) == ["orders", "payments"]
+    assert tab("run", "pay") == ["payments"]
+
+
+def test_windows_that_have_ended_newest_first(tab: Tab, project: Path) -> None:
+    now = time.time_ns() // 1_000_000
+    remember(Project(project), "orders", first_window=now // HOUR * HOUR - 4 * HOUR)
+    offered = tab("run", "orders", "--window", "")
+    assert 3 <= len(offered) <= 4
+    assert offered == sorted(offered, reverse=True)
+    assert offered[-1] == show_window(now // HOUR * HOUR - 4 * HOUR)
+    assert tab("run", "orders", "--from", offered[-1], "--to", "") == offered
+    assert tab("run", "nosuch", "--window", "") == []
+
+
+def test_topics_of_feeds_begin_places(tab: Tab, project: Path) -> None:
+    (project / "feeds" / "many.yaml").write_text("topics: [shop.a, shop.b]\nstart: earliest\nkafka: {bootstrap: a:1}\n")
+    assert tab("run", "many", "--only", "") == ["shop.a:", "shop.b:"]
+    assert tab("explain", "many", "shop.b") == ["shop.b:"]
+    assert tab("peek", "") == ["shop.a:", "shop.b:", "orders:"]
+
+
+def test_topics_of_a_kafka(tab: Tab, kafka: LocalKafka, fresh_topic: Callable[..., str]) -> None:
+    topic = fresh_topic(name="tab")
+    assert topic in tab("init", "--bootstrap", kafka.bootstrap, "--topic", "tab")
+
+
+def test_a_kafka_that_does_not_answer_offers_nothing_and_says_nothing(tab: Tab, unused_port: Callable[[], int]) -> None:
+    assert tab("init", "--bootstrap", f"127.0.0.1:{unused_port()}", "--topic", "") == []
+
+
+def test_outside_of_a_project_nothing_is_offered(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tab("run", "") == []
+
+
+def test_neither_help_nor_tab_loads_what_is_heavy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMP_WORDS", "sluice\nrun\norders\n--window\n")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    script = f"""import sys, os
+from sluice.cli.main import main
+main(["--help"])
+os.environ["_SLUICE_COMPLETE"] = "complete_bash"
+try: main([])
+except SystemExit: pass
+{HEAVY}"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_script(shell: str, sluice: Sluice) -> None:
+    said = sluice("completion", shell)
+    assert said.code == 0
+    assert f"_SLUICE_COMPLETE=complete_{shell}" in said.out
+    assert json.loads(sluice("completion", shell, "--json").out)["shell"] == shell
+
+
+def test_the_menu_has_every_command_once_and_those_of_every_day_first(sluice: Sluice) -> None:
+    from sluice.cli.menu import SECTIONS
+
+    said = sluice("--help").out
+    assert said.index("Every day:") < said.index("  init ") < said.index("  ui ") < said.index("Look closer:")
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert len(listed) == len({*listed})
+    assert all(f"\n  {name} " in said for name in listed)
