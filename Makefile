@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes lock clean setup
+.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes lock clean setup wheel docs
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
@@ -54,9 +54,15 @@ fuzz: setup      ## bad bytes by the million for everything that reads; ARGS="--
 lakes: setup     ## the integration tests that know a lake, all of them on a local one and on S3
 	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)
 
+docs: $(READY)   ## the docs site, as build/site
+	.venv/bin/python infra/site.py
+
+wheel: $(READY)  ## the package, as dist/sluice-*.whl
+	.venv/bin/python -m build --wheel --no-isolation
+
 lock: pyproject.toml  ## lock what pyproject.toml asks for; ARGS=--upgrade takes newer ones (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
-		--extra dev --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+		--all-extras --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
 
 clean:           ## remove what was built, not the local clusters and lakes in .sluice
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -11,5 +11,7 @@ status=0
 .venv/bin/lint-imports --cache-dir .import_linter_cache || status=1
 # An editor finds every import of ours. Packages of the benchmark's peers are fetched for them alone, and not here.
 if .venv/bin/basedpyright --level error | grep -E 'Import "(sluice|tests)[."]'; then status=1; fi
+# Every link and anchor of the docs leads somewhere.
+.venv/bin/python infra/site.py || status=1
 .venv/bin/dg check defs || status=1
 exit $status

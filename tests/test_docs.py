@@ -1,0 +1,95 @@
+"""Every block of every page: feeds are read, commands fit the command line, Python compiles, JSON and SQL parse.
+
+What pages show as whole runs is run elsewhere: README and the tutorial in tests/test_readme.py, docs/reading.md in
+tests/integration/test_reading.py, docs/testing.md in tests/testing/test_page.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from sluice.cli.main import app
+from sluice.pipelines.feed.load import load_feed
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
+LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
+UNWRAPPED = {"DESIGN", "feeds", "guarantees", "operating", "security", "spark"}
+"""Pages with longer lines, until they are next written anew."""
+SPOKEN = {"COMMAND", "…", "..."}
+"""Words by which a page speaks of commands in general."""
+
+
+def blocks(*languages: str) -> Iterator[Any]:
+    for page in PAGES:
+        for found in _FENCE.finditer(page.read_text()):
+            if found["language"] in languages:
+                line = page.read_text().count("\n", 0, found.start()) + 1
+                yield pytest.param(found["text"], id=f"{page.stem}:{line}")
+
+
+def shell_lines() -> Iterator[Any]:
+    """Each `sluice …` of a shell block, without what is after a comment, a pipe or `&&`."""
+    for block in blocks("sh", "console", "bash"):
+        text = re.sub(r"\\\n\s*", " ", str(block.values[0]))
+        prompted = re.findall(r"^\$ (.*)$", text, re.M)
+        for line in prompted or text.splitlines():
+            for command in re.split(r"\s(?:&&|\|\|?|;)\s", line):
+                words = shlex.split(command, comments=True)
+                if words[:1] == ["sluice"] and not SPOKEN & {*words}:
+                    yield pytest.param(words[1:], id=f"{block.id} {' '.join(words[1:4])}")
+
+
+@pytest.mark.parametrize("text", list(blocks("yaml")))
+def test_a_feed_is_read(text: str, tmp_path: Path) -> None:
+    """A part of a feed file is read beside the keys that a feed cannot be without."""
+    keys = yaml.safe_load(re.sub(r"\$\{[^}]*\}", "127.0.0.1:9", text))
+    if not isinstance(keys, dict) or "load_from" in keys or "expectations" in keys:
+        return
+    kafka = LEAST["kafka"] | (keys.get("kafka") or {})  # type: ignore[operator]
+    whole = LEAST | keys | {"kafka": kafka}
+    if "schema" in keys:
+        whole.setdefault("format", "json")
+    path = tmp_path / "feeds" / f"{whole.get('feed', 'orders')}.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(whole))
+    load_feed(path, {})
+
+
+@pytest.mark.parametrize("words", list(shell_lines()))
+def test_a_command_is_one(words: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    context = None
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        context = command.context_class(command, info_name=words[0], parent=context)
+        command, words = command.commands[words[0]], words[1:]
+    if not {"--help", "-h", "--version"} & {*words}:
+        assert not hasattr(command, "commands"), f"no command {words}"
+        command.make_context("sluice", list(words), parent=context, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("text", list(blocks("python")))
+def test_python_compiles(text: str) -> None:
+    compile(text, "page", "exec")
+
+
+@pytest.mark.parametrize("text", list(blocks("json")))
+def test_json_parses(text: str) -> None:
+    json.loads(text)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.stem not in UNWRAPPED], ids=lambda page: page.name)
+def test_pages_wrap_at_120_characters(page: Path) -> None:
+    text = _FENCE.sub("", re.sub(r"<!-- results -->.*<!-- /results -->", "", page.read_text(), flags=re.S))
+    long = [line for line in text.splitlines() if len(line) > 120 and not re.match(r"\s*(\||\!\[|<|    )", line)]
+    assert not long, f"{len(long)} lines: {long[0]}"
