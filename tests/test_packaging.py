@@ -57,9 +57,9 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
 def built(folder: Path) -> Path:
     """A wheel of this checkout, built in the folder."""
     source = folder / "source"
-    for folder in ("src", *LINKED):
+    for each in ("src", *LINKED):
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / each, source / each, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
@@ -70,7 +70,8 @@ def built(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_wheel_holds_every_module_once_and_nothing_else(tmp_path: Path) -> None:
-    with zipfile.ZipFile(built(tmp_path)) as archive:
+    wheel = built(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
     assert len(names) == len(set(names))
     assert set(names) == modules_at_the_root()
