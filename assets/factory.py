@@ -21,6 +21,7 @@ from sluice.assets import contracts, internals, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
+from sluice.assets.rows import LandedRows
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.shown import Shown, attributes
@@ -162,21 +163,25 @@ def _landed_asset(
 ) -> dg.AssetsDefinition:
     key = shown.landed.key
 
-    @dg.asset(
-        **attributes(shown.landed),
-        deps=[shown.keys.topic(t) for t in topics],
-        check_specs=[
-            *(_check(name, key, check.description, windows) for name, check in OF_WINDOW.items()),
-            *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
-            dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
-        ],
-        pool=pool(feed.name),
-        partitions_def=windows,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            **attributes(shown.landed),
+            deps=[shown.keys.topic(t) for t in topics],
+            check_specs=[
+                *(_check(name, key, check.description, windows) for name, check in OF_WINDOW.items()),
+                *(_check(name, key, said, windows) for name, said in contracts.described_checks(feed).items()),
+                dg.AssetCheckSpec(ACCOUNT, asset=key, description=_ACCOUNT),
+            ],
+            pool=pool(feed.name),
+            partitions_def=windows,
+            io_manager_def=LandedRows(session, feed.name),
+        )
+
     def landed(context: dg.AssetExecutionContext) -> Iterator[Any]:
         yield from steps.land_window(context, session, feed.name)
 
-    made: dg.AssetsDefinition = landed
+    made: dg.AssetsDefinition = decorate(landed)
     return made
 
 

@@ -6,19 +6,22 @@ Reading opens no socket. If a feed has patterns, its topics are those that the l
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.assets.memory import recall, remember
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.load import load_feed
+from sluice.pipelines.feed.load import UNKNOWN, load_feed
 from sluice.pipelines.feed.sections import BOOTSTRAP
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
 NOWHERE = "127.0.0.1:9"
 """Used for an unset address while definitions load: they need the shape of a feed, not where Kafka is."""
+
+AT_RUN = frozenset({"kafka", "lake", "s3", "spark", "fetch"})
+"""The sections that only runs need. Their variables and files may be missing where definitions load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,23 @@ class FeedFiles:
         raise FeedError(f"no feed `{name}`", remedy=f"feeds here: {', '.join(sorted(self.feeds)) or 'none'}")
 
 
-def read_feeds(project: Project, environ: Mapping[str, str]) -> FeedFiles:
-    """Every feed file of the project, sound or broken. If two files clash, the later one is broken."""
+def read_shapes(project: Project) -> FeedFiles:
+    """Every feed file, as definitions need it: without what only runs need, where that is not known here."""
+    return read_feeds(project, offline_environ(), AT_RUN)
+
+
+def read_feeds(project: Project, environ: Mapping[str, str], at_run: Container[str] = ()) -> FeedFiles:
+    """Every feed file of the project, sound or broken. If two files clash, the later one is broken.
+
+    `at_run`: sections that stay unknown where a variable of theirs is not set.
+    """
     feeds: dict[str, Feed] = {}
     broken: dict[Path, FeedError] = {}
     for path in sorted(project.feeds_folder.iterdir()):
         if path.suffix not in (".yaml", ".yml") or path.name.startswith("."):
             continue
         try:
-            feed = load_feed(path, environ)
+            feed = load_feed(path, environ, at_run)
             _check_alone(path, feed, feeds.values())
             feeds[feed.name] = feed
         except FeedError as error:
@@ -58,7 +69,8 @@ def _check_alone(path: Path, feed: Feed, others: Iterable[Feed]) -> None:
     for other in others:
         if other.name == feed.name:
             raise FeedError(f"{path}: another file describes feed `{feed.name}` too", remedy="rename one of them")
-        if other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
+        known = feed.kafka.bootstrap != UNKNOWN
+        if known and other.kafka.bootstrap == feed.kafka.bootstrap and other.group == feed.group:
             raise FeedError(
                 f"{path}: group: is shared with feed `{other.name}`",
                 remedy="each feed commits for a group of its own",

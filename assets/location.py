@@ -12,12 +12,12 @@ from pathlib import Path
 import dagster as dg
 
 from sluice.assets.factory import feed_definitions
-from sluice.assets.feeds import FeedFiles, offline_environ, read_feeds, topics_of
+from sluice.assets.feeds import FeedFiles, read_shapes, topics_of
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
 from sluice.assets.session import RunSession
-from sluice.assets.shown import Keys, Shown, landed_key
+from sluice.assets.shown import AssetOf, FeedAsset, Keys, Shown, Translate, landed_key, untranslated
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.errors import FeedError
@@ -31,7 +31,7 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
 
     Raises FeedError when there are feed files and none of them is right.
     """
-    files, session = read_feeds(project, offline_environ()), session or RunSession(project)
+    files, session = read_shapes(project), session or RunSession(project)
     if files.broken and not files.feeds:
         raise FeedError("no feed can be loaded:\n" + "\n".join(str(e) for e in files.broken.values()))
     windows = windows_of(project, files.feeds)
@@ -57,9 +57,15 @@ def knowing(session: RunSession, shown: Mapping[str, Shown]) -> RunSession:
 
 
 def feeds_of(
-    project: Project, files: FeedFiles, shown: Mapping[str, Shown], windows: Windows, session: RunSession
+    project: Project,
+    files: FeedFiles,
+    shown: Mapping[str, Shown],
+    windows: Windows,
+    session: RunSession,
+    translate: Translate = untranslated,
 ) -> dg.Definitions:
     """The assets, checks, jobs and schedules of the feeds, and an asset for each file that is wrong."""
+    wrong = [(_wrong_key(_name(p, files.feeds), translate), e) for p, e in files.broken.items()]
     topics = {name: topics_of(project, feed) for name, feed in files.feeds.items()}
     readers: dict[str, list[str]] = {}
     for name in sorted(topics):
@@ -72,10 +78,15 @@ def feeds_of(
             for name, feed in files.feeds.items()
         ),
         dg.Definitions(
-            assets=[broken_asset("feed", landed_key(_name(p, files.feeds)), e) for p, e in files.broken.items()],
+            assets=[broken_asset("feed", key, error) for key, error in wrong],
             asset_checks=[watch_check(feed, session) for feed in files.feeds.values()],
         ),
     )
+
+
+def _wrong_key(name: str, translate: Translate) -> dg.AssetKey:
+    """The key that the feed would have."""
+    return translate(FeedAsset(AssetOf.LANDED, name, None, dg.AssetSpec(landed_key(name)))).key
 
 
 def _name(path: Path, taken: Mapping[str, object]) -> str:

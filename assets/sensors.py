@@ -77,11 +77,11 @@ def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> WatchResul
 # -- the sensor
 
 
-def watch_sensor(session: RunSession) -> dg.SensorDefinition:
+def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition:
     """Looks at every feed of the project every few minutes, and evaluates its check if something changed."""
 
     @dg.sensor(
-        name=SENSOR,
+        name=name,
         minimum_interval_seconds=EVERY_SECONDS,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Looks at every feed: lag, retention, topics that are new or recreated, transactions that hang, "

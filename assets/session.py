@@ -21,7 +21,7 @@ from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.report import Report
-from sluice.pipelines.ports import Edges
+from sluice.pipelines.ports import Edges, Lake
 from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.resources.project import Project
@@ -37,6 +37,7 @@ AGAIN_TAG = "sluice/again"
 
 _AGAIN = (Retryable, WindowHeld, WindowIncomplete)
 
+OpenLake = Callable[[Feed], Lake]
 OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
 Ask = Callable[[Report, "Windows"], "pa.Table"]
 
@@ -51,6 +52,13 @@ def open_real_edges(feed: Feed) -> AbstractContextManager[Edges]:
     from sluice.resources.edges import open_edges
 
     return open_edges(feed)
+
+
+def open_real_lake(feed: Feed) -> Lake:
+    """The feed's lake, imported late like its edges."""
+    from sluice.resources.lakes import open_lake
+
+    return open_lake(feed)
 
 
 def ask_spark(report: Report, rows: Windows) -> pa.Table:
@@ -84,6 +92,7 @@ class RunSession:
 
     project: Project
     open_edges: OpenEdges = open_real_edges
+    open_lake: OpenLake = open_real_lake
     ask: Ask = ask_spark
     report: Reporter | None = None
     on_interrupt: Callable[[str], None] = lambda run: None
@@ -93,6 +102,10 @@ class RunSession:
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
         return read_feeds(self.project, self.project.environ()).feed(name)
+
+    def readable_feed(self, name: str) -> Feed:
+        """The feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""
+        return self.project.readable_feed(name)
 
     def reporter(self, log: Logger) -> Reporter:
         """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage."""

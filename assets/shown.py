@@ -59,7 +59,8 @@ class AssetOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeedAsset:
-    """An asset that is to be shown. `name` is the feed's, or the topic's, which has no `feed`: several may read it.
+    """An asset that is to be shown. `name` is the feed's, or the topic's. There is no `feed` for a topic, which several
+    may read, and for a file that is wrong.
 
     `spec` is how it is shown if nobody says otherwise.
     """

@@ -28,7 +28,8 @@ CONTRACT = """{"name": "orders", "expectations": [
 def modules_at_the_root() -> set[str]:
     """Every file that a wheel should hold, as it should be named there."""
     found = {"sluice/__init__.py", "sluice/py.typed"}
-    found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / "testing").rglob("*.py")}
+    for own in ("dagster", "testing"):
+        found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
     for folder in SHIPPED:
         paths = (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.json"))
         found |= {f"sluice/{path.relative_to(ROOT).as_posix()}" for path in paths}

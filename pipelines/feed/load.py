@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,18 @@ from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.vocabulary.errors import FeedError
 
+UNKNOWN = "unknown.invalid:9"
+"""Kafka's address in a feed that was loaded without the section `kafka`."""
 
-def load_feed(path: Path, environ: Mapping[str, str]) -> Feed:
+
+def load_feed(path: Path, environ: Mapping[str, str], optional: Container[str] = ()) -> Feed:
     """The feed in the file, with the contract in the file beside it, if there is one. Raises FeedError.
 
     Relative paths in it count from the parent of the file's folder. Variables are filled in from `environ`, and
-    `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on.
+    `${file:PATH}` from files as they are now: a secret that was changed serves from the next load on. A section in
+    `optional` is left out as a whole if something is missing that it is to be filled from.
     """
-    found = _load(path, environ)
+    found = _load(path, environ, optional)
     if isinstance(found, Feed):
         return found
     raise_problems(found)
@@ -45,8 +49,10 @@ def load_feeds(folder: Path, environ: Mapping[str, str]) -> dict[str, Feed]:
     return {name: feed for name, (_, feed) in feeds.items()}
 
 
-def _load(path: Path, environ: Mapping[str, str]) -> Feed | tuple[tuple[str, FileProblem], ...]:
-    found = _read(path, environ)
+def _load(
+    path: Path, environ: Mapping[str, str], optional: Container[str] = ()
+) -> Feed | tuple[tuple[str, FileProblem], ...]:
+    found = _read(path, environ, optional)
     if isinstance(found, Feed):
         return _under_contract(found, path.with_suffix(CONTRACT))
     return tuple((str(path), p) for p in found)
@@ -68,7 +74,7 @@ def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
     return [(str(p), FileProblem("", f"has no {name} beside it", "name it as the feed's file")) for p, name in missing]
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, ...]:
+def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> Feed | tuple[FileProblem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
         return (FileProblem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
@@ -76,10 +82,12 @@ def _read(path: Path, environ: Mapping[str, str]) -> Feed | tuple[FileProblem, .
         return (FileProblem("", "does not end in .yaml", "rename it"),)
     root = path.resolve().parent.parent
     try:
-        read = read_yaml(path, environ, root)
+        read = read_yaml(path, environ, root, optional)
     except YamlError as error:
         return error.problems
     data = {"feed": path.stem} | read.data
+    if "kafka" in read.left_out:
+        data["kafka"] = {"bootstrap": UNKNOWN}
     if "contract" in data:
         return (FileProblem("contract", "is unknown", f"a contract is a file of its own, {path.stem}{CONTRACT}"),)
     context = {"root": root, "filled_from_files": read.filled_from_files}

@@ -9,7 +9,7 @@ true or false, a number or a string; dates, octals, `yes` and `no` stay strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,19 @@ class YamlError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """What a file says. `filled_from_files` are the keys, dotted, whose values hold the content of another file."""
+    """What a file says. `filled_from_files` are the keys, dotted, whose values hold the content of another file.
+
+    `left_out`: the optional sections that could not be filled in.
+    """
 
     data: dict[str, Any]
     filled_from_files: frozenset[str]
+    left_out: frozenset[str] = frozenset()
 
 
-def read_yaml(path: Path, environ: Mapping[str, str], root: Path) -> YamlFile:
-    """The file's mapping, its variables filled in. Keys without a value are left out.
+def read_yaml(path: Path, environ: Mapping[str, str], root: Path, optional: Container[str] = ()) -> YamlFile:
+    """The file's mapping, its variables filled in. Keys without a value are left out, and so are keys in `optional`
+    whose values cannot be filled in.
 
     Relative paths in `${file:PATH}` count from `root`. Each call reads these files anew. Raises YamlError.
     """
@@ -59,9 +64,15 @@ def read_yaml(path: Path, environ: Mapping[str, str], root: Path) -> YamlFile:
         raise YamlError(FileProblem("", "is not a mapping", "write `key: value` lines"))
     filling = _Filling(environ, root)
     filled: dict[str, Any] = filling.fill(data, "")
-    if filling.problems:
-        raise YamlError(*filling.problems)
-    return YamlFile(filled, frozenset(filling.from_files))
+    if problems := [p for p in filling.problems if not (p in filling.missing and _section(p) in optional)]:
+        raise YamlError(*problems)
+    left_out = frozenset(map(_section, filling.missing))
+    kept = {k: v for k, v in filled.items() if k not in left_out}
+    return YamlFile(kept, frozenset(filling.from_files), left_out)
+
+
+def _section(problem: FileProblem) -> str:
+    return problem.key.partition(".")[0]
 
 
 def _read(path: Path) -> str:
@@ -148,11 +159,12 @@ for _tag, _scalar, _first in (
 
 @dataclass(frozen=True)
 class _Filling:
-    """Fills variables in; `problems` and `from_files` grow meanwhile."""
+    """Fills variables in; `problems`, those of them where something is `missing`, and `from_files` grow meanwhile."""
 
     environ: Mapping[str, str]
     root: Path
     problems: list[FileProblem] = field(default_factory=list)
+    missing: list[FileProblem] = field(default_factory=list)
     from_files: set[str] = field(default_factory=set)
 
     def fill(self, value: Any, key: str) -> Any:
@@ -180,7 +192,7 @@ class _Filling:
             given = default
         if given is None:
             what = f"needs the environment variable {name}, which is not set"
-            self.problems.append(FileProblem(key, what, f"export {name}=…"))
+            self._miss(FileProblem(key, what, f"export {name}=…"))
         return given or ""
 
     def _content(self, file: str, key: str) -> str:
@@ -188,8 +200,12 @@ class _Filling:
         found = _content_of(self.root, file)
         if isinstance(found, str):
             return found
-        self.problems.append(FileProblem(key, found.what, found.remedy))
+        self._miss(FileProblem(key, found.what, found.remedy))
         return ""
+
+    def _miss(self, problem: FileProblem) -> None:
+        self.problems.append(problem)
+        self.missing.append(problem)
 
 
 def _content_of(root: Path, file: str) -> str | FileProblem:

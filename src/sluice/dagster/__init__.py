@@ -1,0 +1,38 @@
+"""Feeds in a Dagster project of one's own.
+
+    import sluice.dagster
+
+    defs = sluice.dagster.feed_definitions("feeds")
+
+merges with any other definitions. An asset downstream takes a window's rows as an argument:
+
+    orders = sluice.dagster.feed_assets("orders", "feeds")
+
+    @dg.asset(
+        ins={"rows": dg.AssetIn(orders.landed)},
+        partitions_def=orders.partitions_def,
+        automation_condition=sluice.dagster.when_complete(),
+    )
+    def revenue(rows):
+        return rows.duckdb().aggregate("sum(amount)").fetchall()
+
+`FeedsComponent` is the same for `dg`, in YAML. Nothing is read before one of these is called.
+"""
+
+from __future__ import annotations
+
+from sluice.assets.shown import AssetOf, FeedAsset
+from sluice.dagster.component import FeedsComponent
+from sluice.dagster.definitions import FeedAssets, feed_assets, feed_definitions, when_complete
+from sluice.dagster.translator import FeedTranslator
+
+__all__ = [
+    "AssetOf",
+    "FeedAsset",
+    "FeedAssets",
+    "FeedTranslator",
+    "FeedsComponent",
+    "feed_assets",
+    "feed_definitions",
+    "when_complete",
+]

@@ -1,0 +1,222 @@
+"""Feeds among the definitions of a Dagster project that is not Sluice's own."""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of assets themselves, not as text.
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+import sluice.dagster as own
+from sluice.assets.feeds import read_shapes
+from sluice.assets.location import feeds_of, knowing, windows_of
+from sluice.assets.session import RunSession
+from sluice.assets.shown import Shown
+from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from tests.assets.world import FEED, World, windows
+
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+DAY = "2024-05-01T"
+RAW = own.FeedTranslator(
+    key_prefix="raw", group_name="ingest", owners=["team:data"], tags={"tier": "1"}, kinds=["bronze"]
+)
+
+
+def folder(at: Path, **feeds: str) -> Path:
+    (at / "feeds").mkdir()
+    for name, text in feeds.items():
+        (at / "feeds" / f"{name}.yaml").write_text(text)
+    return at / "feeds"
+
+
+def nodes(defs: dg.Definitions) -> dict[str, Any]:
+    graph = defs.resolve_asset_graph()
+    return {k.to_user_string(): graph.get(k) for k in graph.get_all_asset_keys()}
+
+
+def test_it_merges_with_what_a_project_has(tmp_path: Path) -> None:
+    @dg.asset
+    def theirs() -> None: ...
+
+    @dg.resource
+    def session() -> str:
+        return "theirs"
+
+    mine = dg.Definitions(assets=[theirs], resources={"session": session}, executor=dg.multiprocess_executor)
+    made = own.feed_definitions(folder(tmp_path, orders=FEED))
+    assert (made.executor, dict(made.resources or {})) == (None, {})
+    both = dg.Definitions.merge(made, mine)
+    dg.Definitions.validate_loadable(both)
+    assert {"theirs", "kafka/orders", "orders/landed", "orders/committed"} == nodes(both).keys()
+
+
+def test_two_folders_stand_side_by_side(tmp_path: Path) -> None:
+    for name in ("eu", "us"):
+        (tmp_path / name).mkdir()
+    eu = own.feed_definitions(folder(tmp_path / "eu", orders_eu=FEED))
+    us = own.feed_definitions(
+        tmp_path / folder(tmp_path / "us", orders_us=FEED), translator=RAW, schedules=False, sensor="watch_us"
+    )
+    both = dg.Definitions.merge(eu, us)
+    dg.Definitions.validate_loadable(both)
+    assert {s.name for s in both.sensors or ()} == {"watch_feeds", "watch_us"}
+    assert [s.name for s in both.schedules or ()] == ["land_orders_eu_windows"]
+
+
+def test_what_only_runs_need_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is loaded where no secret is: in CI, in the web server. What shapes the assets is needed there."""
+    monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
+    secret = (
+        "kafka: {bootstrap: '${MY_KAFKA}', security_protocol: SASL_SSL, sasl_mechanism: '${HOW}',"
+        " sasl_plain_password: '${file:/run/secrets/nowhere}'}\n"
+        "topics: orders\nstart: earliest\nlake: s3://${BUCKET}/lake\n"
+    )
+    feeds = folder(
+        tmp_path, orders=secret, refunds=secret, clicks=secret.replace("orders", "${TOPIC}"), bad="topics: ["
+    )
+    shown = nodes(own.feed_definitions(feeds))
+    assert shown["orders/landed"].is_executable
+    assert shown["refunds/landed"].is_executable, "they share an address that is not known, not a group"
+    assert "TOPIC" in shown["clicks/landed"].description
+    assert "bad.yaml" in shown["bad/landed"].description
+    with pytest.raises(FeedError, match="MY_KAFKA"):
+        RunSession(own.definitions._project(feeds)).feed("orders")
+
+
+def test_no_folder_is_a_clear_error_and_no_other_one_is_taken(tmp_path: Path) -> None:
+    folder(tmp_path, orders=FEED)
+    below = tmp_path / "project" / "defs"
+    below.mkdir(parents=True)
+    for given in (below, below / "feeds", tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="no folder `feeds`"):
+            own.feed_definitions(given)
+    with pytest.raises(FeedError, match="no feed `refunds`"):
+        own.feed_assets("refunds", tmp_path)
+
+
+def test_a_translator_says_how_each_asset_is_shown(tmp_path: Path) -> None:
+    class PerFeed(own.FeedTranslator):
+        def get_asset_spec(self, asset: own.FeedAsset) -> dg.AssetSpec:
+            spec = super().get_asset_spec(asset)
+            return spec.replace_attributes(group_name="offsets") if asset.kind is own.AssetOf.COMMITTED else spec
+
+    shown = nodes(own.feed_definitions(folder(tmp_path, orders=FEED, bad="topics: ["), translator=PerFeed("raw")))
+    assert shown.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed", "raw/bad/landed"}
+    assert shown["raw/orders/committed"].group_name == "offsets"
+    assert shown["raw/orders/landed"].parent_keys == {dg.AssetKey(["raw", "kafka", "orders"])}
+
+    landed = nodes(own.feed_definitions(tmp_path, translator=RAW))["raw/orders/landed"]
+    assert (landed.group_name, landed.owners, landed.tags["tier"]) == ("ingest", ["team:data"], "1")
+    assert landed.kinds == {"bronze", "kafka", "parquet"}
+    assert own.feed_assets("orders", tmp_path, translator=RAW).landed == landed.key
+
+
+class Project:
+    """A project of one's own over memory: translated keys, and an asset downstream that takes rows."""
+
+    def __init__(self, world: World, instance: dg.DagsterInstance) -> None:
+        self.world, self.instance = world, instance
+        self.seen: list[tuple[str, int]] = []
+        project, files = world.project, read_shapes(world.project)
+        shown = {n: Shown.of(f, RAW.get_asset_spec) for n, f in files.feeds.items()}
+        session = knowing(RunSession(project, world.open_edges, open_lake=lambda feed: world.lake), shown)
+        feeds = feeds_of(project, files, shown, windows_of(project, files.feeds), session, RAW.get_asset_spec)
+        self.orders = own.feed_assets("orders", project.root, translator=RAW)
+        self.defs = dg.Definitions.merge(feeds, dg.Definitions(assets=[self._downstream()]))
+
+    def _downstream(self) -> dg.AssetsDefinition:
+        @dg.asset(
+            ins={"rows": dg.AssetIn(self.orders.landed)},
+            partitions_def=self.orders.partitions_def,
+            automation_condition=own.when_complete(),
+        )
+        def volume(context: dg.AssetExecutionContext, rows: Any) -> None:
+            self.seen.append((context.partition_key, rows.rows))
+
+        made: dg.AssetsDefinition = volume
+        return made
+
+    def run(self, job: str, hour: int) -> dg.ExecuteInProcessResult:
+        made = self.defs.resolve_job_def(job)
+        return made.execute_in_process(instance=self.instance, partition_key=f"{DAY}{hour:02}:00", raise_on_error=False)
+
+    def make(self, hour: int) -> dg.ExecuteInProcessResult:
+        job = self.defs.resolve_implicit_job_def_def_for_assets([dg.AssetKey("volume")])
+        assert job is not None
+        return job.execute_in_process(
+            instance=self.instance,
+            partition_key=f"{DAY}{hour:02}:00",
+            asset_selection=[dg.AssetKey("volume")],
+            raise_on_error=False,
+        )
+
+
+@pytest.fixture
+def project(world: World, instance: dg.DagsterInstance) -> Project:
+    return Project(world, instance)
+
+
+def test_runs_report_under_translated_keys(project: Project, instance: dg.DagsterInstance) -> None:
+    assert project.run("land_orders", 1).success
+    landed, committed = project.orders.landed, project.orders.committed
+    assert windows(instance, landed).keys() == windows(instance, committed).keys() == {f"{DAY}01:00", f"{DAY}04:00"}
+    assert dg.AssetKey(["raw", "kafka", "orders"]) in instance.get_asset_keys()
+    assert {k.path[0] for k in instance.get_asset_keys()} == {"raw"}
+
+
+def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
+    project: Project,
+    instance: dg.DagsterInstance,
+) -> None:
+    """Newest first, then a backfilled one, and the quiet hour 4 with the first; what is not complete is refused."""
+    cursor = None
+
+    def due() -> set[str | None]:
+        nonlocal cursor
+        result = dg.evaluate_automation_conditions(project.defs, instance, cursor=cursor)
+        cursor = result.cursor
+        return set(result.get_requested_partitions(dg.AssetKey("volume")))
+
+    assert due() == set()
+    assert not project.make(2).success, "the window is owed"
+    for hour, complete in ((2, (2, 4)), (0, (0,))):
+        assert project.run("land_orders", hour).success
+        assert due() == {f"{DAY}{h:02}:00" for h in complete}
+        assert all(project.make(h).success for h in complete)
+        assert due() == set()
+    assert project.seen == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
+
+
+def test_dg_finds_the_component() -> None:
+    (found,) = entry_points(group="dagster_dg_cli.registry_modules", name="sluice")
+    assert found.load().FeedsComponent is own.FeedsComponent
+    assert {"feeds", "translation", "schedules", "sensor"} == own.FeedsComponent.get_model_cls().model_fields.keys()
+
+
+def test_the_component_translates_in_yaml(tmp_path: Path) -> None:
+    folder(tmp_path, orders=FEED)
+    translation: Mapping[str, Any] = {
+        "key_prefix": "raw",
+        "group_name": "{{ 'topics' if kind == 'topic' else name }}",
+        "owners": ["team:data"],
+    }
+    with ExitStack() as stack:
+        sandbox = stack.enter_context(create_defs_folder_sandbox())
+        sandbox.scaffold_component(
+            component_cls=own.FeedsComponent,
+            defs_path="ingest",
+            defs_yaml_contents={
+                "type": "sluice.dagster.FeedsComponent",
+                "attributes": {"feeds": str(tmp_path / "feeds"), "translation": dict(translation)},
+            },
+        )
+        _, defs = stack.enter_context(sandbox.load_component_and_build_defs("ingest"))
+        shown = nodes(defs)
+    assert shown.keys() == {"raw/kafka/orders", "raw/orders/landed", "raw/orders/committed"}
+    assert [shown[k].group_name for k in ("raw/kafka/orders", "raw/orders/landed")] == ["topics", "orders"]
+    assert shown["raw/orders/landed"].owners == ["team:data"]
