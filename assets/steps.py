@@ -331,6 +331,8 @@ def _commit_landed(
     evidence.demand(context.instance, books)
     settings = CommitSettings(feed.commit, feed.transactional_id, feed.policies.on_group_moved)
     result = commit(ledger, edges.group, settings, Outlet.of(feed, edges.lake), edges.cluster, changed)
+    if result.status is CommitStatus.UNCHANGED and session.witness.committed is not None:
+        result = session.witness.committed  # the step that landed has committed already
     session.witness.committed = result
     for moved in result.put_by_others:
         context.log.warning("%s: somebody else had committed %s, which landing has reached", moved.key, moved.after)
@@ -349,6 +351,17 @@ def _else_commit(context: Context, session: RunSession, feed: Feed, edges: Edges
         if session.witness.landed is not None or isinstance(failed, BatchRefused):
             yield from _commit_what_landed(context, session, feed, edges)
         raise
+    if feed.offsets.in_zookeeper:
+        # This step owns the partitions, and lets go when it ends: whoever takes them then begins where it came to.
+        _commit_now(context, session, feed, edges)
+
+
+def _commit_now(context: Context, session: RunSession, feed: Feed, edges: Edges) -> None:
+    """Commit, without a report. If this is refused, so is the step that commits and reports: it tells why."""
+    try:
+        _commit_landed(context, session, feed, edges)
+    except SluiceError as error:
+        context.log.warning("what landed is not committed yet: %s", error)
 
 
 def _commit_what_landed(context: Context, session: RunSession, feed: Feed, edges: Edges) -> Events:

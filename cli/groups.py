@@ -112,7 +112,7 @@ def _list_view(
     listed: Sequence[ListedGroup], owners: Mapping[str, str], feed: Feed, hidden: Mapping[str, NotAuthorized]
 ) -> list[RenderableType]:
     rows: list[tuple[str | Text, ...]] = [
-        (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), f"broker {g.coordinator}") for g in listed
+        (g.name, _state(g.state), _protocol(g), owners.get(g.name, ""), _keeper(g)) for g in listed
     ]
     missing = [
         (g, Text("may not be seen" if g in hidden else "not there yet", style="dim"), "", f, "")
@@ -134,6 +134,10 @@ def _list_view(
 _DESCRIBE = "sluice groups describe"
 _FREE = ("Empty", "Dead")
 _LOOKS = {"Stable": "green", "Empty": "dim", "Dead": "red"}
+
+
+def _keeper(g: ListedGroup) -> str:
+    return "ZooKeeper" if g.coordinator < 0 else f"broker {g.coordinator}"
 
 
 def _state(state: str) -> Text:
@@ -429,6 +433,8 @@ def _retention_text(found: OffsetExpiry) -> str:
     """How long the group's offsets last, as far as that can be known."""
     time = "for a time that the brokers do not tell us" if found.retention is None else show_duration(found.retention)
     match found.counting:
+        case Counting.NOTHING:
+            return "kept until somebody deletes them"
         case Counting.NEVER:
             return f"kept while it has members, then {time}"
         case Counting.COMMIT:

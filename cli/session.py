@@ -13,7 +13,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -120,10 +120,10 @@ class Session:
         return ended_runs(self.project, runs)
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
-        """All groups of the feed's Kafka; no connection is opened before the first question."""
-        from sluice.resources.kafka.groups import KafkaGroups
+        """All groups of the store that the feed's offsets are in; no connection is opened before the first question."""
+        from sluice.resources.edges import open_groups
 
-        return closing(KafkaGroups(feed.kafka))
+        return open_groups(feed)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -202,7 +202,9 @@ class Membership(Protocol):
 
 
 class Group(Protocol):
-    """The consumer group whose committed offsets a feed moves."""
+    """The consumer group whose committed offsets a feed moves, wherever they are kept: in Kafka, in ZooKeeper, or both
+    (`offsets` in the feed). A feed that says `commit: none` only asks where to begin: its ledger alone knows how far it
+    has come."""
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """The same as `Membership.committed`, without joining."""
@@ -210,6 +212,16 @@ class Group(Protocol):
 
     def members(self) -> tuple[Member, ...]:
         """The group's members now."""
+        ...
+
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
+        """Keep the group's other consumers from reading the partitions until this port is closed, where owners are
+        known: in ZooKeeper. Kafka knows none outside of a join, so nothing is done there, and nothing is asked.
+
+        May be called again, with partitions that came since. `lost` is called from another thread, at most once, when
+        ownership ends before the port is closed; then nothing is committed through it any more. Raises GroupHeld when
+        others do not let go in time, and CommitFenced when ownership was lost.
+        """
         ...
 
     def join(self, topics: Sequence[str], transactional_id: str | None) -> AbstractContextManager[Membership]:

@@ -20,6 +20,7 @@ from kafka.net.inet import KafkaNetSocket
 
 from sluice.resources.local.kafka import LocalKafka
 from tests.stores import Store, store
+from tests.zookeepers import LocalZooKeeper
 
 # An xdist worker's main module has neither file nor spec. Spark takes that for a doctest of its own, and ends the
 # process when Great Expectations imports it.
@@ -90,6 +91,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
     lax = {"ssl.allow.san.changes": "true"}  # a broker may come to show another host's name
     with LocalKafka(tmp_path_factory.mktemp("secured"), keep=False, secure=True, settings=lax) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalZooKeeper]:
+    """One ZooKeeper for the whole session: leave its groups alone unless they are yours."""
+    server = LocalZooKeeper(tmp_path_factory.mktemp("zookeeper")).start()
+    yield server
+    server.throw_away()
 
 
 @pytest.fixture(scope="session")

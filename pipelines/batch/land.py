@@ -19,6 +19,7 @@ from sluice.pipelines.batch.survey import (
     Survey,
     boundaries_due,
     check_sound,
+    feed_partitions,
     held_of,
     losses_refused,
     open_ledger,
@@ -92,6 +93,7 @@ def _land(run: LandingRun) -> Landed:
     ends: dict[Key, int] = {}
     for _ in range(MAX_ROUNDS):
         run.report(Progress("plan"))
+        edges.group.own(lambda: feed_partitions(feed, edges.cluster), edges.engine.cancel)
         found = _within_first_ends(survey(feed, edges, ledger), ends)
         check_sound(found, request)
         shape = shapes.declare(feed, ledger)

@@ -87,6 +87,11 @@ def topics_read(feed: Feed, cluster: Cluster) -> tuple[str, ...]:
         raise
 
 
+def feed_partitions(feed: Feed, cluster: Cluster) -> tuple[TopicPartition, ...]:
+    """All partitions that the feed reads now. Raises UnknownTopic, NotAuthorized."""
+    return tuple(p.tp for p in cluster.partitions(topics_read(feed, cluster), feed.isolation))
+
+
 def with_first_windows(
     feed: Feed, edges: Edges, state: State, partitions: Mapping[Key, PartitionState], began: tuple[OriginItem, ...]
 ) -> tuple[OriginItem, ...]:

@@ -1,6 +1,6 @@
 """Moves the group's committed offsets to the frontier: fenced, and never in the way of landing (DESIGN §7).
 
-    1 join as the only member          refuse: GroupHeld
+    1 own the partitions (ZooKeeper), join as the only member    refuse: GroupHeld
     2 init_transactions                fences an older committer of ours
     3 committed offsets (stable), then the ledger; compare    refuse: GroupMoved, EntriesLost
     4 intent into the ledger, then one transaction with its number as the mark, and the letters that are owed
@@ -115,6 +115,7 @@ def commit(
         return CommitResult(CommitStatus.UNCHANGED, same, left_out=left_out)
     transactional = settings.mode is CommitMode.TRANSACTIONAL
     topics = sorted({k.topic for k in targets})
+    group.own(lambda: [k.tp for k in targets], lambda: None)
     with group.join(topics, settings.transactional_id if transactional else None) as member:
         if transactional:
             member.init_transactions()
@@ -130,9 +131,16 @@ def _targets(state: State, changed: Collection[TopicPartition]) -> dict[Key, int
 def _is_settled(state: State, targets: Mapping[Key, int], committed: Committed) -> bool:
     """Whether Kafka holds the frontier and the ledger knows it: then there is no need to join the group."""
     return all(
-        state.commits.get(key) == to and (held := committed.get(key.tp)) is not None and held.offset == to
+        state.commits.get(key) == to
+        and (held := committed.get(key.tp)) is not None
+        and held.offset == to
+        and held.settled
         for key, to in targets.items()
     )
+
+
+def _settled(committed: CommittedOffset | None) -> bool:
+    return committed is None or committed.settled
 
 
 def _commit_as(
@@ -148,7 +156,9 @@ def _commit_as(
     verdicts = {k: verdict(state, k, o, before.get(k.tp)) for k, o in _targets(state, changed).items()}
     targets = {k: o for k, o in _targets(state, changed).items() if verdicts[k] is not CommitVerdict.WAITS}
     newest = _newest_mark(state, before)
-    going = {k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE}
+    going = {
+        k: o for k, o in targets.items() if verdicts[k] is not CommitVerdict.DONE or not _settled(before.get(k.tp))
+    }
     waiting = tuple(Moved(k, _offset(before.get(k.tp)), state.frontier(k)) for k in verdicts if k not in targets)
     if not targets:
         return CommitResult(CommitStatus.UNCHANGED, (), waiting=waiting)
@@ -340,7 +350,7 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
                 topic=tp.topic,
                 partition=tp.partition,
             )
-        if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
+        if held is None or (held.offset, held.metadata, held.settled) != (meant.offset, meant.metadata, True):
             raise CommitFenced(
                 f"{tp}: meant to commit {meant.offset}, Kafka holds {_offset(held)}: the commit did not take",
                 remedy="nothing is lost; the next run commits again",

@@ -28,6 +28,8 @@ from sluice.pipelines.feed.sections import (
     FetchSettings,
     LandingSettings,
     Limits,
+    OffsetSettings,
+    OffsetStore,
     OnDrift,
     OnUndecodable,
     Policies,
@@ -62,6 +64,18 @@ def _check_letters(letters: DeadLetters | None, info: ValidationInfo) -> DeadLet
     return letters
 
 
+def _usual_commit(offsets: OffsetSettings | None) -> CommitMode:
+    in_kafka = offsets is None or offsets.store is OffsetStore.KAFKA
+    return CommitMode.TRANSACTIONAL if in_kafka else CommitMode.PLAIN
+
+
+def _check_commit(commit: CommitMode, info: ValidationInfo) -> CommitMode:
+    offsets = info.data.get("offsets")
+    if commit is CommitMode.TRANSACTIONAL and offsets and offsets.store is OffsetStore.ZOOKEEPER:
+        raise ValueError("is a transaction of Kafka, and the offsets are in ZooKeeper")
+    return commit
+
+
 class Feed(Settings):
     """One dataset: its topics, its consumer group, and how its records are landed and committed."""
 
@@ -77,7 +91,10 @@ class Feed(Settings):
     s3: S3Settings = S3Settings()
     window: WindowSettings = WindowSettings()
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
-    commit: CommitMode = CommitMode.TRANSACTIONAL
+    offsets: OffsetSettings = OffsetSettings()
+    commit: Annotated[CommitMode, AfterValidator(_check_commit)] = Field(
+        default_factory=lambda data: _usual_commit(data.get("offsets"))
+    )
     transactional_id: GroupName = Field(default_factory=lambda data: f"sluice-{data['group']}-{data['name']}")
     dead_letters: Annotated[DeadLetters | None, AfterValidator(_check_letters)] = None
     landing: LandingSettings = LandingSettings()

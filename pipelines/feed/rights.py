@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 
 if TYPE_CHECKING:
     from sluice.pipelines.feed.feed import Feed
@@ -97,6 +97,8 @@ def _required(feed: Feed) -> Iterable[Right]:
     for name, pattern in _topics(feed):
         yield Right(Operation.READ, ResourceKind.TOPIC, name, "to read records, and to commit their offsets", pattern)
     match feed.commit:
+        case _ if feed.offsets.store is OffsetStore.ZOOKEEPER:
+            pass  # the group is not in Kafka
         case CommitMode.NONE:
             yield Right(Operation.DESCRIBE, ResourceKind.GROUP, feed.group, "to see where the group stands")
         case mode:

@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    StrictBool,
     StringConstraints,
     ValidationInfo,
     field_serializer,
@@ -131,6 +132,49 @@ class CommitMode(StrEnum):
     TRANSACTIONAL = "transactional"
     PLAIN = "plain"
     NONE = "none"
+
+
+class OffsetStore(StrEnum):
+    """Where a group's committed offsets are kept."""
+
+    KAFKA = "kafka"
+    ZOOKEEPER = "zookeeper"
+
+
+_ENSEMBLE = re.compile(r"[^\s,/@:]+:[0-9]{1,5}(,[^\s,/@:]+:[0-9]{1,5})*(/[^\s,]*[^\s,/])?")
+
+
+def _ensemble(text: str) -> str:
+    if not _ENSEMBLE.fullmatch(text) or "//" in text:
+        raise ValueError("is no address of ZooKeeper")
+    return text
+
+
+class OffsetSettings(Settings):
+    """Where the group's committed offsets are kept. How they are committed is `commit`'s to say.
+
+    `connect` is the address of a ZooKeeper with the old consumers' layout: `host:2181,host:2181/chroot`. `dual_commit`,
+    for offsets in Kafka, commits there too, and goes on from the larger one. A run waits `patience` (ms) for other
+    consumers that own its partitions in ZooKeeper.
+    """
+
+    store: OffsetStore = OffsetStore.KAFKA
+    connect: Annotated[Text, AfterValidator(_ensemble)] | None = None
+    dual_commit: StrictBool = False
+    patience: Duration = 30_000
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
+        if self.dual_commit and self.store is OffsetStore.ZOOKEEPER:
+            raise ValueError("has `dual_commit`, which is for `store: kafka`: it commits in ZooKeeper as well")
+        if self.in_zookeeper and self.connect is None:
+            raise ValueError("needs `connect`, the address of ZooKeeper")
+        return self
+
+    @property
+    def in_zookeeper(self) -> bool:
+        """Whether the feed's offsets are in ZooKeeper, or there too."""
+        return self.store is OffsetStore.ZOOKEEPER or self.dual_commit
 
 
 class PublishPolicy(StrEnum):

@@ -29,6 +29,7 @@
     ├── Failed                     exit 1: it did not work this time
     │   ├── Retryable              the same call may succeed later
     │   │   ├── KafkaUnavailable   no answer, no leader, or a connection cut
+    │   │   │   └── ZooKeeperUnavailable  no answer from where old consumers keep their offsets
     │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
     │   │   └── LakeUnavailable    the store said "later" or did not answer
     │   └── Terminal               it will fail again until somebody changes something
@@ -215,6 +216,9 @@ class Retryable(Failed): ...
 
 
 class KafkaUnavailable(Retryable): ...
+
+
+class ZooKeeperUnavailable(KafkaUnavailable): ...
 
 
 class CommitFenced(Retryable): ...

@@ -21,6 +21,7 @@ BRINGS = {
     "great_expectations": "contracts",
     "pandas": "pandas",
     "polars": "polars",
+    "kazoo": "zookeeper",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

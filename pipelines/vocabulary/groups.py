@@ -38,12 +38,16 @@ STATES: Mapping[str, str] = {
     GroupState.RECONCILING: "partitions pass from one member to another",
 }
 
+ZOOKEEPER = "zookeeper"
+"""What we call the kind of a group that no broker knows: that of Kafka's old consumers."""
+
 KINDS: Mapping[str, str] = {
     "classic": "its members settle among themselves who holds what",
     "consumer": "the newer protocol, whose coordinator assigns; while it has members nobody of the classic protocol "
     "gets in, and that is how Sluice commits",
     "share": "hands records out one by one and has no committed offsets; its members: kafka-share-groups.sh --describe",
     "streams": "Kafka Streams' own protocol; its members: kafka-streams-groups.sh --describe",
+    ZOOKEEPER: "old consumers that keep their offsets in ZooKeeper, register there and own partitions by nodes",
 }
 """What each kind of group is, by the coordinator's name for it."""
 
@@ -57,10 +61,14 @@ def kind_with_proposal(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
+    """Who keeps a group: a broker, or a ZooKeeper, which has no id (−1)."""
+
     id: int
     address: str
 
     def __str__(self) -> str:
+        if self.id < 0:
+            return f"ZooKeeper at {self.address}"
         return f"broker {self.id} at {self.address}"
 
 
@@ -121,11 +129,12 @@ class GroupView:
 
 
 class Counting(StrEnum):
-    """The event from which the retention of a group's offsets counts (KIP-211)."""
+    """The event from which the retention of a group's offsets counts (KIP-211). NOTHING: they never expire."""
 
     EMPTY = "empty"
     COMMIT = "commit"
     NEVER = "never"
+    NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,8 @@ def expiry(group: GroupView, retention: int | None, left: int | None = None) -> 
     coordinator tells when a group became empty or when an offset was committed. For an empty classic group of
     consumers the time counts from when its last member left; a commit by hand does not restart it.
     """
+    if group.kind == ZOOKEEPER:
+        return OffsetExpiry(Counting.NOTHING, None)
     if not group.free:
         return OffsetExpiry(Counting.NEVER, retention)
     if group.kind == "classic" and group.protocol_type:

@@ -122,11 +122,13 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """A group's committed offset and what was stored with it. `leader_epoch` is −1 when unknown."""
+    """A group's committed offset and what was stored with it. `leader_epoch` is −1 when unknown. It is not `settled`
+    where a group's offsets are kept in two stores and one of them holds another offset, or none."""
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import Operation, ResourceKind, Right, rights_of
-from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.feed.topics import match
 from sluice.pipelines.vocabulary.errors import FeedError, NotAuthorized, SluiceError
 from sluice.pipelines.vocabulary.groups import GroupState
@@ -20,6 +20,7 @@ from sluice.pipelines.vocabulary.health import Diagnosis, Health, failed, of_err
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.units import many, show_about, show_duration
 from sluice.resources.health.examine import Check, examine
+from sluice.resources.health.zookeeper import examine_offsets
 from sluice.resources.kafka.failures import explain
 from sluice.resources.kafka.group import SESSION_SECONDS, TRANSACTION_SECONDS
 from sluice.resources.kafka.settings import CLIENT_ID, grantee
@@ -203,8 +204,15 @@ def dead_letters(of: OneFeed) -> Iterator[Diagnosis]:
         yield ok("dead letters", f"{name} ({many(topic.partitions, 'partition')})")
 
 
+def offsets(of: OneFeed) -> Iterator[Diagnosis]:
+    """Whether ZooKeeper answers, for a feed whose offsets are there."""
+    return examine_offsets(of.feed)
+
+
 def group(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the group answers, and whether somebody else holds it."""
+    if of.feed.offsets.store is not OffsetStore.KAFKA:
+        return
     view = of.visit.group(of.feed.group)
     coordinator = f"coordinator {view.coordinator.id} at {view.coordinator.address}"
     if view.state == GroupState.DEAD:
@@ -226,7 +234,7 @@ def group(of: OneFeed) -> Iterator[Diagnosis]:
 
 def session(of: OneFeed) -> Iterator[Diagnosis]:
     """Whether the brokers allow as long a session as ours in the group."""
-    if of.feed.commit is CommitMode.NONE:
+    if of.feed.commit is CommitMode.NONE or of.feed.offsets.store is not OffsetStore.KAFKA:
         return
     asked, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
     least, most = limits.min_session, limits.max_session
@@ -330,6 +338,7 @@ OF_FEED: tuple[Check[OneFeed], ...] = (
     Check("rights", rights),
     Check("group", group),
     Check("session", session),
+    Check("offsets", offsets),
     Check("transactions", transactions),
     Check("dead letters", dead_letters),
 )

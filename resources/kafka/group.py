@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,9 @@ class KafkaGroup:
     def members(self) -> tuple[Member, ...]:
         """Who is a member now. Raises GroupHeld for a group of a newer protocol (KIP-848): we cannot list those."""
         return self._wire.run(f"describing group {self._group}", self._members)
+
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
+        """Nothing: nobody owns a partition in Kafka but a member, and we are one only while we commit."""
 
     @contextlib.contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:

@@ -37,6 +37,8 @@ class MemoryGroup:
     def members(self) -> tuple[Member, ...]:
         return tuple(self.others)
 
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
+
     @contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[MemoryMembership]:
         if self.others:

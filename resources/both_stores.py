@@ -1,0 +1,123 @@
+"""Offsets in Kafka and in ZooKeeper at once (`dual_commit`), as the old client kept them while groups moved over.
+
+Promises: what is read is the larger of the two. What is committed goes to Kafka first and then to ZooKeeper, the same
+offsets to both, so whatever comes in between, each store holds offsets that were accounted for, and so does the larger
+one. A partition whose stores differ is not `settled`: the next commit writes it again, to both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from sluice.pipelines.ports import Group, Groups, Letter, Member, Membership
+from sluice.pipelines.vocabulary.errors import SluiceError, Unknown
+from sluice.pipelines.vocabulary.groups import GroupView, ListedGroup
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+
+Committed = Mapping[TopicPartition, CommittedOffset | None]
+Offsets = Mapping[TopicPartition, CommittedOffset]
+Close = Callable[[], None]
+
+
+def larger(kafka: CommittedOffset | None, zookeeper: CommittedOffset | None) -> CommittedOffset | None:
+    """What the group goes on from. Kafka's where both hold the same offset; unsettled where they do not."""
+    if kafka is None or zookeeper is None:
+        only = kafka or zookeeper
+        return None if only is None else replace(only, settled=False)
+    chosen = kafka if kafka.offset >= zookeeper.offset else zookeeper
+    return chosen if kafka.offset == zookeeper.offset else replace(chosen, settled=False)
+
+
+def merged(kafka: Committed, zookeeper: Committed) -> dict[TopicPartition, CommittedOffset | None]:
+    return {tp: larger(kafka.get(tp), zookeeper.get(tp)) for tp in {**kafka, **zookeeper}}
+
+
+class BothGroup:
+    """`ports.Group` over both stores. Others are looked for in both: in ZooKeeper before we read, in Kafka before we
+    commit."""
+
+    def __init__(self, kafka: Group, zookeeper: Group, close: Close) -> None:
+        self._kafka = kafka
+        self._zookeeper = zookeeper
+        self.close = close
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
+        wanted = list(partitions)
+        return merged(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+
+    def members(self) -> tuple[Member, ...]:
+        return (*self._kafka.members(), *self._zookeeper.members())
+
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
+        self._zookeeper.own(partitions, lost)
+
+    @contextlib.contextmanager
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[BothMembership]:
+        with (
+            self._zookeeper.join(topics, None) as zookeeper,
+            self._kafka.join(topics, transactional_id) as kafka,
+        ):
+            yield BothMembership(kafka, zookeeper)
+
+
+class BothMembership:
+    """Our place in both. What Kafka refuses is not written to ZooKeeper."""
+
+    def __init__(self, kafka: Membership, zookeeper: Membership) -> None:
+        self._kafka = kafka
+        self._zookeeper = zookeeper
+
+    def init_transactions(self) -> None:
+        self._kafka.init_transactions()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Committed:
+        wanted = list(partitions)
+        return merged(self._kafka.committed(wanted), self._zookeeper.committed(wanted))
+
+    def partitions_of(self, topic: str) -> int:
+        return self._kafka.partitions_of(topic)
+
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+        self._then_zookeeper(lambda: self._kafka.commit_transaction(offsets, topic, letters), offsets)
+
+    def commit_plain(self, offsets: Offsets) -> None:
+        self._then_zookeeper(lambda: self._kafka.commit_plain(offsets), offsets)
+
+    def _then_zookeeper(self, in_kafka: Close, offsets: Offsets) -> None:
+        """An answer of Kafka that was lost keeps nothing back: these offsets are accounted for wherever they stand."""
+        unknown: SluiceError | None = None
+        try:
+            in_kafka()
+        except Unknown as error:
+            unknown = error
+        self._zookeeper.commit_plain(offsets)
+        if unknown:
+            raise unknown
+
+
+class BothGroups:
+    """`ports.Groups` over both stores. A group is shown as the store that holds members has it, Kafka's first."""
+
+    def __init__(self, kafka: Groups, zookeeper: Groups, close: Close) -> None:
+        self._kafka = kafka
+        self._zookeeper = zookeeper
+        self.close = close
+
+    def listed(self) -> tuple[ListedGroup, ...]:
+        """All groups of Kafka, and those of ZooKeeper that Kafka does not know."""
+        found = {g.name: g for g in (*self._zookeeper.listed(), *self._kafka.listed())}
+        return tuple(found[name] for name in sorted(found))
+
+    def view(self, group: str) -> GroupView:
+        kafka, zookeeper = self._kafka.view(group), self._zookeeper.view(group)
+        return zookeeper if (kafka.free and not zookeeper.free) or not kafka.exists else kafka
+
+    def committed(self, group: str) -> Offsets:
+        found = merged(self._kafka.committed(group), self._zookeeper.committed(group))
+        return {tp: held for tp, held in found.items() if held is not None}
+
+    def put(self, group: str, offsets: Offsets) -> None:
+        self._kafka.put(group, offsets)
+        self._zookeeper.put(group, offsets)

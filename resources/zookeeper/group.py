@@ -1,0 +1,216 @@
+"""The Group and Membership ports for a group whose offsets are in ZooKeeper, in the old consumers' layout.
+
+Promises: an old consumer and Sluice never read one partition at once. Before we read, we look who is there and wait for
+them with a bound; then we register and own every partition in one transaction, or none. A commit is one transaction,
+too: it rests on the versions that were read, so a rival's write refuses it, and on our registration, so nothing is
+committed once our session has ended, whenever we learn of it. Three outcomes, as in Kafka: done, not done by an error
+that says so, and `Unknown`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from sluice.pipelines.ports import Letter, Member
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.resources.zookeeper import layout
+from sluice.resources.zookeeper.layout import Consumer
+from sluice.resources.zookeeper.tree import SESSION_SECONDS, Changed, Held, Operation, Tree, chunks, writes
+
+PATIENCE_SECONDS = 30.0
+"""How long others are waited for; a killed consumer is gone from ZooKeeper after its session."""
+_LOOK_SECONDS = 0.5
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
+
+
+class ZooKeeperGroup:
+    """One group. Opens no connection before the first question. Times in seconds: `session`, after which ZooKeeper
+    gives away what a crash of ours left; `patience` with others who own what we want."""
+
+    def __init__(
+        self,
+        connect: str,
+        group: str,
+        *,
+        session: float = SESSION_SECONDS,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._tree = Tree(connect, session)
+        self._tree.on_lost = self._lose
+        self._group = group
+        self._patience = patience
+        self._seat: str | None = None
+        self._owned: frozenset[TopicPartition] = frozenset()
+        self._lost = False
+        self._tell_lost: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Give everything up: the session ends, and registration and ownership with it."""
+        self._tree.close()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Committed offsets, with our mark where nobody has written since. None where the group has none.
+
+        Raises Refused for a node that holds no offset, ZooKeeperUnavailable, NotAuthorized.
+        """
+        wanted = sorted(set(partitions))
+        return {tp: held.committed for tp, held in self._tree.offsets(self._group, wanted).items()}
+
+    def members(self) -> tuple[Member, ...]:
+        """Who is registered now."""
+        return tuple(Member(c.id, c.id, c.host) for c in self._tree.consumers(self._group))
+
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None:
+        """Register, and own those partitions until we are closed. Waits for others while patience lasts."""
+        wanted = frozenset(partitions())
+        self._tell_lost = lost
+        self._still_ours()
+        until = time.monotonic() + self._patience
+        while not wanted <= self._owned:
+            if others := self._in_the_way(wanted):
+                if time.monotonic() > until:
+                    raise self._held(others)
+                time.sleep(_LOOK_SECONDS)
+            else:
+                self._take(wanted | self._owned)
+
+    @contextlib.contextmanager
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[ZooKeeperMembership]:
+        """Commit as the owner that we are: `own` comes first. Raises UsageError for a transactional id."""
+        if transactional_id is not None:
+            raise _no_transactions()
+        self._still_ours()
+        if self._seat is None:
+            raise UsageError(f"group {self._group}: nothing is owned to commit for", remedy="this is a bug")
+        yield ZooKeeperMembership(self._tree, self._group, self._seat)
+
+    # -- ownership
+
+    def _lose(self) -> None:
+        if self._seat is not None and not self._lost:
+            self._lost = True
+            self._tell_lost()
+
+    def _still_ours(self) -> None:
+        if self._lost:
+            raise lost_error(self._group)
+
+    def _in_the_way(self, wanted: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+        """Who else may read what we want, by id, with what they own of it: empty where they only wait for it."""
+        tps = sorted(wanted)
+        topics = {tp.topic for tp in tps}
+        found: dict[str, list[TopicPartition]] = {
+            c.id: [] for c in self._tree.consumers(self._group) if c.id != self._seat and c.reads(topics)
+        }
+        for tp, stream in self._tree.owners(self._group, tps).items():
+            consumer = stream.rpartition("-")[0] or stream
+            if consumer != self._seat:
+                found.setdefault(consumer, []).append(tp)
+        return found
+
+    def _take(self, wanted: frozenset[TopicPartition]) -> None:
+        """Register and own in one transaction. If somebody was faster, nothing is done: the caller looks again."""
+        group, new = self._group, sorted(wanted - self._owned)
+        now = time.time_ns() // 1_000_000
+        seat = self._seat or layout.consumer_id(group, socket.gethostname(), now, secrets.token_hex(4))
+        self._tree.ensure({layout.ids_path(group), *(_above(layout.owner_path(group, tp)) for tp in new)})
+        about = layout.registration(wanted, now)
+        at = f"{layout.ids_path(group)}/{seat}"
+        registering: Operation = ("set", at, about, -1) if self._seat else ("ephemeral", at, about, -1)
+        streams = layout.owners(seat, wanted)
+        owning: list[Operation] = [("ephemeral", layout.owner_path(group, tp), streams[tp], -1) for tp in new]
+        self._seat = seat
+        try:
+            self._tree.transact([registering, *owning], f"registering in group {group}")
+        except Changed:
+            self._seat = seat if self._owned else None
+            return
+        self._still_ours()
+        self._owned = wanted
+
+    def _held(self, others: Mapping[str, Sequence[TopicPartition]]) -> GroupHeld:
+        said = [f"{name}{f' owns {_some(tps)}' if tps else ' is registered'}" for name, tps in sorted(others.items())]
+        more = f" and {len(said) - 3} more" if len(said) > 3 else ""
+        return GroupHeld(
+            f"group {self._group} in ZooKeeper has other consumers: {'; '.join(said[:3])}{more}",
+            remedy="stop them: Sluice and an old consumer never read one partition at once. One that was killed is "
+            "gone when its session ends; `offsets.patience` says how long a run waits",
+        )
+
+
+class ZooKeeperMembership:
+    """Our place as the owner. Commits rest on what `committed` gave last, and on our registration."""
+
+    def __init__(self, tree: Tree, group: str, seat: str) -> None:
+        self._tree = tree
+        self._group = group
+        self._registered = f"{layout.ids_path(group)}/{seat}"
+        self._held: dict[TopicPartition, Held] = {}
+
+    def init_transactions(self) -> None:
+        raise _no_transactions()
+
+    def partitions_of(self, topic: str) -> int:
+        raise _no_transactions()
+
+    def commit_transaction(self, offsets: Offsets, topic: str = "", letters: Iterable[Letter] = ()) -> None:
+        raise _no_transactions()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """Committed offsets. A commit is refused when anybody writes one of them after this."""
+        found = self._tree.offsets(self._group, sorted(set(partitions)))
+        self._held |= found
+        return {tp: held.committed for tp, held in found.items()}
+
+    def commit_plain(self, offsets: Offsets) -> None:
+        """All offsets and marks in one transaction. (Thousands of partitions need several; each is all or nothing.)
+
+        Raises CommitFenced when somebody wrote an offset since `committed`, or our session has ended: nothing was
+        committed. Raises Unknown when no answer came.
+        """
+        for tp in offsets:
+            if tp not in self._held:
+                raise UsageError(f"{tp}: its committed offset was not read first", remedy="this is a bug")
+        self._tree.ensure(_above(layout.offset_path(self._group, tp)) for tp in offsets)
+        self._tree.ensure(_above(layout.mark_path(self._group, tp)) for tp in offsets)
+        doing = f"committing the offsets of group {self._group} in ZooKeeper"
+        for some in chunks(writes(self._group, offsets, self._held)):
+            try:
+                self._tree.transact([("check", self._registered, b"", -1), *some], doing)
+            except Changed as changed:
+                if changed.path == self._registered:
+                    raise lost_error(self._group) from None
+                raise CommitFenced(
+                    f"{doing}: {changed.path}: {changed.what} since it was read; nothing was committed",
+                    remedy="nothing is lost; the next run compares anew. See who commits for this group",
+                ) from None
+
+
+def lost_error(group: str) -> CommitFenced:
+    return CommitFenced(
+        f"the session with ZooKeeper ended, and with it what this run owned in group {group}: it commits nothing",
+        remedy="nothing is lost: what landed stays, and the next run commits it",
+    )
+
+
+def _no_transactions() -> UsageError:
+    return UsageError("ZooKeeper takes part in no transaction of Kafka", remedy="set `commit: plain` in the feed")
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _some(tps: Sequence[TopicPartition]) -> str:
+    return ", ".join(map(str, tps[:3])) + (f" and {len(tps) - 3} more" if len(tps) > 3 else "")
+
+
+def describe(consumer: Consumer) -> str:
+    """A consumer in a few words."""
+    return f"{consumer.id}{' (Sluice)' if consumer.ours else ''}"

@@ -1,0 +1,96 @@
+"""The Groups port over the old consumers' layout in ZooKeeper: every group of one tree.
+
+Promises: looking disturbs nobody, nothing is registered by it. `put` writes only while nobody is registered and nobody
+owns a partition, all partitions in one transaction that rests on the versions it read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice.pipelines.vocabulary.errors import GroupHeld
+from sluice.pipelines.vocabulary.groups import (
+    ZOOKEEPER,
+    Broker,
+    GroupMember,
+    GroupState,
+    GroupView,
+    ListedGroup,
+)
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.resources.kafka.settings import CLIENT_ID
+from sluice.resources.zookeeper import layout
+from sluice.resources.zookeeper.layout import Consumer
+from sluice.resources.zookeeper.tree import Changed, Tree, chunks, writes
+
+NO_BROKER = -1
+
+
+class ZooKeeperGroups:
+    """Opens no connection before the first question."""
+
+    def __init__(self, connect: str) -> None:
+        self._tree = Tree(connect)
+
+    def close(self) -> None:
+        self._tree.close()
+
+    def listed(self) -> tuple[ListedGroup, ...]:
+        """Every group that has a node, sorted by name."""
+        views = (self.view(name) for name in self._tree.children(layout.CONSUMERS))
+        return tuple(ListedGroup(v.name, v.kind, v.state, v.protocol_type, NO_BROKER) for v in views)
+
+    def view(self, group: str) -> GroupView:
+        """One group as it is now: Stable with anybody registered, Empty without, Dead when it has no node."""
+        broker = Broker(NO_BROKER, self._tree.address)
+        consumers = self._tree.consumers(group)
+        if not consumers and not self._tree.exists(layout.group_path(group)):
+            return GroupView(group, ZOOKEEPER, GroupState.DEAD, "consumer", "", broker, ())
+        owned: dict[str, list[TopicPartition]] = {c.id: [] for c in consumers}
+        for tp, stream in self._tree.owners(group, self._ownable(group)).items():
+            owned.setdefault(stream.rpartition("-")[0] or stream, []).append(tp)
+        known = {c.id: c for c in consumers}
+        members = tuple(
+            _member(known.get(name) or Consumer(name, {}), sorted(tps)) for name, tps in sorted(owned.items())
+        )
+        state = GroupState.STABLE if members else GroupState.EMPTY
+        return GroupView(group, ZOOKEEPER, state, "consumer", "", broker, members)
+
+    def committed(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
+        """All offsets that the group has, with our mark where nobody has written since.
+
+        Raises Refused for a node that holds no offset.
+        """
+        found = self._tree.offsets(group, self._tree.with_offsets(group))
+        return {tp: held.committed for tp, held in found.items() if held.committed is not None}
+
+    def put(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Write offsets and what belongs beside them. Raises GroupHeld when anybody is in the group, or writes its
+        offsets at the same moment; Unknown when no answer came."""
+        held = self._tree.offsets(group, offsets)
+        if not (view := self.view(group)).free:
+            raise _held(group, view.who())
+        for path in (layout.offset_path, layout.mark_path):
+            self._tree.ensure(path(group, tp).rpartition("/")[0] for tp in offsets)
+        for some in chunks(writes(group, offsets, held)):
+            try:
+                self._tree.transact(some, f"putting the offsets of group {group} into ZooKeeper")
+            except Changed as changed:
+                raise _held(group, f"{changed.path}: {changed.what} at the same moment") from None
+
+    def _ownable(self, group: str) -> list[TopicPartition]:
+        root = f"{layout.group_path(group)}/owners"
+        names = ((t, p) for t in self._tree.children(root) for p in self._tree.children(f"{root}/{t}"))
+        return [TopicPartition(t, int(p)) for t, p in names if p.isascii() and p.isdigit()]
+
+
+def _member(consumer: Consumer, owned: list[TopicPartition]) -> GroupMember:
+    client = CLIENT_ID if consumer.ours else consumer.id
+    return GroupMember(consumer.id, client, consumer.host or "an unknown host", None, tuple(owned))
+
+
+def _held(group: str, by: str) -> GroupHeld:
+    return GroupHeld(
+        f"group {group} in ZooKeeper is in use: {by}",
+        remedy=f"stop its consumers and repeat; see who: sluice groups describe {group}",
+    )

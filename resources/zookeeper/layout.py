@@ -1,0 +1,141 @@
+"""The old high-level consumer's layout in ZooKeeper: where things lie, and what is written there.
+
+    /consumers/<group>/ids/<consumer>                  who is in the group (ephemeral): subscription as JSON
+    /consumers/<group>/owners/<topic>/<partition>      who reads the partition (ephemeral): the name of a stream
+    /consumers/<group>/offsets/<topic>/<partition>     the next offset to read, as decimal text
+    /consumers/<group>/sluice/<topic>/<partition>      ours: what Kafka would keep beside a committed offset
+
+An offset has no place for metadata, so Sluice keeps its mark in a node of its own, written in the same transaction of
+ZooKeeper. Both nodes then have the same `mzxid`, and a mark counts only as long as they do: an offset that anybody else
+has written since has none.
+
+Pure functions; `tree` reads and writes. Layout: Kafka 0.8.2 to 2.x, ZookeeperConsumerConnector and ZkUtils.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+
+CONSUMERS = "/consumers"
+_OFFSET = re.compile(rb"\s*([0-9]{1,19})\s*")
+_BIGGEST = (1 << 63) - 1
+
+
+def group_path(group: str) -> str:
+    return f"{CONSUMERS}/{group}"
+
+
+def ids_path(group: str) -> str:
+    return f"{CONSUMERS}/{group}/ids"
+
+
+def owner_path(group: str, tp: TopicPartition) -> str:
+    return f"{CONSUMERS}/{group}/owners/{tp.topic}/{tp.partition}"
+
+
+def offset_path(group: str, tp: TopicPartition) -> str:
+    return f"{CONSUMERS}/{group}/offsets/{tp.topic}/{tp.partition}"
+
+
+def mark_path(group: str, tp: TopicPartition) -> str:
+    return f"{CONSUMERS}/{group}/sluice/{tp.topic}/{tp.partition}"
+
+
+def parse_offset(data: bytes) -> int | None:
+    """The offset that a node holds; None when its text is none."""
+    found = _OFFSET.fullmatch(data)
+    return int(found[1]) if found and int(found[1]) <= _BIGGEST else None
+
+
+def dump_offset(offset: int) -> bytes:
+    return str(offset).encode()
+
+
+def dump_mark(committed: CommittedOffset) -> bytes:
+    told = {"offset": committed.offset, "epoch": committed.leader_epoch, "metadata": committed.metadata}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def parse_mark(offset: int, data: bytes) -> CommittedOffset:
+    """The offset with what the mark's node says of it; without anything if the node cannot be read."""
+    try:
+        told = json.loads(data)
+        if told["offset"] == offset:
+            return CommittedOffset(offset, int(told["epoch"]), str(told["metadata"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return CommittedOffset(offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One consumer of the group. `topics` are those that it names, with how many streams it reads each; empty for a
+    pattern, or where its registration cannot be read: then it may read any topic."""
+
+    id: str
+    topics: Mapping[str, int]
+
+    @property
+    def host(self) -> str:
+        """The machine in an id that the old consumer made by itself: `<group>_<host>-<ms>-<hex>`."""
+        found = re.fullmatch(r".*_(.+)-[0-9]{10,}-[0-9a-f]{1,8}", self.id)
+        return found[1].removeprefix(OURS) if found else ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether a run of Sluice registered it."""
+        return f"_{OURS}" in self.id
+
+    def reads(self, topics: Iterable[str]) -> bool:
+        """Whether it may read any of the topics."""
+        return not self.topics or not self.topics.keys().isdisjoint(topics)
+
+
+OURS = "!sluice-"
+"""How our consumers' ids begin, after the group. It sorts before every host name, see `registration`."""
+
+
+def consumer_id(group: str, host: str, now: int, unique: str) -> str:
+    """A new id, as the old consumer makes them."""
+    return f"{group}_{OURS}{host}-{now}-{unique}"
+
+
+def registration(partitions: Iterable[TopicPartition], now: int) -> bytes:
+    """What a run that wants all these partitions registers: as many streams of each topic as it has partitions.
+
+    Old consumers share a topic by range over all streams that are registered, sorted by id. Ours sort first and are as
+    many as there are partitions, so by their own arithmetic every partition is ours, and one that comes while we are
+    there waits in peace until our registration is gone.
+    """
+    streams: dict[str, int] = {}
+    for tp in partitions:
+        streams[tp.topic] = streams.get(tp.topic, 0) + 1
+    told = {"version": 1, "subscription": streams, "pattern": "static", "timestamp": str(now)}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def parse_consumer(name: str, data: bytes) -> Consumer:
+    try:
+        told = json.loads(data)
+        if told.get("pattern", "static") == "static":
+            return Consumer(name, {str(t): int(n) for t, n in told["subscription"].items()})
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    return Consumer(name, {})
+
+
+def owners(consumer: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bytes]:
+    """The stream that owns each partition, by the old consumers' range: the n-th in order of names."""
+    out: dict[TopicPartition, bytes] = {}
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for tp in sorted(set(partitions)):
+        by_topic.setdefault(tp.topic, []).append(tp)
+    for tps in by_topic.values():
+        streams = sorted(f"{consumer}-{n}" for n in range(len(tps)))
+        out |= {tp: stream.encode() for tp, stream in zip(tps, streams, strict=True)}
+    return out
