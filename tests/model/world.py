@@ -486,6 +486,8 @@ class Group:
         self._world.stage.saw(found)
         return found
 
+    def own(self, partitions: Callable[[], Iterable[TopicPartition]], lost: Callable[[], None]) -> None: ...
+
     @contextmanager
     def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[Membership]:
         """Others of ours are waited for as long as a session lasts: one that is at work stays, the dead are dropped."""
