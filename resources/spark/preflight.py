@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sluice.pipelines.ports import Lake
@@ -39,6 +40,8 @@ _SAME = ("sluice", "pyspark")
 """Releases that must be the driver's."""
 _LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
 """Releases that should be."""
+_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+"""What a feed says of Kafka that names a file, which each host has for itself."""
 _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
 
@@ -99,7 +102,10 @@ class Ports:
 
     def kafka(self) -> dict[str, str]:
         """What is wrong with each address, by the real client and by a connection to every broker. Raises what the
-        client does."""
+        client does, and FileNotFoundError for a file that the feed names."""
+        named = {k: v for k, v in self.access.client_settings().items() if k in _FILES}
+        if away := [f"{path} ({name})" for name, path in named.items() if not Path(path).is_file()]:
+            raise FileNotFoundError(f"there is no {' and no '.join(away)}")
         with closing(KafkaCluster(self.access)) as cluster:
             return {address: _reached(address) for address in cluster.addresses()}
 
@@ -154,16 +160,12 @@ def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
         yield said, "a pack serves one kind of machine: run the driver on theirs, or install Sluice there", True
         return
     if answer.imports:
-        own = "; a module of yours is sent if the feed names it: `spark: {modules: [NAME]}`"
-        remedy = f"{_SENT}, or install Sluice on every host{own}"
-        yield f"cannot import what tasks need: {answer.imports}", remedy, True
+        yield f"cannot import what tasks need: {answer.imports}", f"{_SENT}, or install Sluice on every host", True
         return
     yield from _other_releases(driver, answer)
     for address, why in answer.kafka.items():
         if why:
-            named = f"Kafka at {address}" if address else "Kafka"
-            remedy = "open the way from every worker to every broker, by the addresses that the brokers advertise"
-            yield f"do not reach {named}: {why}", f"{remedy} (advertised.listeners)", True
+            yield f"do not reach Kafka{' at ' if address else ''}{address}: {why}", _way_to_kafka(why), True
     if answer.lake:
         remedy = "a cluster needs a lake that every host reaches: s3://…, or a folder that all of them mount alike"
         yield f"do not reach the lake: {answer.lake}", remedy, True
@@ -174,6 +176,15 @@ def _of(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:
     if answer.processor != driver.processor:
         said = f"have another processor ({answer.processor or 'unknown'}): loops are compiled there, for about a minute"
         yield said, "make the pack on a machine of theirs (sluice pack --output) and name it in `environment`", False
+
+
+def _way_to_kafka(why: str) -> str:
+    if why.startswith(FileNotFoundError.__name__):
+        return "put the files that the feed's `kafka:` section names at the same path on every host"
+    if ModuleNotFoundError.__name__ in why:
+        return "let the module be sent: name it in the feed, `spark: {modules: [NAME]}`"
+    remedy = "open the way from every worker to every broker, by the addresses that the brokers advertise"
+    return f"{remedy} (advertised.listeners)"
 
 
 def _other_releases(driver: Answer, answer: Answer) -> Iterator[tuple[str, str, bool]]:

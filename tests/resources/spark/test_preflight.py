@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.kafka.settings import KafkaAddress
+from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import preflight, probe
-from sluice.resources.spark.preflight import Answer, Finding, Preflight, answers, failed, findings
+from sluice.resources.spark.preflight import Answer, Finding, Ports, Preflight, answers, failed, findings
 
 DRIVER = Answer("driver", "3.11.7", "x86_64", "a processor", {"sluice": "0.1.0", "pyspark": "4.3.0", "pyarrow": "26.0"})
 SOUND = replace(DRIVER, host="worker-1", kafka={"broker-1:9092": ""})
@@ -38,6 +42,27 @@ def test_each_thing_that_is_wrong_is_a_finding(answer: Answer, said: str, fatal:
     assert found.said.startswith(f"executors on worker-1 {said}")
     assert found.remedy
     assert found.fatal is fatal
+
+
+@pytest.mark.parametrize(
+    ("why", "remedy"),
+    [
+        ("FileNotFoundError: there is no /ca.pem (ssl_cafile)", "at the same path on every host"),
+        ("FeedError: company.tokens:T cannot be made (ModuleNotFoundError)", "spark: {modules: [NAME]}"),
+        ("timed out", "advertised.listeners"),
+    ],
+)
+def test_each_way_to_kafka_has_its_remedy(why: str, remedy: str) -> None:
+    (found,) = findings(DRIVER, [replace(SOUND, kafka={"": why})])
+    assert found.said == f"executors on worker-1 do not reach Kafka: {why}"
+    assert remedy in found.remedy
+
+
+def test_files_that_the_feed_names_are_looked_for(tmp_path: Path) -> None:
+    access = KafkaAddress("127.0.0.1:9", {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem")})
+    ports = Ports(access, LocalLake(tmp_path))
+    question = {"releases": [], "ports": pickle.dumps(ports), "seconds": 5}
+    assert probe.answer(question)["kafka"] == {"": f"FileNotFoundError: there is no {tmp_path}/ca.pem (ssl_cafile)"}
 
 
 def test_hosts_with_the_same_trouble_are_one_finding() -> None:
