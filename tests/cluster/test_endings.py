@@ -24,7 +24,7 @@ from tests.resources.kafka.tools import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 SLUICE = "import sys; from sluice.cli.entry import main; sys.exit(main())"
-BOUND = 120
+BOUND = 180
 
 
 @dataclass
@@ -83,12 +83,12 @@ def finished(place: Place, feed: Feed) -> None:
 
 @pytest.mark.loss
 def test_all_workers_are_lost_and_none_comes_back(busy: Place, mortal: LocalSpark) -> None:
-    feed = busy.feed(**on(mortal, conf=AGAIN, start_timeout="30s"), **MANY_TASKS)
+    feed = busy.feed(**on(mortal, conf=AGAIN, start_timeout="60s"), **MANY_TASKS)
     run = Run(busy.root)
     run.until_begun(feed)
     for worker in mortal.running:
         worker.kill()
-    run.ended(1, f"every executor of {mortal.master} was lost, and no other came within 30s")
+    run.ended(1, f"every executor of {mortal.master} was lost, and no other came within 1m")
     until(lambda: not executors(mortal), 60)
     for _ in range(2):
         mortal.start_worker()

@@ -65,7 +65,6 @@ def test_every_executor_is_killed(busy: Place, cluster: LocalSpark) -> None:
     proven(busy, feed)
 
 
-@pytest.mark.loss
 def test_a_worker_is_killed(busy: Place, mortal: LocalSpark) -> None:
     feed = busy.feed(**on(mortal, conf=AGAIN), **MANY_TASKS)
     with amid(feed, mortal.running[0].kill):
