@@ -239,14 +239,14 @@ def session(of: OneFeed) -> Iterator[Diagnosis]:
     asked, limits = of.feed.kafka.session_timeout_ms or int(SESSION_SECONDS * 1000), of.visit.limits()
     least, most = limits.min_session, limits.max_session
     if least is None or most is None:
-        yield skipped("session", UNSEEN)
+        yield skipped("group session", UNSEEN)
         return
     allowed = f"the brokers allow {show_duration(least)} to {show_duration(most)}"
     if least <= asked <= most:
-        yield ok("session", f"{show_duration(asked)}; {allowed}")
+        yield ok("group session", f"{show_duration(asked)}; {allowed}")
     else:
         yield failed(
-            "session",
+            "group session",
             f"ours in the group is to last {show_duration(asked)}, {allowed}",
             f"set kafka.session_timeout_ms in the feed to {least} at least and {most} at most"
             " (the brokers' group.min.session.timeout.ms and group.max.session.timeout.ms)",
@@ -337,7 +337,7 @@ OF_FEED: tuple[Check[OneFeed], ...] = (
     Check("topics", topics),
     Check("rights", rights),
     Check("group", group),
-    Check("session", session),
+    Check("group session", session),
     Check("offsets", offsets),
     Check("transactions", transactions),
     Check("dead letters", dead_letters),

@@ -131,7 +131,7 @@ def test_the_group_is_held_and_its_times_are_not_allowed(
 ) -> None:
     from kafka import KafkaConsumer
 
-    text = f"kafka: {{bootstrap: '{kafka.bootstrap}', transaction_timeout_ms: 86400000, session_timeout_ms: 1000}}\n"
+    text = f"kafka: {{bootstrap: '{kafka.bootstrap}', transaction_timeout_ms: 86400000, session_timeout_ms: 100}}\n"
     (project / "feeds" / "orders.yaml").write_text(f"{text}topics: {feed}\nstart: earliest\ngroup: held-{feed}\n")
     other = KafkaConsumer(feed, bootstrap_servers=kafka.bootstrap, group_id=f"held-{feed}", client_id="billing")
     try:
@@ -146,9 +146,9 @@ def test_the_group_is_held_and_its_times_are_not_allowed(
     assert (group["health"], "billing at 127.0.0.1" in group["found"]) == ("warning", True)
     assert transactions["health"] == "failed"
     assert "Ours may last 1d, the brokers allow 15m" in transactions["found"]
-    (session,) = found(told.document, "session")
-    assert session["found"] == "ours in the group is to last 1s, the brokers allow 6s to 30m"
-    assert "set kafka.session_timeout_ms in the feed to 6000 at least" in session["remedy"]
+    (session,) = found(told.document, "group session")
+    assert session["found"] == "ours in the group is to last 100ms, the brokers allow 500ms to 30m"
+    assert "set kafka.session_timeout_ms in the feed to 500 at least" in session["remedy"]
 
 
 def test_a_lake_that_cannot_be_written_to(project: Path, sluice: Sluice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_each_right_is_told_by_itself(locked: Feed, secured: LocalKafka, sluice:
     hidden = {str(r) for r in needed if r.operation is Operation.DESCRIBE_CONFIGS}
     expected = {str(r): "skipped" if str(r) in hidden else "warning" if r.optional else "failed" for r in needed}
     assert rights(none.document) == expected, "who may see nothing is not told what else is missing"
-    for title in ("topics", "dead letters", "group", "session", "transactions"):
+    for title in ("topics", "dead letters", "group", "group session", "transactions"):
         assert health(none.document, title) == ["skipped"], "it is told once"
     (first, *_) = found(none.document, "rights")
     assert first["remedy"].startswith(f"grant {needed[0]} to User:sluice: kafka-acls")

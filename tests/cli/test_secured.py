@@ -38,14 +38,14 @@ def test_nothing_is_granted_until_somebody_grants_it(ours: Path, sluice: Sluice)
     assert "sluice kafka grant" in refused.document["remedy"]
     granted = sluice("kafka", "grant", "orders", "--json").document
     assert {r["kind"] for r in granted["rights"]} == {"topic", "group", "transactional-id", "cluster"}
-    assert sluice("plan", "orders", "--json").document["records"] == 100
+    assert sluice("plan", "orders", "--json").document["offsets"] == 100
     secure = ours / ".sluice" / "kafka" / "secure"
     before = {p.name: p.read_bytes() for p in secure.glob("*.pem")}
     assert sluice("kafka", "renew", "--json").code == 0
     after = {p.name: p.read_bytes() for p in secure.glob("*.pem")}
     assert {name for name in after if after[name] != before[name]} == {"broker-1.pem", "admin.pem", "sluice.pem"}
     assert left(after["broker-1.pem"]) > left(before["broker-1.pem"])
-    assert sluice("plan", "orders", "--json").document["records"] == 100
+    assert sluice("plan", "orders", "--json").document["offsets"] == 100
     assert sluice("kafka", "stop").code == 0
     assert sluice("kafka", "renew").code == 0, "what is stopped starts with the new ones"
 

@@ -28,6 +28,7 @@ from sluice.resources.local.granting import grant
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import USER
 from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.spark import pack
 from tests.checker.gather import checked
 from tests.checker.invariants import NAMES, Verdict
 from tests.checker.producers import Noting
@@ -97,7 +98,7 @@ class Secured(Field):
             return len(list(lake.list(place))) >= before + 2 * SLICES
 
         for _ in range(times):
-            until(more, 300)
+            until(more, 600)
             killed = executors(self.spark)
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
@@ -128,6 +129,7 @@ def everything(tmp_path: Path, s3_store: Store, account: Account, monkeypatch: p
         monkeypatch.setenv(name, "local")  # of whoever checks: the feed has its own, which travel with the tasks
     monkeypatch.setenv("AWS_DEFAULT_REGION", s3_store.settings.region or "")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_store.settings.endpoint or "")
+    pack.pack()  # what takes long once is no part of a course
     own = {"SPARK_DAEMON_JAVA_OPTS": "-Dspark.authenticate=true -Dspark.authenticate.secret=known-to-workers"}
     with (
         LocalKafka(tmp_path / "kafka", brokers=3, keep=False, secure=True) as kafka,
