@@ -18,7 +18,7 @@ from sluice.assets.internals import ENDED, PARTITION_TAG
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.settling import settle
 from sluice.assets.shown import Keys
-from sluice.assets.windows import closing_cron
+from sluice.assets.windows import closing_cron, closing_words
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.windows import owed_windows
@@ -47,7 +47,8 @@ def schedule_of(
         cron_schedule=closing_cron(feed.window),
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
-        description=f"Lands the closed windows of {feed.name} that are owed, oldest first, {AT_ONCE} at a time.",
+        description=f"Lands the closed windows of {feed.name} that are owed, {closing_words(feed.window)}."
+        f" Oldest first, {AT_ONCE} at a time.",
     )
     def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         keys = [w for w in _owed_windows(context.instance, session, feed.name) if windows.has_partition_key(w)]

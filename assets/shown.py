@@ -12,6 +12,7 @@ from typing import Any
 
 import dagster as dg
 
+from sluice.assets.markdown import plain
 from sluice.assets.metadata.tables import columns_of
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.records.landed_columns import QUARANTINED, landed_schema
@@ -121,12 +122,14 @@ _KIND = "dagster/kind/"
 
 
 def _landed_spec(feed: Feed) -> dg.AssetSpec:
+    columns = columns_of(landed_schema(feed.columns), feed.descriptions, own=feed.columns is None)
     return dg.AssetSpec(
         landed_key(feed.name),
         group_name=feed.name,
-        description=f"The records of `{feed.topics}` as Parquet, each exactly once.",
+        description=f"{f'{plain(feed.description)} ' if feed.description else ''}"
+        f"The records of `{feed.topics}` as Parquet, each exactly once.",
         kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": columns_of(landed_schema(feed.columns))},
+        metadata={"dagster/column_schema": columns},
     )
 
 
@@ -136,7 +139,7 @@ def _quarantined_spec(feed: Feed) -> dg.AssetSpec:
         group_name=feed.name,
         description=f"The records of `{feed.topics}` that do not fit {_not(feed)}, unchanged, with the reason.",
         kinds={"parquet", "kafka"},
-        metadata={"dagster/column_schema": columns_of(QUARANTINED)},
+        metadata={"dagster/column_schema": columns_of(QUARANTINED, own=True)},
     )
 
 

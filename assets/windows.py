@@ -14,7 +14,7 @@ import dagster as dg
 from sluice.assets.memory import Remembered
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.sections import StartKind, WindowSettings
-from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, show_window
+from sluice.pipelines.vocabulary.units import DAY, HOUR, MINUTE, many, show_window
 
 KEY_FORMAT = "%Y-%m-%dT%H:%M"
 
@@ -54,8 +54,20 @@ def cron(length: int) -> str:
     return {HOUR: "0 * * * *", DAY: "0 0 * * *"}.get(length, f"0 */{length // HOUR} * * *")
 
 
+def closing_words(window: WindowSettings) -> str:
+    """The same in words: `every hour, 5 minutes past`."""
+    every, first = _closing(window)
+    length = "hour" if every == 60 else many(every, "minute")
+    return f"every {length}, {many(first, 'minute')} past" if first else f"every {length}, on the dot"
+
+
 def closing_cron(window: WindowSettings) -> str:
     """When windows have closed; once an hour for longer ones, so that a failed window does not wait for a day."""
-    every = min(window.length, HOUR) // MINUTE
-    first = -(-window.settle // MINUTE) % every
+    every, first = _closing(window)
     return f"{first} * * * *" if every == 60 else f"{first}-59/{every} * * * *"
+
+
+def _closing(window: WindowSettings) -> tuple[int, int]:
+    """How often, and how long after that, in minutes."""
+    every = min(window.length, HOUR) // MINUTE
+    return every, -(-window.settle // MINUTE) % every

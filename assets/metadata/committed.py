@@ -24,7 +24,7 @@ def commit_metadata(group: str, result: CommitResult) -> Metadata:
         "group": group,
         "status": str(result.status),
         "committed_offsets": sum(m.after for m in result.offsets),
-        "mark": result.mark,
+        **({"mark": result.mark} if result.mark >= 0 else {}),
         **({"dead_letters": result.letters, "dead_letters_to": result.letters_to} if result.letters else {}),
         "frontier": table(rows, {"partition": "string", "before": "string", "after": "int"}),
     }

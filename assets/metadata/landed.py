@@ -98,7 +98,11 @@ def column_schema(books: Books, receipts: Sequence[Receipt]) -> Metadata:
     names = {r.format for r in receipts}
     newest = next((n for n in reversed(books.state.shapes) if n in names), None)
     shape = books.shape(newest) if newest else None
-    return {"dagster/column_schema": columns_of(shape.landed)} if shape else {}
+    return (
+        {"dagster/column_schema": columns_of(shape.landed, books.feed.descriptions, own=shape.columns is None)}
+        if shape
+        else {}
+    )
 
 
 def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
@@ -169,7 +173,7 @@ def task_time(receipts: Iterable[Receipt]) -> Metadata:
 def _provenance(state: State, batch: Batch) -> Metadata:
     return {
         "batch": batch.id,
-        "publish_entry": batch.published if batch.published is not None else -1,
+        **({} if batch.published is None else {"publish_entry": batch.published}),
         "plan": batch.hash,
         "ledger": state.ledger_id,
         "request": str(batch.request),

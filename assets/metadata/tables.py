@@ -12,21 +12,57 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
+from sluice.pipelines.schema.schema import EXTRA, KAFKA
+
 Metadata = dict[str, Any]
 
 MAX_ROWS = 200
 """Rows of a table: an event is read whole by every page that shows it."""
 
 
-def columns_of(schema: pa.Schema) -> dg.TableSchema:
-    """An Arrow schema as Dagster shows columns."""
+_OWN = {
+    "key": "the record's key",
+    "value": "the record's value, as it is in Kafka",
+    "topic": "the topic that the record is in",
+    "partition": "the topic's partition",
+    "offset": "the record's offset in its partition",
+    "timestamp": "the record's time",
+    "timestampType": "0: the producer stamped it, 1: the broker did",
+    "headers": "the record's headers, in their order",
+    "tombstone": "whether the record has no value",
+    "_extra": "the fields that the schema does not name, as JSON",
+    "stage": "what refused the record: decode, schema or contract",
+    "reason": "why, in one word",
+    "expectation": "the contract's expectation that it broke",
+    "field": "the field's path",
+    "detail": "why, in a sentence",
+    "byte": "where in the value",
+    "batch": "the batch that read the record",
+    "contract": "the hash of the contract that it was checked against",
+}
+"""What is in the columns that are Sluice's own."""
+
+
+def columns_of(schema: pa.Schema, described: Mapping[str, str] | None = None, own: bool = False) -> dg.TableSchema:
+    """An Arrow schema as Dagster shows columns. `described`: what is in them. `own`: all of them are Sluice's own."""
+    said = described or {}
     kinds = ((f, f.type.value_type if pa.types.is_dictionary(f.type) else f.type) for f in schema)
     return dg.TableSchema(
         [
-            dg.TableColumn(f.name, str(kind), constraints=dg.TableColumnConstraints(nullable=f.nullable))
+            dg.TableColumn(
+                f.name,
+                str(kind),
+                description=said.get(f.name) or _own_description(f.name, own),
+                constraints=dg.TableColumnConstraints(nullable=f.nullable),
+            )
             for f, kind in kinds
         ]
     )
+
+
+def _own_description(name: str, own: bool) -> str | None:
+    plain = name.removeprefix(KAFKA)
+    return _OWN.get(plain) if own or plain != name or name == EXTRA else None
 
 
 def table(rows: Sequence[Mapping[str, str | int | float]], columns: Mapping[str, str]) -> dg.TableMetadataValue:

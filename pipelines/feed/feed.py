@@ -40,10 +40,10 @@ from sluice.pipelines.feed.sections import (
     WindowSettings,
     parse_start,
 )
-from sluice.pipelines.feed.settings import GroupName, Name, Settings, Text, below_root
+from sluice.pipelines.feed.settings import Description, GroupName, Name, Settings, Text, below_root
 from sluice.pipelines.feed.topics import TopicFilter
 from sluice.pipelines.records.shape import Shape
-from sluice.pipelines.schema.schema import Schema, parse_schema
+from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 from sluice.pipelines.vocabulary.kafka import Isolation
 
 
@@ -53,6 +53,20 @@ def _lake(text: str, info: ValidationInfo) -> str:
     if "://" in text:
         raise ValueError("is neither a folder nor s3://bucket/prefix")
     return below_root(text, info)
+
+
+_RAW = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
+_OWN = (EXTRA, f"{KAFKA}tombstone", *(KAFKA + name for name in _RAW if name != "value"))
+
+
+def _check_described(described: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    if "columns" not in info.data:
+        return described  # the schema is wrong, and says so itself
+    columns = info.data["columns"]
+    known = {*_OWN, *(f.name for f in columns.fields)} if columns else {*_RAW}
+    if not known.issuperset(described):
+        raise ValueError("describes a column that the feed does not have")
+    return described
 
 
 def _check_letters(letters: DeadLetters | None, info: ValidationInfo) -> DeadLetters | None:
@@ -87,6 +101,8 @@ class Feed(Settings):
     isolation: Isolation = Isolation.READ_COMMITTED
     format: RecordFormat = RecordFormat.RAW
     columns: Annotated[InstanceOf[Schema], BeforeValidator(parse_schema)] | None = Field(default=None, alias="schema")
+    description: Description | None = None
+    descriptions: Annotated[dict[str, Description], AfterValidator(_check_described)] = Field(default_factory=dict)
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     s3: S3Settings = S3Settings()
     window: WindowSettings = WindowSettings()

@@ -47,6 +47,7 @@ Duration = Annotated[int, BeforeValidator(parse_duration), Field(lt=1 << 40)]
 """Milliseconds."""
 Millis = Annotated[int, BeforeValidator(number), Field(ge=1, lt=1 << 31)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1000), AfterValidator(printable)]
+Description = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(printable)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,63}\z")]
 GroupName = Annotated[str, StringConstraints(min_length=1, max_length=249), AfterValidator(printable)]
 LocalFile = Annotated[Text, AfterValidator(below_root)]

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of assets themselves, not as text.
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.metadata import entry_points
@@ -18,6 +19,7 @@ from sluice.assets.location import feeds_of, knowing, windows_of
 from sluice.assets.session import RunSession
 from sluice.assets.shown import Shown
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
+from tests.assets.test_contracts import ROWS, agree
 from tests.assets.world import FEED, World, windows
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -190,6 +192,37 @@ def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
         assert all(project.make(h).success for h in complete)
         assert due() == set()
     assert project.seen == [(f"{DAY}02:00", 50), (f"{DAY}04:00", 0), (f"{DAY}00:00", 50)]
+
+
+def test_what_came_since_the_definitions_loaded_says_that_a_reload_is_needed(
+    project: Project, instance: dg.DagsterInstance
+) -> None:
+    """Dagster takes no result of a check that it does not know: the run lands all the same."""
+    agree(project.world, ROWS)
+    done = project.run("land_orders", 1)
+    assert done.success
+    said = [e.message for e in instance.all_logs(done.run_id) if e.level == logging.WARNING]
+    assert any("contract_volume" in m and "reload" in m for m in said), said
+    (project.world.project.feeds_folder / "orders.contract.json").unlink()
+    assert project.run("land_orders", 2).success
+
+
+def test_columns_have_descriptions(tmp_path: Path) -> None:
+    text = FEED + (
+        "format: json\nschema: {amount: float64}\ndescription: Orders of the shop.\n"
+        "descriptions: {amount: 'in euros, with VAT'}\n"
+    )
+    landed = nodes(own.feed_definitions(folder(tmp_path, orders=text)))["orders/landed"]
+    assert landed.description.startswith("Orders of the shop. The records of")
+    columns = {c.name: c.description for c in landed.metadata["dagster/column_schema"].columns}
+    assert (columns["amount"], columns["kafka_offset"]) == (
+        "in euros, with VAT",
+        "the record's offset in its partition",
+    )
+    assert all(columns.values())
+    (tmp_path / "feeds" / "orders.yaml").write_text(text.replace("{amount: 'in", "{price: 'in"))
+    with pytest.raises(FeedError, match="descriptions: describes a column"):
+        own.feed_assets("orders", tmp_path)
 
 
 def test_dg_finds_the_component() -> None:
