@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sluice.cli import completing, numbers, parse
 from sluice.cli.numbers import count
-from sluice.cli.owners import group_owners, strangers
+from sluice.cli.owners import group_owners, keeper, strangers
 from sluice.cli.session import Session, command
 from sluice.cli.terminal import SHOWN_ROWS, facts, heading, indent, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import NotAuthorized, UnknownTopic, UsageError
@@ -119,7 +119,7 @@ def _list_view(
         for g, f in _missing(listed, owners)
     ]
     names = ("group", "state", "protocol", "feed", "coordinator")
-    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {feed.kafka.bootstrap}")]
+    out: list[RenderableType] = [heading("Groups", f"{len(listed)} at {keeper(feed)}")]
     out += [table(names, [*rows, *missing], least="coordinator protocol")] if rows or missing else [Text("  none")]
     newer = sorted({g.kind for g in listed} & set(KINDS) - {"classic"})
     out += [Text(), facts(*((kind_with_proposal(kind), KINDS[kind]) for kind in newer))] if newer else []

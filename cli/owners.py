@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sluice.pipelines.vocabulary.groups import ZOOKEEPER
+
 if TYPE_CHECKING:
     from sluice.cli.session import Session
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.vocabulary.groups import GroupMember, GroupView
 
 
+def keeper(feed: Feed) -> str:
+    """The address where the feed's group is kept: that of Kafka, or of ZooKeeper."""
+    from sluice.pipelines.feed.sections import OffsetStore
+
+    in_kafka = feed.offsets.store is OffsetStore.KAFKA or feed.offsets.connect is None
+    return feed.kafka.bootstrap if in_kafka else f"ZooKeeper {feed.offsets.connect}"
+
+
 def group_owners(session: Session, feed: Feed) -> dict[str, str]:
-    """The group of each feed that reads the same Kafka, with the feed's name."""
-    return {f.group: f.name for f in session.files.feeds.values() if f.kafka.bootstrap == feed.kafka.bootstrap}
+    """The group of each feed whose groups are kept in the same place, with the feed's name."""
+    return {f.group: f.name for f in session.files.feeds.values() if keeper(f) == keeper(feed)}
 
 
 def strangers(feed: Feed, view: GroupView) -> tuple[GroupMember, ...]:
     """Members that are not a run of the feed: a commit waits for the feed's own, and refuses because of these."""
     from sluice.resources.kafka.settings import CLIENT_ID
 
-    ours = feed.kafka.client_id or CLIENT_ID
+    ours = CLIENT_ID if view.kind == ZOOKEEPER else feed.kafka.client_id or CLIENT_ID
     return tuple(m for m in view.members or () if m.client_id != ours)

@@ -45,7 +45,9 @@ from sluice.pipelines.ports import Edges
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.publishing.manifest import write_manifests
 from sluice.pipelines.publishing.publish import roll_forward
+from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.vocabulary.errors import (
+    Failed,
     IncarnationChanged,
 )
 from sluice.pipelines.vocabulary.kafka import Key
@@ -103,7 +105,7 @@ def _land(run: LandingRun) -> Landed:
         batch, dead, refusals = _pin_plan(run, found)
         if batch is None:
             break
-        result = carry_out(run, shape, batch)
+        result = _carry_out_as_owner(run, shape, batch)
         done.append(_result_of_take_over(run, batch, dead, result) if dead else result)
         if not _plans_again(run, result, taken_over=dead is not None):
             break
@@ -113,6 +115,15 @@ def _land(run: LandingRun) -> Landed:
     refused, held = with_holders(run, refusals, found), held_of(run, found)
     landed = Landed(tuple(done), refused, tuple(losses), complete, state.frontiers(), held=held)
     return landed if landed.failures else replace(landed, left=_offsets_left(run, state, found))
+
+
+def _carry_out_as_owner(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
+    """Raises CommitFenced where the tasks were cancelled because others may own the partitions by now."""
+    try:
+        return carry_out(run, shape, batch)
+    except Failed:
+        run.edges.group.own(tuple, lambda: None)
+        raise
 
 
 def _plans_again(run: LandingRun, result: BatchResult, *, taken_over: bool) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class Tree:
         self._patience = patience
         self._client: Any = None
         self._lock = threading.Lock()
+        # The connection's thread must never wait for who holds the other one: that one waits for it.
+        self._timing = threading.Lock()
         self._timer: threading.Timer | None = None
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -72,6 +75,7 @@ class Tree:
         """End the session: what is ephemeral in it goes at once."""
         with self._lock:
             client, self._client = self._client, None
+        with self._timing:
             self._stop_timer()
         if client is not None:
             client.remove_listener(self._listen)
@@ -236,7 +240,8 @@ class Tree:
                 client = kazoo.client.KazooClient(hosts=self.address, timeout=self._session)
                 client.add_listener(self._listen)
                 try:
-                    client.start(timeout=self._patience)
+                    with warnings.catch_warnings(action="ignore"):  # of a chroot that is not there: we tell it
+                        client.start(timeout=self._patience)
                     _check_chroot(client, self.address)
                 except (kazoo.handlers.threading.KazooTimeoutError, kazoo.exceptions.KazooException, OSError):
                     client.remove_listener(self._listen)
@@ -257,7 +262,7 @@ class Tree:
     def _listen(self, state: Any) -> None:
         """The server counts from our last word, which may be a third of the session ago or more: a connection that is
         away for another third is taken for lost, before the server may give our nodes away."""
-        with self._lock:
+        with self._timing:
             self._stop_timer()
             if state == "SUSPENDED":
                 self._timer = threading.Timer(self._session / 3, lambda: self.on_lost())
@@ -327,7 +332,7 @@ def _nodes(paths: Iterable[str], client: Any) -> dict[str, tuple[bytes, Any]]:
 
 
 def _check_chroot(client: Any, address: str) -> None:
-    if client.chroot and client.exists("/") is None:
+    if client.chroot and client.exists_async("/").get(timeout=_ASK_SECONDS) is None:
         raise SetupError(
             f"ZooKeeper at {address} has no {client.chroot}",
             remedy="`offsets.connect` names the folder that the old consumers' zookeeper.connect names, or none",

@@ -1,0 +1,139 @@
+"""The Group port over a real ZooKeeper: ownership, sessions that end, transactions that are all or nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, SetupError, ZooKeeperUnavailable
+from sluice.pipelines.vocabulary.groups import GroupState
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
+from sluice.resources.zookeeper import layout, tree
+from sluice.resources.zookeeper.group import ZooKeeperGroup
+from sluice.resources.zookeeper.groups import ZooKeeperGroups
+from tests.zookeepers import LocalZooKeeper
+
+TPS = [TopicPartition("orders", p) for p in range(3)]
+
+
+def marked(offset: int) -> CommittedOffset:
+    return CommittedOffset(offset, 2, f"mark {offset}")
+
+
+def commit(group: ZooKeeperGroup, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+    group.own(lambda: TPS, lambda: None)
+    with group.join(["orders"], None) as member:
+        member.committed(TPS)
+        member.commit_plain(offsets)
+
+
+def test_a_mark_counts_until_somebody_writes_the_offset(zookeeper: LocalZooKeeper) -> None:
+    with closing(ZooKeeperGroup(zookeeper.connect, "marks")) as group:
+        commit(group, {tp: marked(5) for tp in TPS})
+        zookeeper.put("marks", "orders", {1: "5"})  # the same number, by another
+        assert group.committed(TPS) == {TPS[0]: marked(5), TPS[1]: CommittedOffset(5), TPS[2]: marked(5)}
+        commit(group, {tp: marked(6) for tp in TPS})
+        assert group.committed(TPS) == {tp: marked(6) for tp in TPS}
+
+
+def test_a_deleted_offset_is_none_and_can_be_committed_again(zookeeper: LocalZooKeeper) -> None:
+    with closing(ZooKeeperGroup(zookeeper.connect, "deleted")) as group:
+        commit(group, {tp: marked(5) for tp in TPS})
+        with zookeeper.client() as old:
+            old.delete("/consumers/deleted/offsets", recursive=True)
+        assert group.committed(TPS) == dict.fromkeys(TPS)
+        commit(group, {tp: marked(7) for tp in TPS})
+        assert zookeeper.held("deleted", "orders") == {0: "7", 1: "7", 2: "7"}
+
+
+def test_many_partitions_go_in_transactions_that_a_server_takes(
+    zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree, "_TRANSACTION_BYTES", 2000)
+    tps = [TopicPartition("many", p) for p in range(60)]
+    with closing(ZooKeeperGroup(zookeeper.connect, "many")) as group:
+        group.own(lambda: tps, lambda: None)
+        with group.join(["many"], None) as member:
+            member.committed(tps)
+            member.commit_plain({tp: marked(tp.partition) for tp in tps})
+        assert group.committed(tps) == {tp: marked(tp.partition) for tp in tps}
+
+
+def test_partitions_that_come_later_are_owned_too(zookeeper: LocalZooKeeper) -> None:
+    with closing(ZooKeeperGroup(zookeeper.connect, "later")) as group:
+        group.own(lambda: TPS[:1], lambda: None)
+        group.own(lambda: TPS, lambda: None)
+        assert zookeeper.names("/consumers/later/owners/orders") == ["0", "1", "2"]
+        (name,) = zookeeper.names("/consumers/later/ids")
+        with zookeeper.client() as old:
+            consumer = layout.parse_consumer(name, old.get(f"/consumers/later/ids/{name}")[0])
+        assert (consumer.ours, consumer.topics, bool(consumer.host)) == (True, {"orders": 3}, True)
+
+
+def test_a_group_is_shown_with_who_owns_what(zookeeper: LocalZooKeeper) -> None:
+    with closing(ZooKeeperGroups(zookeeper.connect)) as groups:
+        assert groups.view("shown").state == GroupState.DEAD
+        with closing(ZooKeeperGroup(zookeeper.connect, "shown")) as group:
+            commit(group, {TPS[0]: marked(5)})
+            view = groups.view("shown")
+            assert (view.state, [m.assignment for m in view.members or ()]) == (GroupState.STABLE, [tuple(TPS)])
+            with pytest.raises(GroupHeld, match="in use"):
+                groups.put("shown", {TPS[0]: marked(1)})
+        assert groups.view("shown").free
+        groups.put("shown", {TPS[0]: marked(1), TPS[1]: marked(2)})
+        assert groups.committed("shown") == {TPS[0]: marked(1), TPS[1]: marked(2)}
+        assert "shown" in [g.name for g in groups.listed()]
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[LocalZooKeeper]:
+    server = LocalZooKeeper(tmp_path / "zookeeper").start()
+    yield server
+    server.throw_away()
+
+
+def test_a_server_that_falls_silent_ends_ownership_before_it_gives_it_away(own_server: LocalZooKeeper) -> None:
+    lost = threading.Event()
+    with closing(ZooKeeperGroup(own_server.connect, "silent", session=3)) as group:
+        group.own(lambda: TPS, lost.set)
+        with group.join(["orders"], None) as member:
+            member.committed(TPS)
+            assert own_server.process is not None
+            own_server.process.send(signal.SIGSTOP)
+            assert lost.wait(10)
+            own_server.process.send(signal.SIGCONT)
+            with pytest.raises(CommitFenced, match="session with ZooKeeper ended"):
+                group.own(lambda: TPS, lambda: None)
+    with closing(ZooKeeperGroup(own_server.connect, "silent", patience=20)) as another:
+        commit(another, {TPS[0]: marked(1)})  # once the session is over
+    assert own_server.held("silent", "orders") == {0: "1"}
+
+
+def test_a_server_that_comes_back_within_the_session_takes_nothing_away(own_server: LocalZooKeeper) -> None:
+    lost = threading.Event()
+    with closing(ZooKeeperGroup(own_server.connect, "back", session=30)) as group:
+        group.own(lambda: TPS, lost.set)
+        own_server.stop()
+        own_server.start()
+        commit(group, {tp: marked(4) for tp in TPS})
+        assert not lost.is_set()
+    assert own_server.held("back", "orders") == {0: "4", 1: "4", 2: "4"}
+
+
+def test_no_server_and_no_chroot_are_told_apart(zookeeper: LocalZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree.Tree.__init__, "__defaults__", (12.0, 1.0))
+    with (
+        closing(ZooKeeperGroup("127.0.0.1:1", "nobody")) as group,
+        pytest.raises(ZooKeeperUnavailable, match="answers"),
+    ):
+        group.committed(TPS)
+    with (
+        closing(ZooKeeperGroup(f"{zookeeper.connect}/nowhere", "nobody")) as group,
+        pytest.raises(SetupError, match="has no /nowhere"),
+    ):
+        group.committed(TPS)
