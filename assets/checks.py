@@ -48,7 +48,7 @@ def boundary_check(books: Books, window: int) -> Said:
         "severity": dg.AssetCheckSeverity.WARN,
         "description": f"in {many(found, 'partition')} markers of transactions, stamped by the broker's clock, hid the"
         " first record from Kafka's look-up by time, and it was searched for by offset: right where stamps are in order"
-        " by offset; else records of this window may lie in the one beside it (docs/guarantees.md)"
+        " by offset; else records of this window may lie in the one beside it (`sluice docs guarantees`)"
         if found
         else "each boundary is the first record stamped at its time or later",
     }

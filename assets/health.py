@@ -20,6 +20,7 @@ from sluice.assets.quiet_logs import quiet_ref
 from sluice.assets.reports import read_reports
 from sluice.assets.stuck import under_way
 from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, skipped, warning
+from sluice.pipelines.vocabulary.pages import page
 from sluice.pipelines.vocabulary.units import many, show_about
 from sluice.resources.health.examine import Check, examine
 from sluice.resources.project import Project
@@ -57,7 +58,9 @@ def feeds(of: Files) -> Iterator[Diagnosis]:
             "feeds", f"{many(len(files.feeds), 'feed')} in {project.feeds_folder}: {', '.join(sorted(files.feeds))}"
         )
     elif not files.broken:
-        yield warning("feeds", f"no feed in {project.feeds_folder}", "write feeds/NAME.yaml; see docs/feeds.md")
+        yield warning(
+            "feeds", f"no feed in {project.feeds_folder}", f"sluice init writes one; {page('feeds')} has every key"
+        )
     yield from (of_error("feeds", error) for error in files.broken.values())
 
 

@@ -22,6 +22,7 @@ from sluice.cli import (
     completion,
     contract,
     demo,
+    docs,
     doctor,
     expire,
     explain,
@@ -99,6 +100,7 @@ for module in (
     pack,
     ui,
     doctor,
+    docs,
     completion,
     bench,
 ):

@@ -12,7 +12,7 @@ SECTIONS = {
     "Rules for data": ("feeds", "contract", "quarantine"),
     "Put right": ("accept", "repair", "unstick", "compact", "expire"),
     "Kafka": ("offsets", "groups", "acls", "kafka", "produce"),
-    "Around": ("demo", "completion", "pack", "bench"),
+    "Around": ("docs", "demo", "completion", "pack", "bench"),
 }
 """A command that is in none of them is shown under the last."""
 

@@ -66,6 +66,15 @@ class Terminal:
             sys.stdout.writelines(f"{line}\n" for line in lines)
             sys.stdout.flush()
 
+    def markdown(self, text: str) -> None:
+        """A page for people, set for the screen; in a pipe its Markdown as it is."""
+        if self.fancy and not self.json:
+            from rich.markdown import Markdown
+
+            self._out.print(Markdown(text))
+        else:
+            self.lines(text.splitlines())
+
     @property
     def fancy(self) -> bool:
         """Whether stdout is a terminal that shows more than ASCII."""

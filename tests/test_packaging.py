@@ -19,7 +19,7 @@ from sluice.pipelines.vocabulary import extras
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SHIPPED = ("pipelines", "resources", "assets", "cli")
-LINKED = (*SHIPPED, "bench")
+LINKED = (*SHIPPED, "bench", "docs")
 OWN = ROOT / "src/sluice"
 CONTRACT = """{"name": "orders", "expectations": [
     {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}}]}"""
@@ -28,6 +28,7 @@ CONTRACT = """{"name": "orders", "expectations": [
 def modules_at_the_root() -> set[str]:
     """Every file that a wheel should hold, as it should be named there."""
     found = {"sluice/__init__.py", "sluice/py.typed"}
+    found |= {f"sluice/docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     for own in ("dagster", "testing"):
         found |= {f"sluice/{path.relative_to(OWN).as_posix()}" for path in (OWN / own).rglob("*.py")}
     for folder in SHIPPED:
@@ -90,7 +91,7 @@ import sluice.cli.main
 assert sluice.cli.main.__file__.startswith({str(place)!r})
 for asked in sys.argv[1:]:
     print(asked, main(asked.split()))"""
-    asked = ["init --help", "status orders", "run orders", "contract check orders", "audit cloud"]
+    asked = ["init --help", "docs feeds", "status orders", "run orders", "contract check orders", "audit cloud"]
     project = place / "project"
     (project / "feeds").mkdir(parents=True)
     (project / "feeds" / "orders.yaml").write_text("topics: a\nstart: earliest\nkafka: {bootstrap: '127.0.0.1:9'}\n")
@@ -107,7 +108,9 @@ for asked in sys.argv[1:]:
         text=True,
     )
     codes = dict(line.rpartition(" ")[::2] for line in done.stdout.splitlines() if line.rpartition(" ")[0] in asked)
-    assert codes == dict.fromkeys(asked, "2") | {"init --help": "0", "status orders": "1"}, done.stderr
+    assert codes == dict.fromkeys(asked, "2") | {"init --help": "0", "docs feeds": "0", "status orders": "1"}, (
+        done.stderr
+    )
     for extra in ("land", "s3", "contracts"):
         assert f"pip install 'sluice[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr

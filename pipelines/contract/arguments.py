@@ -269,7 +269,9 @@ def _regexes(said: Any, kwarg: Kwarg, about: list[Type]) -> None:
             raise Wrong(f"[{i}] {wrong.what}", wrong.remedy) from None
 
 
-_BOTH = "patterns are what Python's re and RE2 have in common: no look-around, no back-references (docs/contracts.md)"
+_BOTH = (
+    "patterns are what Python's re and RE2 have in common: no look-around, no back-references (`sluice docs contracts`)"
+)
 
 
 def _regex(said: Any, kwarg: Kwarg, about: list[Type]) -> None:

@@ -13,6 +13,7 @@ from sluice.pipelines.feed.problems import problems_of, raise_problems
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.feed.yaml_file import FileProblem, YamlError, read_yaml
 from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.pages import page
 
 UNKNOWN = "unknown.invalid:9"
 """Kafka's address in a feed that was loaded without the section `kafka`."""
@@ -77,7 +78,9 @@ def _orphans(folder: Path) -> list[tuple[str, FileProblem]]:
 def _read(path: Path, environ: Mapping[str, str], optional: Container[str]) -> Feed | tuple[FileProblem, ...]:
     if not path.exists():
         near = ", ".join(sorted(p.name for p in path.parent.glob("*.yaml"))[:10])
-        return (FileProblem("", "does not exist", f"feeds there: {near}" if near else "create it; see docs/feeds.md"),)
+        return (
+            FileProblem("", "does not exist", f"feeds there: {near}" if near else f"create it; see {page('feeds')}"),
+        )
     if path.suffix != ".yaml":
         return (FileProblem("", "does not end in .yaml", "rename it"),)
     root = path.resolve().parent.parent

@@ -13,6 +13,7 @@ from sluice.pipelines.feed.kafka import KAFKA_OWNED
 from sluice.pipelines.feed.yaml_file import FileProblem
 from sluice.pipelines.schema.schema import SchemaError
 from sluice.pipelines.vocabulary.errors import FeedError
+from sluice.pipelines.vocabulary.pages import page
 from sluice.pipelines.vocabulary.units import safe_text
 
 _WHERE = (
@@ -22,14 +23,14 @@ _WHERE = (
 _REMEDIES = {
     "feed": "lower-case letters, digits and _, starting with a letter, at most 64",
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
-    "kafka": "see docs/feeds.md for the settings of each way to log in",
+    "kafka": f"{page('security')} has the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
     "offsets": "write {store: zookeeper, connect: host:2181/chroot}, or {connect: …, dual_commit: true} for both",
     "offsets.connect": "write host:port, several with commas between, and a chroot if there is one: host:2181/kafka",
     "commit": "choose transactional, plain or none; with offsets in ZooKeeper plain or none",
     "lake": "name a folder, or s3://bucket/prefix",
     "spark.conf": "write it as it is; Spark hides only values of keys like …password, …secret, …token",
-    "s3": 'see docs/feeds.md, "A lake on S3"',
+    "s3": f'{page("feeds")}, "A lake on S3"',
     "dead_letters": "name a topic for them alone, and leave `commit` at transactional",
     "topics": "write a topic, a list of topics, or {include: [patterns], exclude: [patterns]}",
 }
@@ -45,7 +46,7 @@ _NEVER_BY_ITSELF = {
 def problems_of(error: ValueError, model: type[BaseModel]) -> tuple[FileProblem, ...]:
     """The problems in pydantic's error, without the values in it."""
     if not isinstance(error, ValidationError):
-        return (FileProblem("", "cannot be validated", "see docs/feeds.md"),)
+        return (FileProblem("", "cannot be validated", page("feeds")),)
     details = error.errors(include_url=False, include_input=False)
     return tuple(p for d in details if d["type"] != "default_factory_not_called" for p in _problems(d, model))
 
@@ -100,4 +101,4 @@ def raise_problems(found: Sequence[tuple[str, FileProblem]]) -> NoReturn:
         raise FeedError(lines[0], remedy=found[0][1].remedy)
     remedies = [f" ({p.remedy})" if p.remedy else "" for _, p in found]
     each = "".join(f"\n  {line}{remedy}" for line, remedy in zip(lines, remedies, strict=True))
-    raise FeedError(f"{len(found)} problems in feed files:{each}", remedy="mend them; docs/feeds.md lists every key")
+    raise FeedError(f"{len(found)} problems in feed files:{each}", remedy=f"mend them; {page('feeds')} lists every key")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sluice.pipelines.schema.inference import GuessedField, Sampled
+from sluice.pipelines.vocabulary.pages import page
 from sluice.pipelines.vocabulary.units import DAY, HOUR, show_instant
 
 MANY_RECORDS = 100_000_000
@@ -89,7 +90,7 @@ def feed_text(look: TopicLook, kafka: Mapping[str, str], group: str, format_: Pr
     start, window = start_of(look), window_of(look)
     lines = [
         f"# Written by `sluice init` on {today}, after a look at {look.sample.values:,} of the newest records.",
-        "# Change what you like: docs/feeds.md has every key, and `sluice feeds check` reads the file.",
+        f"# Change what you like: `{page('feeds')}` has every key, and `sluice feeds check` reads the file.",
     ]
     lines += kafka_text(kafka).splitlines()
     lines += [f"topics: {_scalar(look.topic)}"]
