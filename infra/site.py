@@ -29,6 +29,10 @@ def main() -> int:
         (reference / f"{name}.md").write_text(text)
     for page in PAGES.glob("*.md"):
         page.write_text(_for_the_site(page.read_text()))
+    shown = (ROOT / "mkdocs.yml").read_text()
+    if missing := [page.name for page in PAGES.rglob("*.md") if page.name not in shown]:
+        print(f"mkdocs.yml: nav lacks {', '.join(missing)}", file=sys.stderr)
+        return 1
     zensical = Path(sys.executable).with_name("zensical")
     done = subprocess.run([zensical, "build", "--strict"], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
