@@ -138,6 +138,13 @@ def python() -> str:
         for name, member in vars(made).items():
             if not name.startswith("_") and inspect.isfunction(member):
                 out += [*_documented(f"{made.__name__}.{name}", member, "###")]
+    import sluice.dagster as own
+
+    out += ["## sluice.dagster", "", "[Your own Dagster project](../dagster.md) shows how they go together.", ""]
+    for name in ("feed_definitions", "feed_assets", "when_complete"):
+        out += [*_documented(f"sluice.dagster.{name}", getattr(own, name), "###")]
+    for shown in (own.FeedAssets, own.FeedTranslator, own.FeedAsset, own.FeedsComponent):
+        out += [f"### sluice.dagster.{shown.__name__}", "", _prose(shown), ""]
     return "\n".join([*out, "## sluice.errors", "", _prose(errors), ""])
 
 
