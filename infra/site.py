@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "docs"
+NAMES = ["-h", "--help"]
 
 
 def main() -> int:
@@ -73,7 +74,9 @@ def commands() -> str:
 
 
 def _walk(command: Any, context: Any = None, path: tuple[str, ...] = ("sluice",)) -> Iterator[tuple[Any, Any, Any]]:
-    here = command.context_class(command, info_name=path[-1], parent=context, terminal_width=100, max_content_width=100)
+    here = command.context_class(
+        command, info_name=path[-1], parent=context, terminal_width=100, help_option_names=NAMES
+    )
     yield path, command, here
     for name in sorted(getattr(command, "commands", {})):
         if not command.commands[name].hidden:
