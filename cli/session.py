@@ -26,6 +26,7 @@ from sluice.cli.terminal import Terminal, safe
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
     from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.operating.migrate_offsets import Stores
     from sluice.pipelines.ports import Edges, Groups
     from sluice.pipelines.vocabulary.progress import Progress
     from sluice.resources.project import Project
@@ -124,6 +125,12 @@ class Session:
         from sluice.resources.edges import open_groups
 
         return open_groups(feed)
+
+    def open_stores(self, feed: Feed) -> AbstractContextManager[Stores]:
+        """Both stores of the feed's group. Raises UsageError without ZooKeeper's address."""
+        from sluice.resources.edges import open_stores
+
+        return open_stores(feed)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.rights import rights_of
+from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.both_stores import BothGroup, BothGroups
@@ -49,6 +50,13 @@ def open_edges(feed: Feed) -> Iterator[Edges]:
 def open_groups(feed: Feed) -> AbstractContextManager[Groups]:
     """The groups of the store that the feed's offsets are in; no connection is opened before the first question."""
     return closing(_groups(feed))
+
+
+@contextmanager
+def open_stores(feed: Feed) -> Iterator[Stores]:
+    """Both stores of the feed's group, whichever its offsets are in. Raises UsageError without ZooKeeper's address."""
+    with closing(_zookeeper_group(feed)) as zookeeper, closing(KafkaGroups(feed.kafka)) as kafka:
+        yield Stores(feed.group, zookeeper, kafka)
 
 
 # -- where offsets are kept: each store is chosen here, and nowhere else

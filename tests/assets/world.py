@@ -23,7 +23,7 @@ from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
 from sluice.pipelines.landing.writer import PartTarget, PartWriter
 from sluice.pipelines.ledger import Ledger, State
-from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.ports import Edges, Group, Job
 from sluice.pipelines.records.format import HEADERS, RawFormat
 from sluice.pipelines.records.landed_columns import REFUSED, quarantine_rows
 from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
@@ -172,6 +172,7 @@ class World:
         for name, text in (feeds or {"orders": FEED}).items():
             (self.project.feeds_folder / f"{name}.yaml").write_text(text)
         self.lake, self.group, self.liveness = MemoryLake(), MemoryGroup(), MemoryLiveness()
+        self.other_store: Group | None = None
         self.cluster = StampedCluster()
         for tp in (P0, P1):
             self.cluster.write(tp, (MIDNIGHT + i * HOUR // 25 for i in range(100)))

@@ -15,6 +15,7 @@ import pytest
 from sluice.cli.main import main
 from sluice.cli.session import Session
 from sluice.cli.terminal import Terminal
+from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.testing.group import MemoryGroup
 from sluice.testing.groups import MemoryGroups
 from tests.resources.kafka.tools import free_port
@@ -96,6 +97,10 @@ class Over(Session):
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         return nullcontext(self.groups)
+
+    def open_stores(self, feed: Feed) -> AbstractContextManager[Stores]:
+        assert self.world is not None
+        return nullcontext(Stores(feed.group, self.world.other_store or self.world.group, self.groups))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,211 @@
+"""Moving a group's committed offsets from ZooKeeper to Kafka, or back: the same offsets and marks, nothing else.
+
+    1 own the partitions in ZooKeeper          refuse: GroupHeld, by old consumers, a run, or another migration
+    2 look for members in Kafka                refuse: GroupHeld
+    3 read both stores, make the plan anew     refuse: beyond the log, half written, going back
+    4 write what the target does not hold yet, and read it back
+
+Guarantees: the source is only read. No partition is put back, or beyond its log. A migration that was killed anywhere
+is done by the same command: what the target holds already is left as it is. The ledger needs no entry, since an offset
+means the same to it in either store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.pipelines.feed.sections import OffsetStore
+from sluice.pipelines.ports import Group, Groups
+from sluice.pipelines.vocabulary.errors import CommitFenced, GroupHeld, Refused, SluiceError, Unknown, UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, PartitionState, TopicPartition
+from sluice.pipelines.vocabulary.units import many
+
+Committed = Mapping[TopicPartition, CommittedOffset | None]
+_SHOWN = 5
+
+
+class Step(StrEnum):
+    """What is to be done about a partition. The last three are refused."""
+
+    MOVE = "to move"
+    DONE = "there already"
+    NOTHING = "nothing to move"
+    BEYOND = "beyond the log"
+    BACK = "would go back"
+    MISSING = "missing"
+
+
+REFUSED = (Step.BEYOND, Step.BACK, Step.MISSING)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One partition: what the source and the target hold, and where its log begins and ends."""
+
+    tp: TopicPartition
+    step: Step
+    source: CommittedOffset | None
+    target: CommittedOffset | None
+    log_start: int
+    log_end: int
+
+    @property
+    def lost(self) -> int:
+        """How many offsets after the committed one Kafka no longer has."""
+        return max(0, self.log_start - self.source.offset) if self.source else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Between which stores, and what about each partition."""
+
+    source: OffsetStore
+    target: OffsetStore
+    rows: tuple[Row, ...]
+
+    def of(self, *steps: Step) -> tuple[Row, ...]:
+        return tuple(r for r in self.rows if r.step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Both stores of one group. `zookeeper` can own partitions, and commits as their owner."""
+
+    group: str
+    zookeeper: Group
+    kafka: Groups
+
+    def held(self, store: OffsetStore, partitions: Sequence[TopicPartition]) -> Committed:
+        if store is OffsetStore.ZOOKEEPER:
+            return self.zookeeper.committed(partitions)
+        found = self.kafka.committed(self.group)
+        return {tp: found.get(tp) for tp in partitions}
+
+
+def plan(stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) -> Migration:
+    """What there is to do for these partitions. Raises Refused for a node of ZooKeeper that holds no offset."""
+    target = next(s for s in OffsetStore if s is not source)
+    tps = [p.tp for p in logs]
+    have, to = stores.held(source, tps), stores.held(target, tps)
+    topics = {tp.topic for tp, held in have.items() if held is not None}
+    rows = (_row(p, have.get(p.tp), to.get(p.tp), half=p.tp.topic in topics) for p in logs)
+    return Migration(source, target, tuple(rows))
+
+
+def _row(log: PartitionState, source: CommittedOffset | None, target: CommittedOffset | None, *, half: bool) -> Row:
+    def row(step: Step) -> Row:
+        return Row(log.tp, step, source, target, log.log_start, log.high_watermark)
+
+    if source is None:
+        return row(Step.MISSING if half else Step.NOTHING)
+    if source.offset > log.high_watermark:
+        return row(Step.BEYOND)
+    if target is not None and target.offset > source.offset:
+        return row(Step.BACK)
+    return row(Step.DONE if target is not None and target.offset == source.offset else Step.MOVE)
+
+
+def refusal(feed: str, group: str, found: Migration) -> SluiceError | None:
+    """The error that this migration would raise now, if any."""
+    said: list[str] = []
+    if beyond := found.of(Step.BEYOND):
+        where = _named(beyond, lambda r: f"{_at(r.source)}, the log ends at {r.log_end}")
+        said.append(f"beyond the end of the log: {where}")
+    if missing := found.of(Step.MISSING):
+        said.append(f"without an offset in {found.source}, where their topic has others: {_named(missing)}")
+    if back := found.of(Step.BACK):
+        said.append(
+            f"further on in {found.target} than in {found.source}: "
+            + _named(back, lambda r: f"{_at(r.target)}, not {_at(r.source)}")
+        )
+    if not said:
+        return None
+    sound = found.of(Step.MOVE, Step.DONE)
+    first = found.of(*REFUSED)[0]
+    only = " ".join(f"--only {r.tp}" for r in sound[:_SHOWN]) + (" …" if len(sound) > _SHOWN else "")
+    others = f"; or move the others alone: {only}" if sound else ""
+    return Refused(
+        f"group {group} is not migrated; {'; '.join(said)}",
+        remedy=f"put right what the store holds: sluice offsets reset {feed} --to-offset N --only {first.tp}{others}",
+        topic=first.tp.topic,
+        partition=first.tp.partition,
+    )
+
+
+def _named(rows: Sequence[Row], note: Callable[[Row], str] | None = None) -> str:
+    words = [f"{r.tp} ({note(r)})" if note else str(r.tp) for r in rows[:_SHOWN]]
+    return ", ".join(words) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
+
+
+def _at(committed: CommittedOffset | None) -> int | None:
+    return committed.offset if committed else None
+
+
+def in_use(stores: Stores, mine: Iterable[str] = ()) -> str:
+    """Who is in the group, in either store, in a few words; empty when nobody is."""
+    others = [m for m in stores.zookeeper.members() if m.member_id not in set(mine)]
+    view = stores.kafka.view(stores.group)
+    said = [f"in ZooKeeper {', '.join(m.member_id for m in others[:3])}"] if others else []
+    said += [] if view.free else [f"in Kafka {view.who()}, it is {view.state}"]
+    return "; ".join(said)
+
+
+def held_error(group: str, by: str) -> GroupHeld:
+    return GroupHeld(
+        f"group {group} is in use: {by}",
+        remedy="stop its consumers, and wait for a run or a migration to end. One that was killed is gone when its "
+        "session ends",
+    )
+
+
+def migrate(feed: str, stores: Stores, source: OffsetStore, logs: Sequence[PartitionState]) -> Migration:
+    """Do it, by the numbered steps above. Returns the plan as it was carried out.
+
+    Raises GroupHeld, Refused, CommitFenced (somebody wrote at the same time: repeat), UsageError (nothing to migrate).
+    """
+    tps = [p.tp for p in logs]
+    stores.zookeeper.own(lambda: tps, lambda: None)
+    if not (view := stores.kafka.view(stores.group)).free:
+        raise held_error(stores.group, f"in Kafka {view.who()}, it is {view.state}")
+    topics = sorted({tp.topic for tp in tps})
+    with stores.zookeeper.join(topics, None) as owner:
+        owner.committed(tps)  # what a write to ZooKeeper rests on
+        found = plan(stores, source, logs)
+        if refused := refusal(feed, stores.group, found):
+            raise refused
+        if not found.of(Step.MOVE, Step.DONE):
+            raise UsageError(
+                f"group {stores.group} has no offsets in {source} of what {feed} reads", remedy="see sluice groups list"
+            )
+        moves = {r.tp: r.source for r in found.of(Step.MOVE) if r.source is not None}
+        if moves:
+            with contextlib.suppress(Unknown):  # reading back decides
+                if found.target is OffsetStore.ZOOKEEPER:
+                    owner.commit_plain(moves)
+                else:
+                    stores.zookeeper.own(lambda: tps, lambda: None)  # still ours
+                    stores.kafka.put(stores.group, moves)
+            _read_back(stores, found.target, moves)
+    return found
+
+
+def _read_back(stores: Stores, target: OffsetStore, moves: Mapping[TopicPartition, CommittedOffset]) -> None:
+    seen = stores.held(target, list(moves))
+    for tp, meant in moves.items():
+        if _at(seen.get(tp)) != meant.offset:
+            raise CommitFenced(
+                f"{tp}: meant to put {meant.offset} into {target}, which holds {_at(seen.get(tp))}",
+                remedy="repeat the command: what is there already is left as it is. See who commits for this group",
+                topic=tp.topic,
+                partition=tp.partition,
+            )
+
+
+def told(found: Migration) -> str:
+    """The outcome of a migration in a few words."""
+    moved, there = len(found.of(Step.MOVE)), len(found.of(Step.DONE))
+    also = f", {there} there already" if there else ""
+    return f"{many(moved, 'offset')} moved from {found.source} to {found.target}{also}"
