@@ -93,5 +93,6 @@ def test_json_parses(text: str) -> None:
 @pytest.mark.parametrize("page", [p for p in PAGES if p.stem not in UNWRAPPED], ids=lambda page: page.name)
 def test_pages_wrap_at_120_characters(page: Path) -> None:
     text = _FENCE.sub("", re.sub(r"<!-- results -->.*<!-- /results -->", "", page.read_text(), flags=re.S))
-    long = [line for line in text.splitlines() if len(line) > 120 and not re.match(r"\s*(\||\!\[|<|    |`[^`]*`.?$)", line)]
+    whole = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # what cannot be broken
+    long = [line for line in text.splitlines() if len(line) > 120 and not whole.match(line)]
     assert not long, f"{len(long)} lines: {long[0]}"
