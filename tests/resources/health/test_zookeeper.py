@@ -1,0 +1,64 @@
+"""What `sluice doctor` says of offsets in ZooKeeper: a real server, and none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import ZooKeeperUnavailable
+from sluice.pipelines.vocabulary.health import Health
+from sluice.resources.health.zookeeper import examine_offsets
+from sluice.resources.zookeeper import tree
+from tests.zookeepers import LocalZooKeeper
+
+
+def feed(root: Path, **offsets: object) -> Feed:
+    said = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "fail"}
+    return Feed.model_validate({**said, "group": "examined", "offsets": offsets}, context={"root": root})
+
+
+def test_it_is_told_who_answers_and_who_is_in_the_group(tmp_path: Path, zookeeper: LocalZooKeeper) -> None:
+    assert list(examine_offsets(feed(tmp_path))) == []
+    asked = feed(tmp_path, store="zookeeper", connect=zookeeper.connect)
+    (fresh,) = examine_offsets(asked)
+    assert (fresh.health, "is not there yet" in fresh.found) == (Health.OK, True)
+    zookeeper.put("examined", "orders", {0: "4", 1: "5"})
+    (known,) = examine_offsets(asked)
+    assert known.found == f"ZooKeeper at {zookeeper.connect}; group examined has 2 offsets"
+    about = {"version": 1, "subscription": {"orders": 1}, "pattern": "static", "timestamp": "1"}
+    with zookeeper.client() as old:
+        old.create("/consumers/examined/ids/somebody", json.dumps(about).encode(), ephemeral=True, makepath=True)
+        (held,) = examine_offsets(asked)
+    assert (held.health, "has 1 consumer: somebody" in held.found) == (Health.WARNING, True)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree.Tree.__init__, "__defaults__", (12.0, 1.0))
+    with pytest.raises(ZooKeeperUnavailable, match=r"no ZooKeeper answers at 127\.0\.0\.1:1"):
+        list(examine_offsets(feed(tmp_path, connect="127.0.0.1:1", dual_commit=True)))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        ({"store": "zookeeper"}, "needs `connect`"),
+        ({"store": "zookeeper", "connect": "nonsense"}, "is no address"),
+        ({"store": "zookeeper", "connect": "a:1", "dual_commit": True}, "is for `store: kafka`"),
+        ({"dual_commit": True}, "needs `connect`"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path: Path, offsets: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        feed(tmp_path, **offsets)
+
+
+def test_a_transaction_of_kafka_does_not_reach_zookeeper(tmp_path: Path) -> None:
+    base = {"feed": "orders", "kafka": {"bootstrap": "127.0.0.1:9"}, "topics": "orders", "start": "fail"}
+    offsets = {"store": "zookeeper", "connect": "a:1,b:2/kafka"}
+    with pytest.raises(ValueError, match="the offsets are in ZooKeeper"):
+        Feed.model_validate({**base, "offsets": offsets, "commit": "transactional"}, context={"root": tmp_path})
+    with pytest.raises(ValueError, match="need the transaction"):
+        Feed.model_validate({**base, "offsets": offsets, "dead_letters": {"topic": "dlq"}}, context={"root": tmp_path})
