@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.feed.sections import CommitMode
+from sluice.pipelines.feed.sections import CommitMode, OffsetStore
 from sluice.pipelines.ledger import Ledger, State
 from sluice.pipelines.ledger.fold import NO_PINS
 from sluice.pipelines.ports import Cluster
@@ -176,6 +176,7 @@ def look_ahead(
     notice = feed.alerts.retention
     due = list(forecast.deletions(owed, configs.topics, rates, now, notice, eta or 0))
     transactional = feed.transactional_id if feed.commit is CommitMode.TRANSACTIONAL else None
+    committed = _committed_at(ledger, state) if feed.offsets.store is OffsetStore.KAFKA else None  # ZooKeeper's stay
     return Outlook(
         now=now,
         owed=owed,
@@ -184,7 +185,7 @@ def look_ahead(
         production=produced,
         eta=eta,
         at_risk=_at_risk(cluster, due),
-        expiries=forecast.expiries(feed.group, transactional, _committed_at(ledger, state), configs.broker),
+        expiries=forecast.expiries(feed.group, transactional, committed, configs.broker),
         broker=configs.broker,
         compacted=tuple(sorted(t for t, c in configs.topics.items() if c.compacts)),
         unwarned=Unwarned(configs.denied, feed.kafka.bootstrap) if configs.denied else None,
