@@ -1,0 +1,1 @@
+"""Everything below this folder is loaded."""
