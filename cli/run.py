@@ -221,6 +221,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     with session.terminal.progress() as meter:
         heard = met.MetRecorder(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
+        _begin_spark(session, feed)
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
@@ -228,10 +229,17 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
 
 
 def _compile_locally(session: Session, feed: str) -> float:
-    """The seconds that compiling took, on the machine where tasks run."""
+    """The seconds that it took to make, on the machine where tasks run, what is made once: loops, Spark's classes."""
     from sluice.resources.spark.masters import is_local
 
-    return session.compile() if is_local(session.feed(feed).spark) else 0.0
+    return session.compile() + session.lay_out_classes() if is_local(session.feed(feed).spark) else 0.0
+
+
+def _begin_spark(session: Session, feed: str) -> None:
+    """Spark starts while Dagster is loaded and the batch is planned: both take seconds."""
+    from sluice.resources.spark.engine import begin
+
+    begin(session.feed(feed).spark)
 
 
 _EXECUTION = "sluice.assets.execution"

@@ -105,6 +105,17 @@ class Session:
             ready.ready(told)
         return time.monotonic() - began
 
+    def lay_out_classes(self) -> float:
+        """Make the archive from which Spark's JVM starts here, unless it is there. Returns the seconds that it took."""
+        from sluice.resources.spark import jvm
+
+        if jvm.is_prepared():
+            return 0.0
+        began = time.monotonic()
+        self.terminal.note("laying out Spark's classes, from which it starts faster (once for this Java; about 10 s)")
+        jvm.prepare()
+        return time.monotonic() - began
+
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
         """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""

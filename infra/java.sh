@@ -14,3 +14,5 @@ if ! found >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nul
     done
 fi
 found >/dev/null
+# From an archive of its classes Spark starts with half the CPU; without one it starts as well.
+.venv/bin/python -m sluice.resources.spark.jvm || true

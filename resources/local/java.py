@@ -108,11 +108,11 @@ def jars(name: str, artifacts: Sequence[Artifact]) -> Path:
     callers wait for one fetch. Raises SetupError with Ivy's own words when something cannot be fetched.
     """
     request = _ivy_xml(artifacts)
-    folder = _cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
+    folder = cache() / f"{name}-{hashlib.sha256(request.encode()).hexdigest()[:8]}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locking(folder.with_name(folder.name + ".lock")):
+    with locking(folder.with_name(folder.name + ".lock")):
         if not folder.is_dir():
             log.info("fetching %s from Maven Central, once for this user", name)
             _fetch(name, request, artifacts, folder)
@@ -158,12 +158,14 @@ class SharedClasses:
         return f"{self.jars.name}-{self.main.rpartition('.')[2]}-{key}.{size}.jsa"
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """This user's folder for what is made or fetched once."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 @contextlib.contextmanager
-def _locking(path: Path) -> Iterator[None]:
+def locking(path: Path) -> Iterator[None]:
+    """Wait for other processes that hold this file's lock, and hold it."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

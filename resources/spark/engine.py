@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -34,7 +34,7 @@ from sluice.pipelines.vocabulary import scratch, units
 from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.resources.local import java
-from sluice.resources.spark import executor, executors, preflight, shipping
+from sluice.resources.spark import executor, executors, jvm, preflight, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
@@ -65,14 +65,12 @@ _OURS = {
     "spark.python.daemon.module": "sluice.resources.spark.daemon",
     **{f"spark.executorEnv.{name}": value for name, value in WORKERS_ENVIRONMENT.items()},
 }
-# Its ports are on this machine alone, and obey nobody who does not know a secret made for this session. Records never
-# pass through this JVM: the full compiler would double what its start and its few short jobs cost.
-_OPTIONS = "spark.driver.extraJavaOptions"
+# Its ports are on this machine alone, and obey nobody who does not know a secret made for this session.
 _HERE = {
     "spark.driver.host": _LOOPBACK,
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.authenticate": "true",
-    _OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    jvm.OPTIONS: jvm.FLAGS,
 }
 _SOCKET = 100
 """Bytes of a longest path of a socket, and what PySpark names one in its folder."""
@@ -198,6 +196,19 @@ class SparkEngine:
                 remedy=_room(str(error))
                 or "the same Python environment must be on driver and executors; run again when it is mended",
             ) from None
+
+
+def begin(settings: SparkSettings) -> None:
+    """Start Spark on this machine, and its workers, while the caller does something else. What goes wrong, whoever
+    needs Spark hears; elsewhere it starts when it is needed."""
+    if is_local(settings):
+
+        def start() -> None:
+            with suppress(Exception):
+                spark = context(settings)
+                _compiled_there(spark, spark.applicationId)
+
+        threading.Thread(target=start, name="sluice-spark", daemon=True).start()
 
 
 @cache
@@ -422,9 +433,21 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
-    popen = {"stdout": said, "stderr": said}
-    gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
+    gateway = _archived(settings, dict(public), said)
+    if gateway is None:
+        popen = {"stdout": said, "stderr": said}
+        gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
     return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+
+
+def _archived(settings: SparkSettings, public: Mapping[str, str], said: BinaryIO) -> Any:
+    """A JVM started by the archive of its classes, on this machine; None where that does not go."""
+    if not is_local(settings) or not jvm.fits(settings.conf):
+        return None
+    archive, folder = jvm.found(), scratch.root()
+    if archive is None or jvm.OPTIONS in settings.conf:
+        return None
+    return jvm.launch(archive, public, f"-Djava.io.tmpdir={folder}", said)
 
 
 def _session(settings: SparkSettings) -> SparkSession:
@@ -481,14 +504,14 @@ def _here() -> dict[str, str]:
     """Of a Spark on this machine: what it leaves lies in this process's own folder, so that it goes with it, or, when
     it is killed, with the next one."""
     folder = str(scratch.root())
-    options = f'{_HERE[_OPTIONS]} -Djava.io.tmpdir="{folder}"' if '"' not in folder else _HERE[_OPTIONS]
-    return {**_HERE, _OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
+    options = f'{jvm.FLAGS} -Djava.io.tmpdir="{folder}"' if '"' not in folder else jvm.FLAGS
+    return {**_HERE, jvm.OPTIONS: options, "spark.local.dir": folder, **_sockets(folder)}
 
 
 def _driver() -> dict[str, str]:
     """Of a driver whose executors are elsewhere: what it leaves here goes with this process, as in `_here`."""
-    options = _here()[_OPTIONS]
-    return {_OPTIONS: options, "spark.local.dir": str(scratch.root())}
+    options = _here()[jvm.OPTIONS]
+    return {jvm.OPTIONS: options, "spark.local.dir": str(scratch.root())}
 
 
 def _sockets(folder: str) -> dict[str, str]:

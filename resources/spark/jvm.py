@@ -1,0 +1,235 @@
+"""Spark's JVM on this machine, started with the classes it needs laid out in advance (class-data sharing, JEP 350).
+
+    python -m sluice.resources.spark.jvm        make the archive now, for example in an image
+
+Starting Spark loads and checks nine thousand classes out of 280 jars. An archive of them is made once for a user, a
+Java and a PySpark, by a Spark that runs one job and ends. It lies under XDG_CACHE_HOME (else ~/.cache), beside the
+arguments with which PySpark's launcher, a JVM of its own, had started that Spark: those are taken over as well.
+
+Promises: where there is no archive, or it does not fit, or something else than a feed's own settings says how Spark
+starts (`spark-env.sh`, `spark-defaults.conf`, the environment), the JVM starts as PySpark starts it. An archive appears
+whole, by a rename. Java checks each jar's size and time against it and passes over one that does not fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.local import java
+
+FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Records never pass through this JVM: the full compiler would double what its start and its few short jobs cost."""
+OPTIONS = "spark.driver.extraJavaOptions"
+_QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+_LOOK = 0.01
+"""Seconds between looks for the file in which a JVM says where it listens."""
+_OURS = {"SPARK_LOCAL_IP", "SPARK_LOCAL_DIRS", "SPARK_USER", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
+"""Set by us or by PySpark, or of no concern to a driver on this machine."""
+_LAUNCHERS = ("SPARK_", "HADOOP_", "YARN_", "PYSPARK_SUBMIT_ARGS", "PYSPARK_GATEWAY", "JAVA_TOOL_OPTIONS", "_JAVA_")
+_OWN = ("spark.driver.", "spark.jars", "spark.files", "spark.submit", "spark.master", "spark.plugins")
+_SAME = {"spark.driver.host", "spark.driver.bindAddress", OPTIONS, "spark.master"}
+_TRAINING = 120.0
+"""Seconds that making an archive may take; it takes about eight of an idle core."""
+_PREFIX, _ARGUMENTS = "spark-jvm-", "arguments.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A folder with an archive of classes, and how the JVM that made it was started."""
+
+    folder: Path
+
+    @property
+    def classes(self) -> Path:
+        return self.folder / "classes.jsa"
+
+    @property
+    def arguments(self) -> Path:
+        return self.folder / _ARGUMENTS
+
+    def command(self, conf: Mapping[str, str], options: str) -> list[str]:
+        """The JVM's command line. `options`: further options of this JVM."""
+        said = json.loads(self.arguments.read_text())
+        given = [f"{k}={v}" for k, v in conf.items()]
+        return [
+            *(str(java.java_home() / "bin" / "java"), "-cp", said["class_path"], *said["arguments"]),
+            *(f"-XX:SharedArchiveFile={self.classes}", *_QUIET, *([options] if options else [])),
+            *("org.apache.spark.deploy.SparkSubmit", *(part for each in given for part in ("--conf", each))),
+            "pyspark-shell",
+        ]
+
+
+def found() -> Archive | None:
+    """This user's archive for the Java and the PySpark here, if it was made."""
+    with suppress(OSError, ValueError, KeyError, SetupError):
+        archive = Archive(_place())
+        whole = json.loads(archive.arguments.read_text())["bytes"] == archive.classes.stat().st_size
+        return archive if whole else None  # a JVM dies of one that was cut off
+    return None
+
+
+def fits(conf: Mapping[str, str]) -> bool:
+    """Whether nothing but these settings and our own says how Spark's JVM starts."""
+    said = (k for k in os.environ if k.startswith(_LAUNCHERS) and k not in _OURS)
+    home = java.spark_jars().parent / "conf"
+    own = (k for k in conf if k.startswith(_OWN) and k not in _SAME)
+    return sys.platform == "linux" and not any(said) and not home.exists() and not any(own)
+
+
+def launch(archive: Archive, conf: Mapping[str, str], options: str, said: BinaryIO) -> Any:
+    """The gateway of a JVM started by the archive; None if it ended at once. What it prints goes to `said`.
+
+    `conf` stands in its command line, for everybody to read.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    folder = tempfile.mkdtemp()
+    try:
+        where = os.path.join(folder, "gateway")
+        env = os.environ | {"SPARK_CONNECT_MODE": "0", "PYTHONHASHSEED": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": where}
+        process = subprocess.Popen(
+            archive.command(conf, options),
+            stdin=subprocess.PIPE,  # when this process ends, however it does, the JVM ends
+            stdout=said,
+            stderr=said,
+            env=env | {"SPARK_HOME": str(java.spark_jars().parent)},
+            preexec_fn=_deaf,
+        )
+        while process.poll() is None and not os.path.isfile(where):
+            time.sleep(_LOOK)
+        if not os.path.isfile(where):
+            return None
+        port, secret = _read(Path(where))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    there = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(there)  # the way that PySpark has for a JVM that runs already
+    try:
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        for name in there:
+            del os.environ[name]
+    gateway.proc = process
+    return gateway
+
+
+def _deaf() -> None:
+    """An interrupt is for this process: the JVM ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _read(where: Path) -> tuple[int, str]:
+    """Port and secret, as the JVM wrote them: each number big-endian, the text behind its length."""
+    said = where.read_bytes()
+    length = int.from_bytes(said[4:8])
+    return int.from_bytes(said[:4]), said[8 : 8 + length].decode()
+
+
+# -- making it
+
+
+def is_prepared() -> bool:
+    """Whether the archive is there, or cannot be made here: then there is nothing to wait for."""
+    with suppress(OSError, SetupError):
+        return found() is not None or not fits({}) or _failed(_place()).exists()
+    return True
+
+
+def prepare() -> bool:
+    """Make the archive unless it is there. Returns whether there is one now. Where it cannot be made, Spark starts as
+    ever, and it is not tried again."""
+    if not is_prepared():
+        with suppress(OSError):
+            place = _place()
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with java.locking(place.with_name(place.name + ".lock")):
+                if not is_prepared():
+                    _remove_useless(place.parent)
+                    _make(place)
+    return found() is not None
+
+
+def _make(place: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=place.name + ".", dir=place.parent) as scratch:
+        made = Path(scratch, "made")
+        made.mkdir()
+        train = [sys.executable, "-m", "sluice.resources.spark.jvm", str(made)]
+        try:
+            subprocess.run(train, capture_output=True, timeout=_TRAINING, check=True, stdin=subprocess.DEVNULL)
+            os.rename(made, place)
+        except (OSError, subprocess.SubprocessError):
+            _failed(place).touch()
+
+
+def _failed(place: Path) -> Path:
+    return place.with_name(place.name + ".failed")
+
+
+def _remove_useless(folder: Path) -> None:
+    """Archives of jars that are gone, as an environment leaves them that was made anew."""
+    for each in folder.glob(f"{_PREFIX}*/{_ARGUMENTS}"):
+        with suppress(OSError, ValueError, KeyError):
+            if not Path(json.loads(each.read_text())["jars"]).is_dir():
+                shutil.rmtree(each.parent)
+
+
+def _train(folder: Path) -> None:
+    """Start Spark as PySpark does, run a job with Python workers, and let its JVM write down what it had loaded."""
+    from sluice.pipelines.feed.sections import SparkSettings
+    from sluice.pipelines.vocabulary import scratch
+    from sluice.resources.spark import engine
+
+    archive, own = Archive(folder), f"-Djava.io.tmpdir={scratch.root()}"
+    dump = f"-XX:ArchiveClassesAtExit={archive.classes}"
+    settings = SparkSettings(
+        master="local[1]", conf={OPTIONS: f"{FLAGS} {own} {dump}", "spark.python.daemon.module": "pyspark.daemon"}
+    )
+    spark = engine.context(settings)
+    for _ in range(2):
+        spark.parallelize(range(2), 2).mapPartitions(lambda rows: [sum(rows)]).collect()
+    jvm: Any = spark._jvm
+    arguments = [*jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()]
+    class_path = jvm.java.lang.System.getProperty("java.class.path")
+    process: Any = spark._gateway.proc  # type: ignore[union-attr]
+    spark.stop()
+    process.stdin.close()
+    process.wait()
+    if archive.classes.is_file():
+        kept = [a for a in arguments if a not in (own, dump)]
+        said = {
+            "jars": str(java.spark_jars()),
+            "class_path": class_path,
+            "arguments": kept,
+            "bytes": archive.classes.stat().st_size,
+        }
+        archive.arguments.write_text(json.dumps(said))
+
+
+def _place() -> Path:
+    """Where the archive of this Java and these jars lies."""
+    jars = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(java.spark_jars()))
+    runs = java.java_home() / "lib" / "server"
+    runtime = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in os.scandir(runs))
+    said = json.dumps([str(java.spark_jars()), jars, str(java.java_home()), runtime, FLAGS, 2])
+    return java.cache() / f"{_PREFIX}{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        _train(Path(sys.argv[1]))
+    else:
+        sys.exit(0 if prepare() else "Spark's JVM starts without an archive of its classes here")

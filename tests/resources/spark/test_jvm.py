@@ -1,0 +1,83 @@
+"""Spark's JVM from an archive of its classes: it is used where it fits, and nothing needs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sluice.pipelines.feed.sections import SparkSettings
+from sluice.resources.spark import engine, jvm
+
+
+@pytest.fixture(scope="module")
+def archive() -> jvm.Archive:
+    assert jvm.prepare()
+    found = jvm.found()
+    assert found
+    return found
+
+
+def command_of(settings: SparkSettings) -> str:
+    """How the JVM was started that now carries out a job of that Spark."""
+    spark = engine.context(settings)
+    try:
+        assert spark.parallelize(range(2), 2).mapPartitions(lambda rows: [sum(rows)]).collect() == [0, 1]
+        process = engine._jvm_process()
+        assert process
+        return Path(f"/proc/{process.pid}/cmdline").read_text()
+    finally:
+        spark.stop()
+        engine._forget_jvm()
+
+
+@pytest.mark.spark
+def test_a_jvm_starts_from_the_archive_and_has_the_options_that_pyspark_gives(archive: jvm.Archive) -> None:
+    said = command_of(SparkSettings(master="local[2,3]"))
+    assert str(archive.classes) in said
+    assert "--add-opens=java.base/java.nio=ALL-UNNAMED" in said
+    assert "org.apache.spark.launcher" not in said
+
+
+@pytest.mark.spark
+def test_without_an_archive_it_starts_as_pyspark_starts_it(
+    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "SharedArchiveFile" not in command_of(SparkSettings(master="local[2,3]"))
+
+
+def test_an_archive_that_was_cut_off_is_none(
+    archive: jvm.Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copied = tmp_path / "sluice" / archive.folder.name
+    shutil.copytree(archive.folder, copied)
+    assert jvm.found() == jvm.Archive(copied)
+    (copied / "classes.jsa").chmod(0o600)
+    with (copied / "classes.jsa").open("r+b") as file:
+        file.truncate(1 << 20)
+    assert jvm.found() is None
+
+
+def test_settings_of_ones_own_for_the_jvm_go_to_pysparks_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jvm.fits({"spark.task.cpus": "1"})
+    assert not jvm.fits({"spark.driver.memory": "2g"})
+    assert not jvm.fits({"spark.jars": "more.jar"})
+    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+    assert not jvm.fits({})
+
+
+def test_an_archive_of_jars_that_are_gone_is_removed_when_another_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gone = tmp_path / "sluice" / "spark-jvm-000000000000"
+    gone.mkdir(parents=True)
+    (gone / "arguments.json").write_text(json.dumps({"jars": str(tmp_path / "nowhere")}))
+    monkeypatch.setattr(jvm, "_TRAINING", 0.01)
+    assert not jvm.prepare()  # it takes longer than that
+    assert not gone.exists()
+    assert jvm.is_prepared()  # it is not tried again
