@@ -7,15 +7,15 @@ and an error of ours as itself. An interrupt cancels the Spark job and the run, 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
-from sluice.assets.feeds import topics_of
+from sluice.assets.factory import catch_up_job, feed_definitions, land_job, many_job, run_config, steps_of_feed
+from sluice.assets.feeds import FeedFiles, read_feeds, topics_of
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.internals import belong
 from sluice.assets.memory import recall
@@ -88,6 +88,75 @@ def run_feed(
             )
             error = _error(run_id, witness, result)
     return RunOutcome(run_id, witness.landed, witness.committed, error, witness.uncommitted)
+
+
+def run_feeds(
+    project: Project,
+    names: Sequence[str],
+    report_of: Callable[[str], Reporter],
+    open_edges: OpenEdges = open_real_edges,
+) -> Mapping[str, RunOutcome]:
+    """Land and commit what each of the feeds owes, one after the other, in one run of Dagster for all that have the
+    same Spark. The outcome of each, by its name: an error of one, whatever it is, is its own.
+
+    Raises FeedError for a feed that is not there, before anything runs, and KeyboardInterrupt.
+    """
+    from sluice.resources.spark import engine
+
+    files = read_feeds(project, project.environ())
+    waiting, outcomes = {name: files.feed(name) for name in names}, dict[str, RunOutcome]()
+    while waiting:
+        spark = next(iter(waiting.values())).spark
+        alike = [name for name, feed in waiting.items() if feed.spark == spark]
+        outcomes |= _run_alike(project, alike, files, report_of, open_edges)
+        waiting = {name: feed for name, feed in waiting.items() if name not in alike}
+        if waiting:
+            engine.end()
+    return {name: outcomes[name] for name in names}
+
+
+def _run_alike(
+    project: Project,
+    names: Sequence[str],
+    files: FeedFiles,
+    report_of: Callable[[str], Reporter],
+    open_edges: OpenEdges,
+) -> Mapping[str, RunOutcome]:
+    run_id, home, witnesses = str(uuid.uuid4()), prepare_home(project), {name: Witness() for name in names}
+    with open_instance(project) as instance, holding(home, run_id):
+        belong(instance, project)
+        bury_dead_runs(instance, home)
+
+        def cancel(run: str) -> None:
+            if (standing := instance.get_run_by_id(run)) is not None:
+                instance.report_run_canceling(standing)
+
+        plain = RunSession(project, open_edges, on_interrupt=cancel, files=files)
+        sessions = {n: replace(plain, report=report_of(n), witness=w) for n, w in witnesses.items()}
+        job = many_job(list(files.feeds.values()), lambda name: sessions.get(name, plain))
+        with _canceled_by_interrupt(instance, run_id):
+            result = job.execute_in_process(
+                run_config=_SILENT,
+                instance=instance,
+                raise_on_error=False,
+                run_id=run_id,
+                op_selection=[steps_of_feed(name) for name in names],
+            )
+            if any(w.interrupted for w in witnesses.values()) or _was_interrupted(result):
+                raise KeyboardInterrupt
+    unexplained = not result.success and not any(w.error for w in witnesses.values())
+    other = _unexplained_failure(run_id, result) if unexplained else None
+    return {name: _outcome_of(run_id, name, w, other) for name, w in witnesses.items()}
+
+
+def _outcome_of(run_id: str, name: str, witness: Witness, other: SluiceError | None) -> RunOutcome:
+    error = witness.error
+    if error is not None and not isinstance(error, SluiceError):
+        error = Failed(
+            f"unforeseen {type(error).__name__}: {error}",
+            remedy=f"run it by itself, with the traceback: sluice run {name} --debug",
+        )
+    return RunOutcome(run_id, witness.landed, witness.committed, error or other, witness.uncommitted)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ run, so that addresses and secrets are those of the run.
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -115,6 +115,13 @@ def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[st
     return {"ops": {_land_op(feed): {"config": asked}}}
 
 
+MANY = "owed_by_many_feeds"
+"""The job that lands what many feeds owe."""
+_MANY = (
+    "Land what each of the feeds owes, then commit, in one process with one Spark. A feed that fails stops no other."
+)
+
+
 def land_job(feed: str) -> str:
     return f"land_{feed}"
 
@@ -206,6 +213,38 @@ def _committed_asset(feed: Feed, shown: Shown, windows: Windows, session: RunSes
 
 
 def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
+    land, commit = _catch_up_ops(feed, session)
+
+    @dg.job(
+        name=catch_up_job(feed.name),
+        description=f"Land what {feed.name} owes, or any windows or offsets that you name, then commit.",
+        tags={FEED_TAG: feed.name},
+        executor_def=dg.in_process_executor,
+    )
+    def catch_up() -> None:
+        commit(land())
+
+    return catch_up
+
+
+def many_job(feeds: Sequence[Feed], session_of: Callable[[str], RunSession]) -> dg.JobDefinition:
+    """One job over many feeds: for each the steps of its `catch_up_<feed>`, of which no other feed's step waits."""
+    steps_of = [_catch_up_ops(feed, session_of(feed.name)) for feed in feeds]
+
+    @dg.job(name=MANY, description=_MANY, executor_def=dg.in_process_executor)
+    def catch_up_many() -> None:
+        for land, commit in steps_of:
+            commit(land())
+
+    return catch_up_many
+
+
+def steps_of_feed(feed: str) -> str:
+    """Selects a feed's steps among those of `many_job`."""
+    return f"{_land_op(feed)}*"
+
+
+def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
     @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         yield from steps.land_request(context, session, feed.name, LandConfig(**context.op_config))
@@ -219,16 +258,7 @@ def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
     def commit(context: dg.OpExecutionContext) -> Iterator[Any]:
         yield from steps.commit_frontier(context, session, feed.name)
 
-    @dg.job(
-        name=catch_up_job(feed.name),
-        description=f"Land what {feed.name} owes, or any windows or offsets that you name, then commit.",
-        tags={FEED_TAG: feed.name},
-        executor_def=dg.in_process_executor,
-    )
-    def catch_up() -> None:
-        commit(land())
-
-    return catch_up
+    return land, commit
 
 
 def _observed_topics(

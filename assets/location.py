@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from sluice.assets.factory import feed_definitions
+from sluice.assets.factory import feed_definitions, many_job
 from sluice.assets.feeds import FeedFiles, read_shapes, topics_of
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
@@ -37,11 +37,12 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
     windows = windows_of(project, files.feeds)
     shown = {name: Shown.of(feed) for name, feed in files.feeds.items()}
     reports = read_reports(project, files.feeds)
+    many = [many_job(list(files.feeds.values()), lambda name: session)] if len(files.feeds) > 1 else []
     broken = [broken_asset("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()]
     return dg.Definitions.merge(
         feeds_of(project, files, shown, windows, session),
         report_definitions(reports.reports.values(), windows, session),
-        dg.Definitions(assets=broken, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
+        dg.Definitions(assets=broken, jobs=many, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
     )
 
 

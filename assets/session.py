@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from sluice.assets.feeds import read_feeds
+from sluice.assets.feeds import FeedFiles, read_feeds
 from sluice.assets.instance import holding, prepare_home
 from sluice.assets.shown import Keys
 from sluice.pipelines.batch.result import Landed
@@ -87,7 +87,8 @@ class RunSession:
     """How a run finds its feed, opens its edges, and reports progress.
 
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
-    `keys`: those under which Dagster shows a feed, by its name.
+    `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
+    run; otherwise each step reads them.
     """
 
     project: Project
@@ -98,10 +99,11 @@ class RunSession:
     on_interrupt: Callable[[str], None] = lambda run: None
     witness: Witness = field(default_factory=Witness)
     keys: Callable[[str], Keys] = Keys.of
+    files: FeedFiles | None = None
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
-        return read_feeds(self.project, self.project.environ()).feed(name)
+        return (self.files or read_feeds(self.project, self.project.environ())).feed(name)
 
     def readable_feed(self, name: str) -> Feed:
         """The feed, to read what landed: the address of Kafka need not be known. Raises FeedError."""

@@ -12,12 +12,12 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import met, profiles, windows
+from sluice.cli import fleet, met, profiles, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, percent, rate, seconds, size
 from sluice.cli.partitions import lives
-from sluice.cli.session import FeedName, Session, command
+from sluice.cli.session import Session, command
 from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
 from sluice.cli.windows import From, To, Window
 from sluice.pipelines.contract.catalogue import text
@@ -25,7 +25,7 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.records import ready
 from sluice.pipelines.validation.drift import describe_drift, drift_of
-from sluice.pipelines.vocabulary.errors import UsageError, WindowHeld, WindowIncomplete
+from sluice.pipelines.vocabulary.errors import SluiceError, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from sluice.pipelines.watching.standing import WindowStanding
 
 
+FeedNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FEED…", help="Feeds by name, as in feeds/FEED.yaml, or patterns.", show_default=False),
+]
+All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
 Profile = Annotated[
     bool, typer.Option("--profile", help="Show where the time went: by stage of the run, and by activity of its tasks.")
 ]
@@ -66,7 +71,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     session: Session,
-    feed: FeedName,
+    feeds: FeedNames = None,
+    everything: All = False,
     offsets: Offsets = None,
     only: Only = None,
     window: Window = None,
@@ -83,6 +89,9 @@ def run(
     Without options it catches up. It runs the feed's Dagster job on the project's instance, so the UI shows it.
     Several windows are several runs, and one that fails does not stop the others.
 
+    Several feeds (--all, a list, or a pattern in quotes) catch up in one process, in one run of Dagster. A feed that
+    fails stops no other; the end names it, and the exit code is that of the worst.
+
     The next run finishes a run that died: nothing is read twice, and no row is visible twice. Windows and offsets may
     lie below the origin. Where the feed's limits end a run, the next run goes on.
 
@@ -94,8 +103,17 @@ def run(
     $ sluice run orders --offsets orders:0:100-200 --offsets orders:1:0-50
     $ sluice run orders --skip-to 2026-11-20T00:00:00Z --reason "test data"
     $ sluice run orders --profile
+    $ sluice run --all
+    $ sluice run orders 'clicks-*'
     """
-    found, typed = session.feed(feed), WorkOptions(offsets, only, window, start, end, replace, per_run)
+    typed = WorkOptions(offsets, only, window, start, end, replace, per_run)
+    if everything or len(feeds or ()) != 1 or fleet.is_pattern(*(feeds or ())):
+        if typed != WorkOptions() or skip_to or reason or profile:
+            raise UsageError("options that say what to land, for several feeds", remedy="several feeds only catch up")
+        names = fleet.chosen(session.files, feeds or (), everything=everything)
+        return _many(session, names, list(session.files.broken.values()) if everything else [])
+    feed = (feeds or [""])[0]
+    found = session.feed(feed)
     asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
     limited = found.limits.records or found.limits.bytes
     if start or len(asked) > 1 or (limited and asked[0].kind is not RequestKind.CATCH_UP):
@@ -107,6 +125,41 @@ def run(
         session.terminal.fail(ran.outcome.error)
     session.terminal.document(document(ran, stands) | _profile_document(ran, profile))
     return ran.outcome.exit_code
+
+
+def _many(session: Session, names: Sequence[str], broken: Sequence[SluiceError]) -> int:
+    """Catch up these feeds; the worst exit code. `broken`: what is wrong with files of others that were meant."""
+    spent, asked = _so_far(), Request(RequestKind.CATCH_UP)
+    compiled = max((_compile_locally(session, n) for n in names[:1]), default=0.0)
+    began, watches = time.monotonic(), dict[str, Stopwatch]()
+    with session.terminal.progress() as meter:
+        session.begin_spark(session.feed(names[0]))
+        from sluice.assets.execution import run_feeds
+
+        def report_of(name: str) -> Reporter:
+            heard[name] = met.MetRecorder(meter)
+            return watches.setdefault(name, Stopwatch(heard[name], {}, "wait"))
+
+        heard: dict[str, met.MetRecorder] = {}
+        outcomes = run_feeds(session.project, names, report_of, session.open_edges)
+    ran = {
+        n: Ran(n, asked, o, watches[n].stopped(), session.feed(n).contract, heard[n].met) for n, o in outcomes.items()
+    }
+    whole = spent + compiled + time.monotonic() - began
+    lines = [fleet.Line(n, o, _landed_text(ran[n])) for n, o in outcomes.items()]
+    session.terminal.show(*fleet.view(lines, whole))
+    errors = [*broken, *(line.outcome.error for line in lines if line.outcome.error)]
+    for error in (*broken, *fleet.named(lines)):
+        session.terminal.fail(error)
+    session.terminal.document(
+        {
+            "feeds": [document(r) for r in ran.values()],
+            "failed": fleet.failed(lines),
+            "broken": [e.fields() for e in broken],
+            "took": round(whole, 3),
+        }
+    )
+    return max((e.exit_code for e in errors), default=0)
 
 
 def _profile(ran: Ran, wanted: bool) -> list[RenderableType]:
@@ -221,7 +274,7 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     with session.terminal.progress() as meter:
         heard = met.MetRecorder(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
-        _begin_spark(session, feed)
+        session.begin_spark(session.feed(feed))
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
@@ -235,22 +288,15 @@ def _compile_locally(session: Session, feed: str) -> float:
     return session.compile() + session.lay_out_classes() if is_local(session.feed(feed).spark) else 0.0
 
 
-def _begin_spark(session: Session, feed: str) -> None:
-    """Spark starts while Dagster is loaded and the batch is planned: both take seconds."""
-    from sluice.resources.spark.engine import begin
-
-    begin(session.feed(feed).spark)
-
-
 _EXECUTION = "sluice.assets.execution"
 """Loaded by the first run of a process."""
 
 
 class Stopwatch:
-    """Passes progress on, and measures each stage from Dagster's start on; `spent` is the time before."""
+    """Passes progress on, and measures each stage, from one that began with it; `spent` is the time before."""
 
-    def __init__(self, report: Reporter, spent: Mapping[str, float]) -> None:
-        self._report, self._stage, self._since = report, "start Dagster", time.monotonic()
+    def __init__(self, report: Reporter, spent: Mapping[str, float], first: str = "start Dagster") -> None:
+        self._report, self._stage, self._since = report, first, time.monotonic()
         self._spent = dict(spent)
 
     def __call__(self, progress: Progress) -> None:
@@ -326,15 +372,20 @@ def _not_committed(ran: Ran) -> list[RenderableType]:
 
 def _brief(ran: Ran, stands: WindowStanding | None) -> list[RenderableType]:
     """The window's state, and what this run landed of it."""
+    landed = _landed_text(ran)
+    line = windows.verdict(stands) if stands else _request_line(ran)
+    line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")
+    return [*met.view(ran.met), line]
+
+
+def _landed_text(ran: Ran) -> str:
     counts, files, volume = _totals(ran)
     landed = f"{many(counts.landed, 'record')} in {many(files, 'file')}, {volume}" if ran.batches else "nothing landed"
     if saved := _adopted_text(ran):
         landed += f" ({saved})"
     if counts.quarantined:
         landed += f", {count(counts.quarantined)} in quarantine"
-    line = windows.verdict(stands) if stands else _request_line(ran)
-    line.append(f"  {landed}, {seconds(sum(ran.stages.values()))}", style="dim")
-    return [*met.view(ran.met), line]
+    return landed
 
 
 def _all_of(feed: str, runs: Sequence[Ran]) -> list[RenderableType]:

@@ -116,6 +116,12 @@ class Session:
         jvm.prepare()
         return time.monotonic() - began
 
+    def begin_spark(self, feed: Feed) -> None:
+        """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds."""
+        from sluice.resources.spark.engine import begin
+
+        begin(feed.spark)
+
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
         """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""

@@ -211,6 +211,14 @@ def begin(settings: SparkSettings) -> None:
         threading.Thread(target=start, name="sluice-spark", daemon=True).start()
 
 
+def end() -> None:
+    """End this process's Spark, if it has one: the next one starts as its feed's settings say."""
+    with _lock:
+        if (running := _running()) is not None:
+            running.stop()
+            _forget_jvm()
+
+
 @cache
 def _compiled_there(spark: SparkContext, application: str) -> None:
     """Tasks as many as there are cores, so that each executor has one: what lands is not what compiles. Once for an

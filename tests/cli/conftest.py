@@ -95,6 +95,9 @@ class Over(Session):
         assert self.world is not None
         return self.world.open_edges(feed)
 
+    def begin_spark(self, feed: Feed) -> None:
+        """Tasks run in this process."""
+
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:
         return nullcontext(self.groups)
 
