@@ -116,12 +116,12 @@ class LocalSpark:
         self._until(lambda: _listens(self._port), self.head)
         return self.head
 
-    def start_worker(self, host: str = HOST) -> Daemon:
-        """Start one more worker, as on a machine with that address of loopback."""
+    def start_worker(self) -> Daemon:
+        """Start one more worker."""
         number = len(self.running) + 1
         work = self.folder / f"worker-{number}"
         size = ["--cores", str(self.cores), "--memory", self.memory]
-        where = ["--host", host, "--webui-port", "0", "--work-dir", str(work)]
+        where = ["--host", HOST, "--webui-port", "0", "--work-dir", str(work)]
         self.running.append(self._start(f"worker-{number}", _WORKER, *where, *size, self.master))
         return self.running[-1]
 

@@ -42,6 +42,8 @@ _LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
 """Releases that should be."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 """What a feed says of Kafka that names a file, which each host has for itself."""
+_FRAME = ("at ", "... ")
+"""How lines of a Java stack trace begin that tell nothing."""
 _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
 
@@ -218,10 +220,7 @@ def failed(error: str, python: str) -> Finding:
         return Finding(f"{where} have no {python}", remedy)
     if missing := re.search(r"No module named '?([\w.]+)", error):
         return Finding(f"{where} have no module {missing[1]}", f"{_SENT}, or install Sluice on every host")
-    if "No space left on device" in error:
-        remedy = "free space there, or name another folder (SPARK_WORKER_DIR, SPARK_LOCAL_DIRS): each executor unpacks"
-        return Finding(f"{where} have no space left where Spark keeps their files", f"{remedy} some 400 MB")
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_FRAME)]
     return Finding(
         f"{where} do not answer: {(lines or ['no reason given'])[-1][:300]}",
         "see what they printed: the application's stderr on the workers",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import pytest
 from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.local.spark_cluster import LocalSpark
 from tests.cluster.conftest import landed, on
-from tests.faults.nemeses.lakes import mounted
 from tests.integration.support import Place
-from tests.resources.kafka.tools import free_port, until
+from tests.resources.kafka.tools import free_port
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,8 +21,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("own_context"),
 ]
-
-OTHER = "127.0.0.2"
 
 
 def refused(place: Place, spark: dict[str, str]) -> SetupError:
@@ -64,24 +60,6 @@ def test_executors_without_sluice(place: Place, cluster: LocalSpark) -> None:
 def test_executors_without_the_interpreter(place: Place, cluster: LocalSpark) -> None:
     said = refused(place, on(cluster, python="/opt/nowhere/python3.11"))
     assert said.message == "executors on 127.0.0.1 have no /opt/nowhere/python3.11"
-
-
-@pytest.mark.parametrize("excludes", ["false", "true"])
-def test_a_host_where_the_pack_finds_no_room(place: Place, tmp_path: Path, excludes: str) -> None:
-    """By itself, and where Spark excludes a host on which tasks fail."""
-    folder = tmp_path / "spark"
-    folder.mkdir()
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(mounted(folder / "worker-1", "100m"))
-        except OSError as error:
-            pytest.skip(f"no file system of its own for the worker: {error}")
-        cluster = stack.enter_context(LocalSpark(folder, workers=0))
-        cluster.start_worker(OTHER)
-        until(lambda: cluster.registered() == 1, 60)
-        said = refused(place, on(cluster, conf={"spark.excludeOnFailure.enabled": excludes}))
-    assert said.message == f"executors on {OTHER} have no space left where Spark keeps their files"
-    assert "SPARK_WORKER_DIR" in said.remedy
 
 
 def test_another_python_there(place: Place, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ Python in worker has different version: 3.9 than that in driver: 3.11, PySpark c
         ('java.io.IOException: Cannot run program "python3.11": error=2', "executors have no python3.11"),
         ("x\nModuleNotFoundError: No module named 'sluice'\n", "executors have no module sluice"),
         ("it broke", "executors do not answer: it broke"),
+        ("it broke\n\tat java.base/java.lang.Thread.run(Thread.java:840)", "executors do not answer: it broke"),
     ],
 )
 def test_why_no_executor_answered(error: str, said: str) -> None:
