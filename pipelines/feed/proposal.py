@@ -108,14 +108,14 @@ def kafka_text(kafka: Mapping[str, str]) -> str:
 
 
 def _keyed(key: str, proposed: Proposed) -> str:
-    return f"{f'{key}: {proposed.value}':<28}# {proposed.why}"
+    return f"{f'{key}: {proposed.value}':<27} # {proposed.why}"
 
 
 def _columns(sample: Sampled) -> Iterator[str]:
     columns = sample.columns
     for name, said in columns.items():
         text = f"  {_scalar(name)}: {_scalar(said)}"
-        yield f"{text:<28}# {_note(sample, sample.fields[name])}"
+        yield f"{text:<27} # {_note(sample, sample.fields[name])}"
     if left := [name for name in sample.fields if name not in columns]:
         yield f"  # in the column _extra, since no schema can name them: {len(left)} fields"
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def test_a_json_topic_gets_a_schema_that_its_records_fit(
         "lines": "list<struct<sku:string, quantity:int64>>",
     }
     assert told["sampled"] == told["fit"] == 600
+    assert not re.search(r"\S#", told["text"])  # a comment begins after a space, or other readers of YAML refuse it
     assert sorted(p.name for p in empty.iterdir()) == [".gitignore", "feeds", "workspace.yaml"]
     assert (empty / "workspace.yaml").read_text() == (Path(__file__).parents[2] / "workspace.yaml").read_text()
     assert sluice("feeds", "check", "--json").code == 0
