@@ -132,5 +132,6 @@ def _project(ctx: typer.Context) -> Project:
 
 def _feed_name(ctx: typer.Context) -> str | None:
     """The feed that stands on the line. An option that still lacks its value leaves all words before it unread."""
-    name = ctx.params.get("feed") or next(iter(ctx.args), None)
+    several = ctx.params.get("feeds") or ctx.args
+    name = ctx.params.get("feed") or next(iter(several), None)
     return str(name) if name else None

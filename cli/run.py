@@ -12,7 +12,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from sluice.cli import fleet, met, profiles, windows
+from sluice.cli import completing, fleet, met, profiles, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
 from sluice.cli.numbers import count, percent, rate, seconds, size
@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 FeedNames = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FEED…", help="Feeds by name, as in feeds/FEED.yaml, or patterns.", show_default=False),
+    typer.Argument(
+        metavar="FEED…",
+        help="Feeds by name, as in feeds/FEED.yaml, or patterns.",
+        show_default=False,
+        autocompletion=completing.feeds,
+    ),
 ]
 All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
 Profile = Annotated[
