@@ -32,6 +32,7 @@ from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import Range, union
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Receipt
 from sluice.pipelines.vocabulary.units import many
+from sluice.pipelines.watching.traffic import notable
 from sluice.resources.local import process
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ FeedNames = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", metavar=" ", help="All feeds of the project, in one run.")]
 Profile = Annotated[
-    bool, typer.Option("--profile", help="Show where the time went: by stage of the run, and by activity of its tasks.")
+    bool, typer.Option("--profile", help="Show where the time went: by stage, by activity of tasks, by broker.")
 ]
 SkipTo = Annotated[
     str | None,
@@ -446,6 +447,7 @@ def _beside(ran: Ran, landed: Landed) -> list[RenderableType]:
         *(bad(refusal.error.message) for refusal in landed.refusals),
         *(warn(line) for line in _drifting(ran)),
         *(warn(line) for line in _broken(ran)),
+        *(warn(line) for line in notable(profiles.traffic(ran.batches).brokers)),
     ]
 
 
@@ -561,6 +563,7 @@ def document(ran: Ran, stands: WindowStanding | None = None) -> dict[str, Any]:
         "other_batches": met.document(ran.met),
         "drift": [asdict(d) for d in _drift(ran)],
         "contract": [_outcome(o) for o in _outcomes(ran)],
+        "brokers_noted": notable(profiles.traffic(ran.batches).brokers),
         "refusals": [r.error.fields() for r in landed.refusals] if landed else [],
         "losses": [_range(loss.key, loss.range) for loss in landed.losses] if landed else [],
         "skipped": [_range(passed.key, passed.range) for passed in landed.skipped] if landed else [],

@@ -27,6 +27,7 @@ from sluice.pipelines.vocabulary.kafka import (
 )
 from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
 
 class Groups(Protocol):
@@ -137,6 +138,10 @@ class Fetcher(Protocol):
         The fetcher follows a leader that moves. An offset out of range, a changed topic id, truncation and missing
         rights end a slice with FetchFailed; so does a leader that stays away (KafkaUnavailable).
         """
+        ...
+
+    def traffic(self) -> TaskTraffic:
+        """What the streams so far have asked of brokers."""
         ...
 
     def close(self) -> None:
@@ -312,7 +317,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """Runs tasks, each perhaps more than once. Receipts come back; data does not."""
+    """Runs tasks, each perhaps more than once. Receipts come back, and what was asked of Kafka; data does not."""
 
     def start(self) -> None:
         """Start the engine and wait until it is ready. Raises SetupError.
@@ -321,8 +326,9 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        """Run the job's tasks with these indices. Returns one outcome for each of their slices, in no particular order.
+    def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:
+        """Run the job's tasks with these indices. Returns one outcome for each of their slices, and the traffic of each
+        task that read anything, in no particular order.
 
         Raises SetupError when the engine does not start, and Failed when the job failed or was cancelled.
         """

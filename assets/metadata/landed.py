@@ -19,7 +19,9 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.validation.drift import drift_of
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
 from sluice.pipelines.watching.timings import spent
+from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
 
 
 def batch_metadata(books: Books, batch: Batch) -> Metadata:
@@ -31,6 +33,7 @@ def batch_metadata(books: Books, batch: Batch) -> Metadata:
         **_amounts(entry.receipts),
         **_rates(books, (batch,)),
         **task_time(entry.receipts),
+        **brokers(entry.receipts, entry.traffic),
         "slices_adopted": sum(r.adopted for r in entry.receipts),
         "slices_failed": len(entry.failures),
         **_provenance(books.state, batch),
@@ -50,6 +53,7 @@ def window_metadata(books: Books, window: int) -> Metadata:
         **column_schema(books, receipts),
         **_rates(books, batches),
         **task_time(receipts),
+        **brokers(receipts, sum((books.entry(b).traffic for b in batches), Traffic())),
         **_provenances(books.state, batches),
     }
 
@@ -168,6 +172,59 @@ def task_time(receipts: Iterable[Receipt]) -> Metadata:
         "task_ns_per_record": round(all_.per_record(all_.total), 1),
         "task_time": table(rows, columns),
     }
+
+
+def brokers(receipts: Iterable[Receipt], traffic: Traffic) -> Metadata:
+    """What fetching asked of brokers, as `sluice run --profile` says it; nothing where nobody was asked."""
+    if not traffic.brokers:
+        return {}
+    whole = all_brokers(traffic.brokers)
+    return {
+        "fetches": float(whole.requests),
+        "fetched_bytes": float(whole.bytes),
+        **{f"fetch_{name}_ms": whole.latency.percentile_ms(share) for name, share in SHARES.items()},
+        "fetch_wait_seconds": whole.latency.total_us / 1e6,
+        "fetch_held_seconds": whole.held_us / 1e6,
+        "throttled_seconds": whole.throttle_ms / 1e3,
+        "leaders_moved": float(whole.moved),
+        "brokers": table([_broker(b) for b in traffic.brokers], _BROKER),
+        "topics": table([_topic(t) for t in by_topic(receipts, traffic)], _TOPIC),
+        **({"brokers_noted": dg.MetadataValue.text("; ".join(said))} if (said := notable(traffic.brokers)) else {}),
+    }
+
+
+def _broker(b: BrokerTraffic) -> dict[str, str | int | float]:
+    return {
+        "broker": f"{b.node} {b.address}".strip(),
+        "fetches": b.requests,
+        "mb": round(b.bytes / 1e6, 3),
+        **{f"{name}_ms": b.latency.percentile_ms(share) for name, share in SHARES.items()},
+        "wait_seconds": round(b.latency.total_us / 1e6, 3),
+        "held_seconds": round(b.held_us / 1e6, 3),
+        "throttled_seconds": b.throttle_ms / 1e3,
+        "moved": b.moved,
+        "errors": ", ".join(f"{name} {n}" for name, n in sorted(b.errors.items())),
+    }
+
+
+_BROKER = (
+    {"broker": "string", "fetches": "int", "mb": "float"}
+    | {f"{name}_ms": "float" for name in SHARES}
+    | dict.fromkeys(("wait_seconds", "held_seconds", "throttled_seconds"), "float")
+    | {"moved": "int", "errors": "string"}
+)
+
+
+def _topic(t: TopicTraffic) -> dict[str, str | int | float]:
+    return {
+        "topic": t.topic,
+        "records": t.records,
+        "mb": round(t.bytes / 1e6, 3),
+        "behind": -1 if t.behind is None else t.behind,
+    }
+
+
+_TOPIC = {"topic": "string", "records": "int", "mb": "float", "behind": "int"}
 
 
 def _provenance(state: State, batch: Batch) -> Metadata:

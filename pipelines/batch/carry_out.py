@@ -25,6 +25,8 @@ from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost
 from sluice.pipelines.vocabulary.plans import Plan, Request
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
+from sluice.pipelines.watching.traffic import traffic_of
 
 
 def take_over(run: LandingRun, batch: Batch) -> bool:
@@ -46,24 +48,26 @@ def carry_out(run: LandingRun, shape: Shape, batch: Batch) -> BatchResult:
     edges.engine.start()
     with report_progress(edges.lake, feed.name, batch.id, plan, report):
         job = Job(plan, batch.id, owner.token, edges.wiring, shape)
-        outcomes = edges.engine.run(job, [t.index for t in plan.tasks])
+        sent = edges.engine.run(job, [t.index for t in plan.tasks])
     check_owner(ledger, batch.id, owner)
     report(Progress("prove", plan.span, plan.span))
+    outcomes = [s for s in sent if not isinstance(s, TaskTraffic)]
     receipts, failures = prove(plan, batch.id, _outcome_per_slice(plan, outcomes), edges.lake)
+    traffic = traffic_of((s for s in sent if isinstance(s, TaskTraffic)), receipts)
     check_quarantine(receipts, feed.policies, edges.lake)
     check_drift(receipts, feed.policies)
     whole = feed.publish is PublishPolicy.ALL_OR_NOTHING or plan.request.replace
     if not receipts or (failures and whole):
         if why := never_possible(feed, plan.request, failures):
             abandon(ledger, batch.id, why, owner)
-        return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None)
+        return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), None, traffic=traffic)
     results = check_contract(shape, ledger, batch, receipts, edges.lake, len(failures))
     report(Progress("publish", plan.span, plan.span))
-    publish(ledger, batch.id, owner, receipts, failures, results)
+    publish(ledger, batch.id, owner, receipts, failures, results, traffic)
     shapes.evolve(feed, ledger, receipts)
     number = ledger.read().batches[batch.id].published
     roll_forward(ledger, edges.lake, feed.name)
-    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results)
+    return BatchResult(batch.id, plan, tuple(receipts), tuple(failures), number, results, traffic=traffic)
 
 
 def _outcome_per_slice(plan: Plan, outcomes: Sequence[Outcome]) -> list[Outcome]:

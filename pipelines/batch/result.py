@@ -24,6 +24,7 @@ from sluice.pipelines.vocabulary.errors import (
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Skip:
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """One batch carried out. `failures` are slices that stay owed, `number` is its publish entry, if any, and `results`
-    are those of the contract for the batch as a whole.
+    are those of the contract for the batch as a whole. `traffic` is what its tasks asked of brokers in this run.
 
     `foreign`: it was another run's, and this run finished it or gave it up. Its failures are reported, but do not fail
     this run. `refused` says why nothing of a foreign batch was published.
@@ -51,6 +52,7 @@ class BatchResult:
     results: tuple[Result, ...] = ()
     foreign: bool = False
     refused: str = ""
+    traffic: Traffic = NO_TRAFFIC
 
     @property
     def counts(self) -> Counts:

@@ -29,6 +29,7 @@ from sluice.pipelines.vocabulary.plans import Slice, Task
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 
 TOMBSTONE = f"{KAFKA}tombstone"
 NAME = "sample"
@@ -165,6 +166,9 @@ class _ReportingFetcher:
                     done = sum(at) - sum(s.start for s in slices)
                     self._report(Progress("read", done, total))
                 yield got
+
+    def traffic(self) -> TaskTraffic:
+        return self._behind.traffic()
 
     def close(self) -> None:
         self._behind.close()

@@ -29,6 +29,7 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Owner, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.traffic import Traffic
 
 FORMAT = 1
 
@@ -131,7 +132,7 @@ class OwnEntry(_Entry):
 
 class PublishEntry(_Entry):
     """The commit point of the data: every part with its range, counts, bytes and hash, and the results of the contract
-    for the batch as a whole."""
+    for the batch as a whole. `traffic` is what all of its tasks together asked of brokers."""
 
     kind: Literal["publish"] = "publish"
     batch: int
@@ -139,6 +140,7 @@ class PublishEntry(_Entry):
     receipts: tuple[Receipt, ...]
     failures: tuple[SliceFailure, ...] = ()
     results: tuple[Result, ...] = ()
+    traffic: Traffic = Traffic()
 
 
 def _columns(said: Any) -> dict[Any, Any]:

@@ -24,6 +24,7 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Plan
 from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, SliceFailure
 from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.watching.outlook import Outlook
 from sluice.pipelines.watching.timings import spent
 
@@ -72,6 +73,7 @@ class BatchAccount:
     types: dict[str, str]
     past: tuple[Past, ...]
     why: str = ""
+    traffic: Traffic = NO_TRAFFIC
 
     @property
     def published(self) -> bool:
@@ -139,6 +141,7 @@ def account(
         types=shape.columns.texts() if shape.columns else {},
         past=(*_before(ledger, state, batch), _past(batch, entry.at if entry else None, receipts)),
         why=why,
+        traffic=entry.traffic if entry else NO_TRAFFIC,
     )
 
 

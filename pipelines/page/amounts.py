@@ -1,4 +1,4 @@
-"""Sections of the page about amounts and times: rows, lag, time, history, slices."""
+"""Sections of the page about amounts and times: rows, lag, time, brokers, history, slices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from sluice.pipelines.page.account import BatchAccount, PartitionLag, Past
 from sluice.pipelines.page.markup import Html, cut, details, join_html, number, section, share, size, table, tag
 from sluice.pipelines.page.plots import Bar, lying, upright
 from sluice.pipelines.vocabulary.receipts import Counts, Receipt
+from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, all_brokers
 from sluice.pipelines.vocabulary.units import many, show_about, show_instant, show_window
 from sluice.pipelines.watching.timings import ACTIVITIES
+from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
 
 PARTITIONS = 40
 WINDOWS = 60
 SLICES = 60
 LAGGING = 40
+BROKERS = 40
 LEGEND = (("landed", ""), ("quarantined", "reject"), ("invisible or dropped", "hidden"))
 
 
@@ -159,6 +162,47 @@ def _seconds(ns: int) -> str:
     if ns < 1e9:
         return f"{ns / 1e6:,.0f} ms"
     return f"{ns / 1e9:,.2f} s" if ns < 100e9 else f"{ns / 1e9:,.0f} s"
+
+
+# -- brokers
+
+
+def brokers(a: BatchAccount) -> Html | None:
+    """What fetching asked of each broker, and what was read of each topic."""
+    found = a.traffic.brokers
+    if not found:
+        return None
+    shown = [_broker(f"{b.node} {b.address}", b) for b in found[:BROKERS]]
+    if rest := found[BROKERS:]:
+        shown.append(_broker(f"{len(rest):,} more", all_brokers(rest)))
+    columns = ["broker", "fetches", "size", *SHARES, "waiting", "held", "throttled", "moved", "errors"]
+    asked = table("Fetching by broker", columns, shown, right=columns[2:-1])
+    topics = by_topic(a.receipts, a.traffic)
+    read = [[t.topic, number(t.records), size(t.bytes), _behind(t)] for t in topics[:BROKERS]]
+    named = ["topic", "records", "size", "behind"]
+    said = (tag("p", line, class_="note") for line in notable(found))
+    note = (
+        "How long answers took (half, 95 % and 99 % of them), waited for in all; how long requests were held because"
+        " this side had no room, and how long the broker had us pause. Behind: offsets to the end of the log."
+    )
+    inside = (*said, asked, table("Reading by topic", named, read, right=named[1:]))
+    return section("brokers", "What brokers were asked", *inside, note=note)
+
+
+def _broker(name: str, b: BrokerTraffic) -> list[str | Html]:
+    return [
+        name.strip(),
+        number(b.requests),
+        size(b.bytes),
+        *(f"{b.latency.percentile_ms(share):,.1f} ms" for share in SHARES.values()),
+        *(_seconds(ns) for ns in (b.latency.total_us * 1000, b.held_us * 1000, b.throttle_ms * 1_000_000)),
+        number(b.moved),
+        cut(", ".join(f"{name} {n:,}" for name, n in sorted(b.errors.items())) or "–", 80),
+    ]
+
+
+def _behind(t: TopicTraffic) -> str:
+    return "not known" if t.behind is None else number(t.behind)
 
 
 # -- history

@@ -63,6 +63,7 @@ def _sections(page: Page) -> list[tuple[tuple[str, str], Html]]:
         ("failures", "Failures"): _failures(a),
         ("lag", "Lag"): amounts.lag(page.behind),
         ("time", "Time"): amounts.timings(a),
+        ("brokers", "Brokers"): amounts.brokers(a),
         ("history", "History"): amounts.history(a),
         ("slices", "Slices"): amounts.slices(a),
         ("origin", "Provenance"): _provenance(a),

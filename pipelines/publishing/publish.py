@@ -19,6 +19,7 @@ from sluice.pipelines.publishing import lost
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, OwnershipLost
 from sluice.pipelines.vocabulary.receipts import Owner, Part, Receipt, SliceFailure
 from sluice.pipelines.vocabulary.side_by_side import each
+from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
 
 
 def publish(
@@ -28,11 +29,12 @@ def publish(
     receipts: Sequence[Receipt],
     failures: Sequence[SliceFailure],
     results: Sequence[Result] = (),
+    traffic: Traffic = NO_TRAFFIC,
 ) -> Appended | None:
     """Append the publish entry of the batch; None when it already stands. Raises OwnershipLost when we may not.
 
-    `results` are those of the contract for the batch as a whole. Guarantee: the decision is made on the state just
-    below the entry's number, and again by every reader that folds it.
+    `results` are those of the contract for the batch as a whole, `traffic` is what it asked of brokers. Guarantee: the
+    decision is made on the state just below the entry's number, and again by every reader that folds it.
     """
     entry = PublishEntry(
         batch=batch,
@@ -40,6 +42,7 @@ def publish(
         receipts=tuple(receipts),
         failures=tuple(failures),
         results=tuple(results),
+        traffic=traffic,
     )
 
     def decide(state: State) -> PublishEntry | None:

@@ -134,6 +134,14 @@ def error_text(error: BaseException | type[BaseException]) -> str:
     return re.sub(r"^\[Errno \d+\] ", "", said) or str(kind.__name__).removesuffix("Error")
 
 
+def error_name(error: BaseException | type[BaseException]) -> str:
+    """The error as it is counted: Kafka's own name for it (`NOT_LEADER_FOR_PARTITION`), or what became of a request."""
+    kind: Any = error if isinstance(error, type) else type(error)
+    if issubclass(kind, BrokerResponseError) and kind.description:
+        return str(kind.message)
+    return {AnswerLost: "no answer", NotReached: "not reached"}.get(kind) or str(kind.__name__)
+
+
 def _verdict(
     error: BaseException, client: Grantee, rights: Sequence[Right], topic: str | None
 ) -> tuple[type[SluiceError], str]:

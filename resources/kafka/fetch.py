@@ -19,10 +19,12 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, SluiceError
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.kafka.failures import is_passing
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.reader import SliceReader
 from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.traffic import TrafficCounter
 from sluice.resources.kafka.wire import Wire
 
 _ANSWER_BYTES = 1 << 30
@@ -44,6 +46,7 @@ class KafkaFetcher:
         self._rack = rack
         self._patience = patience
         self._streams: set[_Stream] = set()
+        self._counter = TrafficCounter()
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         """Bytes of the slices from their leaders, fetched ahead in a thread that starts with the first `next`.
@@ -52,13 +55,17 @@ class KafkaFetcher:
         that were aborted and overlap its bytes. Close the iterator, or the fetcher, to end early.
         """
         wire = Wire(self._access, _ANSWER_BYTES)
-        stream = _Stream(Sources(wire, self._isolation, limits, self._rack), slices, self._patience)
+        stream = _Stream(Sources(wire, self._isolation, limits, self._rack, self._counter), slices, self._patience)
         self._streams.add(stream)
         try:
             yield from stream.items()
         finally:
             self._streams.discard(stream)
             stream.close()
+
+    def traffic(self) -> TaskTraffic:
+        """What all streams so far have asked of brokers."""
+        return self._counter.total()
 
     def close(self) -> None:
         """End every stream; who waits for an item gets KafkaUnavailable."""

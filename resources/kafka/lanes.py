@@ -2,11 +2,14 @@
 
 Promises: one fetch under way to each broker, with every partition that waits for it, those longest without data
 first; the bytes asked for and not yet consumed stay within the budget, but for one answer when nothing else is held;
-questions asked at about the same time go out as one request.
+a broker that throttles us is left alone for as long as it says (KIP-219); questions asked at about the same time go
+out as one request.
 """
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -14,13 +17,18 @@ from kafka.errors import KafkaError
 from kafka.future import Future
 
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation, TopicPartition
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency
 from sluice.resources.kafka import messages
-from sluice.resources.kafka.failures import AnswerLost
+from sluice.resources.kafka.failures import AnswerLost, error_name
 from sluice.resources.kafka.messages import EARLIEST, LATEST, ClusterView, FetchAsk, FetchPart, Leadership
+from sluice.resources.kafka.traffic import TrafficCounter
 from sluice.resources.kafka.wire import Wire
 
 WAIT_MS = 500
 """How long a broker may hold a fetch that finds nothing: Kafka's own default, which tiered storage counts on."""
+
+_MOST_THROTTLED = 300.0
+"""Seconds that a broker may have us pause without giving anything. After that it is one that does not answer."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,13 +68,25 @@ class ByteBudget:
 class Lane:
     """Fetches from one broker. `rack` is what we tell it of where we are; empty: nothing."""
 
-    def __init__(self, wire: Wire, node: int, rack: str, isolation: Isolation, limits: FetchLimits, budget: ByteBudget):
+    def __init__(
+        self,
+        wire: Wire,
+        node: int,
+        rack: str,
+        isolation: Isolation,
+        limits: FetchLimits,
+        budget: ByteBudget,
+        counter: TrafficCounter,
+    ) -> None:
         self._wire = wire
         self._node = node
         self._rack = rack
         self._isolation = isolation
         self._limits = limits
         self._budget = budget
+        self._counter = counter
+        self._connections = 1
+        self._paused = 0.0
         self._waiting: list[tuple[int, FetchAsk, Future]] = []
         self._serving = False
 
@@ -87,8 +107,9 @@ class Lane:
         try:
             while self._waiting:
                 await self._wire.sleep(0)  # whom the last answer woke asks again before the next request goes out
+                began = time.perf_counter_ns()
                 granted = await self._reserve()
-                await self._round(granted)
+                await self._wire.sleep(await self._round(granted, _us_since(began)))
         finally:
             self._serving = False
 
@@ -97,27 +118,74 @@ class Lane:
         want = min(self._limits.request_bytes, most)
         return await self._budget.reserve(want, min(want, self._limits.partition_bytes))
 
-    async def _round(self, granted: int) -> None:
+    async def _round(self, granted: int, held_us: int) -> float:
+        """One request and its answer. The seconds that the broker wants no other one."""
         batch, self._waiting = sorted(self._waiting, key=lambda waiting: waiting[0]), []
         asks = [ask for _, ask, _ in batch]
         received = 0
         try:
             request = messages.ask_fetch(asks, self._isolation, granted, WAIT_MS, self._rack)
-            parts = parts_of(await self._wire.send(self._node, request), asks)
+            answer = await self._answered(request, held_us)
+            pause = min(answer.throttle_time_ms / 1000, _MOST_THROTTLED)
+            self._paused = 0.0 if answer.parts else self._paused + pause
+            if pause and not (answer.parts or answer.error) and self._paused <= _MOST_THROTTLED:
+                self._waiting += batch  # it left all of them out, and they are asked for again
+                return pause
+            parts = parts_of(answer, asks)
             received = sum(len(part.records) for part in parts)
-            for place, ((_, _, answer), part) in enumerate(zip(batch, parts, strict=True)):
-                answer.success((part, place == 0))
+            for place, ((_, _, turn), part) in enumerate(zip(batch, parts, strict=True)):
+                turn.success((part, place == 0))
+            return pause
         except KafkaError as error:
             _fail((answer for _, _, answer in batch), error)
+            return 0.0
         except BaseException as error:  # a bug, or the end: nobody may be left waiting
             _fail((answer for _, _, answer in batch), error)
             raise
         finally:
             self._budget.change(received - granted)
 
+    async def _answered(self, request: Any, held_us: int) -> messages.FetchAnswer:
+        """The broker's answer to one fetch, counted."""
+        address, sent, again = "", 0, 0
+        try:
+            address, connections = await self._wire.reach(self._node)
+            again, self._connections = max(connections - self._connections, 0), connections
+            sent, began = 1, time.perf_counter_ns()
+            answer: messages.FetchAnswer = await self._wire.send(self._node, request)
+        except KafkaError as error:
+            errors = {error_name(error): 1}
+            self._counter.add(
+                BrokerTraffic(self._node, address, sent, errors=errors, held_us=held_us, reconnects=again)
+            )
+            raise
+        us, parts = _us_since(began), answer.parts.values()
+        refused = [e for e in (answer.error, *(part.error for part in parts)) if e]
+        self._counter.add(
+            BrokerTraffic(
+                self._node,
+                address,
+                sent,
+                empty=int(not any(part.records for part in parts)),
+                bytes=answer.bytes,
+                latency=Latency.of(us),
+                errors=dict(Counter(map(error_name, refused))),
+                held_us=held_us,
+                throttled=int(answer.throttle_time_ms > 0),
+                throttle_ms=answer.throttle_time_ms,
+                reconnects=again,
+            )
+        )
+        return answer
+
+
+def _us_since(began: int) -> int:
+    """Microseconds since `perf_counter_ns` said `began`."""
+    return (time.perf_counter_ns() - began) // 1000
+
 
 def parts_of(answer: messages.FetchAnswer, asks: Sequence[FetchAsk]) -> list[FetchPart]:
-    """The answer for each ask; a broker that throttles us leaves partitions out."""
+    """The answer for each ask; a broker may leave partitions out."""
     if answer.error:
         raise answer.error()
     parts = []
@@ -165,8 +233,11 @@ class Together(Generic[K, V]):
 class Sources:
     """What is known of topics and leaders, and the lanes to them, for all readers of one stream."""
 
-    def __init__(self, wire: Wire, isolation: Isolation, limits: FetchLimits, rack: str) -> None:
+    def __init__(
+        self, wire: Wire, isolation: Isolation, limits: FetchLimits, rack: str, counter: TrafficCounter
+    ) -> None:
         self.wire = wire
+        self.counter = counter
         self.isolation = isolation
         self.limits = limits
         self.rack = rack
@@ -180,7 +251,7 @@ class Sources:
 
     def lane(self, node: int, rack: str) -> Lane:
         if (node, rack) not in self._lanes:
-            lane = Lane(self.wire, node, rack, self.isolation, self.limits, self.budget)
+            lane = Lane(self.wire, node, rack, self.isolation, self.limits, self.budget, self.counter)
             self._lanes[node, rack] = lane
         return self._lanes[node, rack]
 
@@ -209,8 +280,8 @@ class Sources:
     async def bounds(self, place: Leadership) -> tuple[int, int]:
         """Log start and high watermark."""
         offsets = []
-        for time in (EARLIEST, LATEST):
-            request = messages.ask_offsets([(place, time)], Isolation.READ_UNCOMMITTED)
+        for moment in (EARLIEST, LATEST):
+            request = messages.ask_offsets([(place, moment)], Isolation.READ_UNCOMMITTED)
             listed = messages.read_offsets(await self.wire.send(place.leader, request))[place.tp]
             if listed.error:
                 raise listed.error()

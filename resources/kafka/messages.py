@@ -315,10 +315,11 @@ class FetchPart:
 
 @dataclass(slots=True)
 class FetchAnswer:
-    """The answer to a fetch: partitions by (topic name or printed topic id, partition)."""
+    """The answer to a fetch: partitions by (topic name or printed topic id, partition). `bytes` is its whole size."""
 
     throttle_time_ms: int
     error: Code
+    bytes: int = 0
     parts: dict[tuple[str, int], FetchPart] = field(default_factory=dict)
 
 
@@ -381,7 +382,7 @@ _INT32 = struct.Struct(">i")
 
 def _read_fetch(data: memoryview, at: int, version: int) -> FetchAnswer:
     throttle, code, _session = _HEAD.unpack_from(data, at)
-    answer = FetchAnswer(throttle, error_of(code))
+    answer = FetchAnswer(max(throttle, 0), error_of(code), len(data))
     topics, at = _count(data, at + _HEAD.size)
     for _ in range(topics):
         topic, at = _topic(data, at, version)

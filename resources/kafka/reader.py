@@ -22,6 +22,7 @@ from sluice.pipelines.records.decode import next_position
 from sluice.pipelines.vocabulary.errors import LogTruncated, OffsetsLost, SluiceError, TopicRecreated
 from sluice.pipelines.vocabulary.kafka import Isolation
 from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic
 from sluice.resources.kafka.lanes import Sources
 from sluice.resources.kafka.messages import FetchAsk, FetchPart, Leadership
 from sluice.resources.kafka.wire import Patience
@@ -54,6 +55,7 @@ class SliceReader:
         self._empty_answers = 0
         self._unknown_answers = 0
         self._replica: int | None = None
+        self._leader: int | None = None
         self._leader_only = not sources.rack
 
     @property
@@ -82,6 +84,9 @@ class SliceReader:
         place = await self._sources.place(self._slice.tp, fresh=self._must_ask_again)
         self._must_ask_again = False
         self._same_topic(place)
+        if self._leader not in (None, place.leader):
+            self._sources.counter.add(BrokerTraffic(self._leader, moved=1))
+        self._leader = place.leader
         if place.leader_epoch != self._validated_epoch:
             await self._not_truncated(place)
             self._validated_epoch = place.leader_epoch
@@ -134,6 +139,7 @@ class SliceReader:
         part, first = await lane.fetch(FetchAsk(place, self._position, self._appetite()), self._fed)
         if part.error:
             raise part.error()
+        self._sources.counter.saw_end(self._slice.tp, part.high_watermark)
         position = next_position(part.records, self._position, self._slice.topic, self._slice.partition)
         if position > self._position:
             self._advance(part, position)

@@ -72,6 +72,7 @@ class Wire:
         self._bootstrapping: Future | None = None
         self._knows_brokers = self._knew_brokers = False
         self._troubles: dict[Any, str] = {}
+        self._made: dict[int, tuple[Any, int]] = {}
         self._coordinators: dict[tuple[int, str], Any] = {}
         self._closed = False
 
@@ -228,13 +229,20 @@ class Wire:
         self._manager.cluster._brokers = {broker.node_id: broker for broker in response.brokers}
         return messages.read_layout(response)
 
-    async def brokers(self) -> list[Any]:
-        """Every broker (`node_id`, `host`, `port`, `rack`), as the first bootstrap address that answers names them."""
-        await self._find_brokers()
-        return list(self._manager.cluster.brokers())
+    async def reach(self, node: int) -> tuple[str, int]:
+        """Connect to a broker, and log in, unless that is done. Its address, and how many connections to it that makes.
 
-    async def release(self, node: int) -> tuple[int, ...]:
-        """The broker's release, as far as its protocol tells. Connects to it, and logs in."""
+        Raises NotReached.
+        """
+        connection = await self._reached(node)
+        before, count = self._made.get(node, (None, 0))
+        if connection is not before:
+            count += 1
+            self._made[node] = connection, count
+        broker = self._manager.cluster.broker_metadata(node)
+        return f"{broker.host}:{broker.port}" if broker else "", count
+
+    async def _reached(self, node: int) -> Any:
         await self._find_brokers()
         try:
             connection = self._manager.get_connection(node)
@@ -243,7 +251,16 @@ class Wire:
             if not is_passing(error):
                 raise
             raise NotReached(self._about(node, error)) from None
-        release: tuple[int, ...] = connection.broker_version
+        return connection
+
+    async def brokers(self) -> list[Any]:
+        """Every broker (`node_id`, `host`, `port`, `rack`), as the first bootstrap address that answers names them."""
+        await self._find_brokers()
+        return list(self._manager.cluster.brokers())
+
+    async def release(self, node: int) -> tuple[int, ...]:
+        """The broker's release, as far as its protocol tells. Connects to it, and logs in."""
+        release: tuple[int, ...] = (await self._reached(node)).broker_version
         return release
 
     async def coordinator(self, kind: int, key: str) -> Any:

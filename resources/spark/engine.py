@@ -33,6 +33,7 @@ from sluice.pipelines.ports import Job
 from sluice.pipelines.vocabulary import scratch, units
 from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.local import java
 from sluice.resources.spark import executor, executors, jvm, preflight, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
@@ -98,8 +99,9 @@ class SparkEngine:
         what tasks will read and write, and let them compile their loops. Raises SetupError."""
         self._waited(self._begun)
 
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
-        """One outcome for each slice of the tasks (places in the plan), in no particular order.
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
+        """One outcome for each slice of the tasks (places in the plan), and the traffic of each task, in no particular
+        order.
 
         Raises SetupError when Spark does not start, Failed when its job did not, or was cancelled. When some tasks'
         processes died on every try, the slices that they had finished are still returned, the others as failures.
@@ -147,7 +149,7 @@ class SparkEngine:
     def _spark(self) -> Any:
         return session(self._settings) if is_connect(self._settings) else context(self._settings)
 
-    def _landed(self, work: executor.TaskWork) -> list[Outcome]:
+    def _landed(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         spark = self._spark()
         jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(spark, self._settings)
         done = threading.Event()
@@ -173,7 +175,7 @@ class SparkEngine:
                 with suppress(Exception):  # the job may have ended meanwhile
                     jobs.cancel()  # again and again: it may not have been submitted yet
 
-    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[Outcome]:
+    def _carried_out(self, jobs: _Jobs, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         try:
             return jobs.outcomes(work)
         except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
@@ -187,7 +189,7 @@ class SparkEngine:
                 raise _no_server(self._settings, gone) from None
             return self._salvaged(jobs, work, error)
 
-    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome]:
+    def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome | TaskTraffic]:
         try:
             return jobs.outcomes(replace(work, salvage=cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
@@ -246,7 +248,7 @@ def _elsewhere(call: Callable[[], T]) -> Future[T]:
 class _Jobs(Protocol):
     """The jobs of one batch, and nobody else's: what is cancelled is these."""
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome]: ...
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]: ...
 
     def cancel(self) -> None: ...
 
@@ -264,11 +266,11 @@ class _ContextJobs:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
         self._local = is_local(settings)
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
         count = len(work.queues)
         numbers = self._spark.parallelize(range(count), count)
-        return [executor.outcome_of(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
+        return [executor.sent_in(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
 
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self._group)
@@ -289,11 +291,11 @@ class _ConnectJobs:
         _impatient(self._spark)
         shipping.add_to(self._spark, settings)
 
-    def outcomes(self, work: executor.TaskWork) -> list[Outcome]:
+    def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         count = len(work.queues)
         numbers = self._spark.range(0, count, 1, count)
         rows = numbers.mapInArrow(shipping.Carried(partial(executor.run_in_arrow, work)), executor.SCHEMA).collect()
-        return [executor.outcome_of(row["kind"], row["body"]) for row in rows]
+        return [executor.sent_in(row["kind"], row["body"]) for row in rows]
 
     def cancel(self) -> None:
         self._spark.interruptAll()

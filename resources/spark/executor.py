@@ -1,9 +1,9 @@
 """The executor's side of a batch: from what Spark shipped to ports, a task run, and its outcomes as rows.
 
 The driver ships one `TaskWork` to every Python worker; a worker is given numbers of queues of tasks, builds its own
-Kafka and lake edges from the wiring, and sends back one JSON text for each slice: receipts, never data. Everything
-here pickles by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in every
-repr; what boto3 finds by itself is found again on each executor, and does not travel.
+Kafka and lake edges from the wiring, and sends back one JSON text for each slice and one for its traffic, never data.
+Everything here pickles by its module's name. Secrets travel inside `KafkaSettings` and `S3Settings`, which mask them in
+every repr; what boto3 finds by itself is found again on each executor, and does not travel.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sluice.pipelines.schema.arrays import text_array
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Task, to_json
 from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.lakes import memory_of, open_lake
 from sluice.resources.spark.queues import Queue, queues
 
@@ -37,10 +38,12 @@ if TYPE_CHECKING:
 RACK = "SLUICE_RACK"
 """The environment variable by which a machine says in which rack it is (`client.rack`, KIP-392)."""
 Row = tuple[str, str]
-"""An outcome on its way to the driver: its kind and its JSON."""
+"""An outcome or a traffic on its way to the driver: its kind and its JSON."""
 SCHEMA = "kind string, body string"
 _ARROW = pa.schema([("kind", pa.string()), ("body", pa.string())])
-_KINDS: dict[str, TypeAdapter[Outcome]] = {c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure)}
+_KINDS: dict[str, TypeAdapter[Outcome | TaskTraffic]] = {
+    c.__name__: TypeAdapter(c) for c in (Receipt, SliceFailure, TaskTraffic)
+}
 
 
 class Opens(Protocol):
@@ -125,11 +128,11 @@ class TaskWork:
 
 
 def run(work: TaskWork, numbers: Iterable[int]) -> Iterator[Row]:
-    """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome out."""
+    """What Spark calls in a Python worker: places in `work.queues` in, a row for each outcome and each traffic out."""
     for number in numbers:
         for place in work.queues[number]:
-            for outcome in _outcomes(work, work.tasks[place]):
-                yield type(outcome).__name__, to_json(outcome)
+            for sent in _carried_out(work, work.tasks[place]):
+                yield type(sent).__name__, to_json(sent)
 
 
 def run_in_arrow(work: TaskWork, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +148,7 @@ def prepare(numbers: Iterable[int]) -> None:
     ready.ready()
 
 
-def _outcomes(work: TaskWork, task: Task) -> list[Outcome]:
+def _carried_out(work: TaskWork, task: Task) -> list[Outcome | TaskTraffic]:
     # Imported late: the compiled loops belong to workers, not to whoever only wires a feed. On another machine than the
     # driver's, the first worker has them compiled, and the others wait for it.
     ready.ready()
@@ -165,8 +168,10 @@ def _outcomes(work: TaskWork, task: Task) -> list[Outcome]:
     )
     with wiring.open(work.isolation, work.shape) as tools:
         if work.salvage:
-            return salvage(task, assignment, tools, work.salvage)
-        return run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
+            return [*salvage(task, assignment, tools, work.salvage)]
+        outcomes = run_task(task, assignment, tools, last_try=_tried_before() >= work.tries - 1)
+        traffic = tools.fetcher.traffic()
+        return [*outcomes, traffic] if traffic.brokers else [*outcomes]
 
 
 def _tried_before() -> int:
@@ -176,8 +181,8 @@ def _tried_before() -> int:
     return int(context.attemptNumber()) if context else 0
 
 
-def outcome_of(kind: str, body: str) -> Outcome:
-    """The outcome that a row holds. Raises ValueError for a row that `run` did not write."""
+def sent_in(kind: str, body: str) -> Outcome | TaskTraffic:
+    """What a row holds. Raises ValueError for a row that `run` did not write."""
     if kind not in _KINDS:
-        raise ValueError(f"no kind of outcome: {kind}")
+        raise ValueError(f"nothing that a task sends: {kind}")
     return _KINDS[kind].validate_json(body)

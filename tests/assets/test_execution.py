@@ -32,12 +32,29 @@ from sluice.pipelines.vocabulary.errors import (
 )
 from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig, TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
 
 
 # -- a whole run
+
+
+def test_what_brokers_were_asked_is_shown_as_numbers_to_plot(world: World, instance: dg.DagsterInstance) -> None:
+    asked = BrokerTraffic(1, "b1:9092", 4, 0, 3_000_000, Latency.of(250_000), throttled=1, throttle_ms=2000)
+    other = BrokerTraffic(2, requests=1, errors={"no answer": 1})
+    world.engine.traffic = (TaskTraffic((asked,), {"orders:0": 130}), TaskTraffic((asked, other), {"orders:1": 100}))
+    world.run()
+    (said,) = stored(instance, LANDED)
+    assert (said["fetches"], said["fetched_bytes"], said["throttled_seconds"]) == (9.0, 6e6, 4.0)
+    assert (said["fetch_p50_ms"], said["fetch_p99_ms"], said["fetch_wait_seconds"]) == (250.0, 250.0, 0.5)
+    assert [(r["broker"], r["fetches"], r["mb"], r["errors"]) for r in cells(said["brokers"])] == [
+        ("1 b1:9092", 8, 6.0, ""),
+        ("2", 1, 0.0, "no answer 1"),
+    ]
+    assert cells(said["topics"]) == [{"topic": "orders", "records": 200, "mb": 0.002, "behind": 30}]
+    assert said["brokers_noted"].startswith("broker 1 at b1:9092 throttled this client for 4.0 s")
 
 
 def test_a_run_lands_records_and_commits(world: World, instance: dg.DagsterInstance) -> None:

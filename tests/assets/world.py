@@ -30,6 +30,7 @@ from sluice.pipelines.vocabulary.kafka import OffsetAtTime, TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.progress import Progress
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, Part, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.project import Project
 from sluice.testing.clock import MemoryClock
 from sluice.testing.cluster import MemoryCluster, partition
@@ -93,7 +94,7 @@ class MadeUpEngine(MemoryEngine):
     """Writes a row for each offset; fails where told to, raises when told to.
 
     `bad`: so many offsets at the end of each slice are no JSON. `says`: what a slice says to contract and schema.
-    `leaves`: receipts stay in staging, as tasks leave them.
+    `leaves`: receipts stay in staging, as tasks leave them. `traffic`: what each job is said to have asked of brokers.
     """
 
     failing: set[TopicPartition] = field(default_factory=set)
@@ -102,11 +103,12 @@ class MadeUpEngine(MemoryEngine):
     says: Callable[[Slice], tuple[tuple[Tally, ...], tuple[Drift, ...]]] = lambda s: ((), ())
     raising: BaseException | None = None
     leaves: bool = False
+    traffic: tuple[TaskTraffic, ...] = ()
 
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+    def run(self, job: Job, tasks: Sequence[int]) -> Sequence[Outcome | TaskTraffic]:  # type: ignore[override]
         if self.raising is not None:
             raise self.raising
-        return super().run(job, tasks)
+        return [*super().run(job, tasks), *self.traffic]
 
     def carry_out(self, job: Job, task: Task) -> list[Outcome]:
         made = [self._slice(job, s) for s in task.slices]

@@ -28,6 +28,7 @@ from sluice.pipelines.ports import Edges, Job
 from sluice.pipelines.quarantine.letters import Outlet
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.edges import open_edges
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import new_owner
@@ -42,9 +43,9 @@ class Inline:
 
     def start(self) -> None: ...
 
-    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
+    def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome | TaskTraffic]:
         work = executor.TaskWork.of(job, tasks, tries=1)
-        return [executor.outcome_of(*row) for row in executor.run(work, range(len(work.queues)))]
+        return [executor.sent_in(*row) for row in executor.run(work, range(len(work.queues)))]
 
     def cancel(self) -> None: ...
 

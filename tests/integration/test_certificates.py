@@ -15,6 +15,7 @@ from sluice.pipelines.feed.load import load_feed
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.ports import Job
 from sluice.pipelines.vocabulary.receipts import Outcome
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.granting import grant, revoke
@@ -36,7 +37,10 @@ class Renewing(Inline):
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         work, found = executor.TaskWork.of(job, tasks, tries=1), []
         for row in executor.run(work, range(len(work.queues))):
-            found.append(executor.outcome_of(*row))
+            sent = executor.sent_in(*row)
+            if isinstance(sent, TaskTraffic):
+                continue
+            found.append(sent)
             self.slices += 1
             if not self.before:
                 self._secured.renew()

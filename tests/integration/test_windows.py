@@ -26,6 +26,7 @@ from sluice.pipelines.vocabulary.errors import BatchIncomplete, WindowHeld, Wind
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.plans import Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, SliceFailure
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.liveness import new_owner
 from sluice.resources.local.kafka import LocalKafka
@@ -46,7 +47,8 @@ class Clumsy(Inline):
 
     def run(self, job: Job, tasks: Sequence[int]) -> list[Outcome]:
         done = super().run(job, tasks)
-        return [SliceFailure(o.slice, "Failed", "clumsy") if self.drops(o.slice) else o for o in done]
+        outcomes = (o for o in done if not isinstance(o, TaskTraffic))
+        return [SliceFailure(o.slice, "Failed", "clumsy") if self.drops(o.slice) else o for o in outcomes]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.vocabulary.kafka import FetchLimits, TopicPartition
 from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.testing.logs import Log
 
 
@@ -17,7 +18,8 @@ class MemoryFetcher:
     """`ports.Fetcher` over logs in memory.
 
     `damaged` says how many streams will see a flipped bit in a partition, `failing` what ends its slices. `read`
-    collects the slices of each stream; `cut_short` ends every stream after so many answers.
+    collects the slices of each stream; `cut_short` ends every stream after so many answers. `counted` is what it says
+    that brokers were asked.
     """
 
     logs: Mapping[TopicPartition, Log]
@@ -27,6 +29,7 @@ class MemoryFetcher:
     read: list[tuple[Slice, ...]] = field(default_factory=list)
     limits: FetchLimits | None = None
     cut_short: int | None = None
+    counted: TaskTraffic = field(default_factory=TaskTraffic)
 
     def stream(self, slices: Sequence[Slice], limits: FetchLimits) -> Iterator[Fetched | FetchFailed]:
         self.read.append(tuple(slices))
@@ -36,6 +39,9 @@ class MemoryFetcher:
             if self.cut_short is not None and count >= self.cut_short:
                 return
             yield answer
+
+    def traffic(self) -> TaskTraffic:
+        return self.counted
 
     def close(self) -> None: ...
 

@@ -34,6 +34,7 @@ from sluice.pipelines.vocabulary.kafka import Isolation, Key
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, PartKind, Receipt, SliceFailure, Tally
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, Traffic
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import A, B, World, pieces
@@ -279,6 +280,25 @@ def test_a_published_batch() -> None:
         "rows", "quarantine", "contract", "columns", "drift", "lag", "time", "history", "slices", "origin",
     }  # fmt: skip
     assert len(said.of("caption")) == len(said.of("table"))
+
+
+def test_what_brokers_were_asked() -> None:
+    feed = Typed()
+    told = feed.told(feed.land(rows(10)))
+    asked = BrokerTraffic(
+        7, "b7:9092", 3, 0, 2_000_000, Latency.of(20_000), {"no answer": 1}, throttled=1, throttle_ms=4000
+    )
+    many = (asked, *(BrokerTraffic(node, EVIL, 1) for node in range(8, 100)))
+    page = parsed(store.make(replace(told, traffic=Traffic(many, {"orders": 12})), feed.lake))  # type: ignore[arg-type]
+    assert page.section("brokers")
+    for words in (
+        "broker 7 at b7:9092 throttled this client for 4.0 s",
+        "7 b7:9092 3 2 MB 20.0 ms 20.0 ms 20.0 ms 20 ms 0 ms 4.00 s 0 no answer 1",
+        "53 more",
+        "orders 10 1 kB 12",
+    ):
+        assert words in page.text, words
+    assert not feed.page(told.batch.id).section("brokers"), "an entry of before says nothing of brokers"
 
 
 def test_columns_are_drawn() -> None:

@@ -114,9 +114,25 @@ def test_a_connection_cut_in_mid_stream_is_made_again(behind, fresh_topic):
         items = [next(stream)]
         behind.proxy.lose = {FETCH: 2}
         items += stream
+        (told,) = fetcher.traffic().brokers
     assert behind.proxy.lose == {FETCH: 0}
+    assert (told.errors, told.reconnects) == ({"no answer": 2}, 2)
+    assert told.requests == told.latency.count + 2
     found = unpacked(items, pieces)
     assert found == {index: consumed(behind.cluster, piece) for index, piece in enumerate(pieces)}
+
+
+def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
+    topic = fresh_topic(cluster=behind.cluster)
+    produce(behind.cluster, topic, 1000)
+    pieces = slices(behind.cluster, topic)
+    with closing(KafkaFetcher(address(behind.cluster), Isolation.READ_COMMITTED)) as fetcher:
+        behind.proxy.delay = 0.2
+        unpacked(fetcher.stream(pieces, SMALL), pieces)
+        behind.proxy.heal()
+        (told,) = fetcher.traffic().brokers
+    assert told.latency.percentile_ms(0.01) >= 200
+    assert told.latency.total_us >= told.requests * 200_000
 
 
 # -- TLS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from contextlib import closing
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from sluice.pipelines.ports import Fetched, FetchFailed
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, LogTruncated, OffsetsLost, TopicRecreated, UnknownTopic
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Slice
+from sluice.pipelines.watching.traffic import notable
 from sluice.resources.kafka import messages
 from sluice.resources.kafka.fetch import KafkaFetcher
 from sluice.resources.kafka.settings import KafkaAddress
@@ -50,6 +52,68 @@ def test_three_leaders_give_what_a_plain_consumer_reads(kafka3, fresh_topic, cod
     assert {state.leader for state in describe(kafka3, topic)} == {1, 2, 3}
     found = unpacked(fetch(kafka3, pieces, SMALL), pieces)
     assert found == {index: consumed(kafka3, piece) for index, piece in enumerate(pieces)}
+
+
+def test_what_brokers_were_asked_is_counted_by_leader(kafka3, fresh_topic):
+    topic = fresh_topic(cluster=kafka3, assignments={0: [1, 2, 3], 1: [1, 2, 3], 2: [3, 1, 2]})
+    for partition in range(3):
+        produce(kafka3, topic, 2000, partition)
+    whole = slices(kafka3, topic)
+    pieces = [dataclasses.replace(piece, end=1500) for piece in whole]
+    with closing(KafkaFetcher(address(kafka3), Isolation.READ_COMMITTED)) as fetcher:
+        assert fetcher.traffic().brokers == ()
+        items = list(fetcher.stream(pieces, SMALL))
+        told = fetcher.traffic()
+    assert told.ends == {f"{topic}:{p}": 2000 for p in range(3)}
+    assert [b.node for b in told.brokers] == [1, 3]
+    one, three = told.brokers
+    assert one.bytes + three.bytes > sum(len(item.records) for item in items) > 2 * three.bytes
+    for b in told.brokers:
+        assert b.address in kafka3.bootstrap
+        assert b.requests == b.latency.count >= 2
+        assert 0 < b.latency.max_us <= b.latency.total_us
+        assert (b.errors, b.moved, b.reconnects, b.throttled, b.empty) == ({}, 0, 0, 0, 0)
+
+
+def test_a_consumer_that_takes_nothing_holds_requests_back(kafka, fresh_topic):
+    topic = fresh_topic(partitions=3)
+    for partition in range(3):
+        produce(kafka, topic, 3000, partition, size=300)
+    with closing(KafkaFetcher(address(kafka), Isolation.READ_COMMITTED)) as fetcher:
+        stream = fetcher.stream(slices(kafka, topic), SMALL)
+        next(stream)
+        (running,) = fetcher._streams
+        until(lambda: running._sources.budget._waiting)
+        time.sleep(0.1)
+        list(stream)
+        (told,) = fetcher.traffic().brokers
+    assert told.held_us >= 100_000
+
+
+@pytest.fixture
+def throttled_client(kafka):
+    """The id of a client that may read 100 kB a second."""
+    entity = ["--entity-type", "clients", "--entity-name", "throttled"]
+    alter = ["kafka.admin.ConfigCommand", "--bootstrap-server", kafka.bootstrap, "--alter", *entity]
+    kafka.tool(*alter, "--add-config", "consumer_byte_rate=100000")
+    yield "throttled"
+    kafka.tool(*alter, "--delete-config", "consumer_byte_rate")
+
+
+def test_a_quota_slows_reading_down_and_is_told(kafka, fresh_topic, throttled_client):
+    """Nothing is refused for it: brokers say how long to pause, and are not asked before."""
+    topic = fresh_topic(partitions=2)
+    for partition in range(2):
+        produce(kafka, topic, 2000, partition, size=500)
+    pieces = slices(kafka, topic)
+    with closing(KafkaFetcher(address(kafka, client_id=throttled_client), Isolation.READ_COMMITTED)) as fetcher:
+        found = unpacked(fetcher.stream(pieces, FetchLimits(partition_bytes=64 << 10)), pieces)
+        (told,) = fetcher.traffic().brokers
+    assert found == {index: consumed(kafka, piece) for index, piece in enumerate(pieces)}
+    assert told.throttled >= 1
+    assert told.throttle_ms > 500
+    assert told.errors == {}
+    assert "throttled this client" in notable([told])[0]
 
 
 def test_slices_begin_and_end_anywhere(kafka, fresh_topic):
@@ -169,6 +233,10 @@ def test_a_leader_that_dies_is_followed_and_one_that_stays_away_given_up(kafka3,
         items = [next(stream)]
         kafka3.kill_broker(3)
         items += stream
+        told = {b.node: b for b in fetcher.traffic().brokers}
+    assert told[3].moved == 1
+    assert told[1].moved == 0
+    assert set(told[3].errors) & {"no answer", "not reached"}
     (error,) = failures(fetch(kafka3, lonely, patience=1.0))
     kafka3.start_broker(3)
     found = unpacked(items, pieces)

@@ -24,6 +24,7 @@ from sluice.pipelines.vocabulary.errors import Failed
 from sluice.pipelines.vocabulary.kafka import Isolation, TopicPartition
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task, to_json
 from sluice.pipelines.vocabulary.receipts import Outcome, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic
 from sluice.resources.lake_local import LocalLake
 from sluice.resources.spark import engine as spark
 from sluice.resources.spark import executor, masters
@@ -56,7 +57,8 @@ def wiring(tmp_path: Path) -> LogWiring:
 
 
 def run(settings: SparkSettings, wiring: LogWiring, attempt: str = "token") -> list[Outcome]:
-    return SparkEngine(settings).run(Job(PLAN, 12, attempt, wiring), [0, 1])
+    sent = SparkEngine(settings).run(Job(PLAN, 12, attempt, wiring), [0, 1])
+    return [o for o in sent if not isinstance(o, TaskTraffic)]
 
 
 @pytest.mark.spark
@@ -314,6 +316,8 @@ def test_the_line_that_tells(text: str, cause: str) -> None:
 
 def test_outcomes_survive_the_way_as_rows() -> None:
     failure = SliceFailure(SLICES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
-    assert executor.outcome_of("SliceFailure", to_json(failure)) == failure
-    with pytest.raises(ValueError, match="no kind"):
-        executor.outcome_of("Guess", "{}")
+    assert executor.sent_in("SliceFailure", to_json(failure)) == failure
+    asked = TaskTraffic((BrokerTraffic(1, "b1:9092", 2, latency=Latency.of(5000)),), {"orders:0": 7})
+    assert executor.sent_in("TaskTraffic", to_json(asked)) == asked
+    with pytest.raises(ValueError, match="nothing that a task sends"):
+        executor.sent_in("Guess", "{}")

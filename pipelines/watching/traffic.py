@@ -1,0 +1,116 @@
+"""What a batch's fetching says about the brokers: sums by broker and by topic, and what of it is worth a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, TaskTraffic, Traffic, by_broker
+from sluice.pipelines.vocabulary.units import many
+
+THROTTLED_SHARE = 0.1
+"""The share of the time with a broker from which throttling is worth a word."""
+SLOW_MS, SLOW_TIMES = 1000.0, 4.0
+"""A broker is slow whose median answer takes this long, and so many times as long as the median of all others."""
+SMALL_BYTES, MANY_REQUESTS = 64 << 10, 200
+"""So many requests that bring no more than this each cost more than what they bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTraffic:
+    """What a batch read of one topic. `behind` is as in `Traffic`; None where nobody counted."""
+
+    topic: str
+    records: int = 0
+    bytes: int = 0
+    behind: int | None = None
+
+
+def traffic_of(sent: Iterable[TaskTraffic], receipts: Sequence[Receipt]) -> Traffic:
+    """The traffic of a batch, from that of its tasks and from what they finished."""
+    whole = sum(sent, TaskTraffic())
+    read: dict[str, int] = {}
+    topics: dict[str, str] = {}
+    for r in receipts:
+        tp = str(r.slice.tp)
+        read[tp], topics[tp] = max(read.get(tp, 0), r.slice.end), r.slice.topic
+    behind: dict[str, int] = {}
+    for tp in sorted(read.keys() & whole.ends.keys()):
+        behind[topics[tp]] = behind.get(topics[tp], 0) + max(whole.ends[tp] - read[tp], 0)
+    return Traffic(by_broker(whole.brokers), behind)
+
+
+def by_topic(receipts: Iterable[Receipt], traffic: Traffic) -> tuple[TopicTraffic, ...]:
+    """What was read of each topic, by name. Adopted slices were read by an earlier attempt: they are left out."""
+    records: dict[str, int] = {}
+    volume: dict[str, int] = {}
+    for r in receipts:
+        if not r.adopted:
+            topic = r.slice.topic
+            records[topic] = records.get(topic, 0) + r.counts.total - r.counts.compacted
+            volume[topic] = volume.get(topic, 0) + r.input_bytes
+    return tuple(TopicTraffic(t, n, volume[t], traffic.behind.get(t)) for t, n in sorted(records.items()))
+
+
+def notable(brokers: Sequence[BrokerTraffic]) -> list[str]:
+    """What somebody should know of these brokers, a sentence each with what to do; mostly nothing."""
+    return [*_throttled(brokers), *_slow(brokers), *_moved(brokers), *_lost(brokers), *_small(brokers)]
+
+
+def name_of(b: BrokerTraffic) -> str:
+    """The broker, for people."""
+    return f"broker {b.node}" + (f" at {b.address}" if b.address else "")
+
+
+def _throttled(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+    for b in brokers:
+        if b.throttle_ms / 1e3 > THROTTLED_SHARE * b.seconds:
+            yield (
+                f"{name_of(b)} throttled this client for {b.throttle_ms / 1e3:.1f} s,"
+                f" {b.throttle_ms / 10 / b.seconds:.0f} % of the time with it: a quota (consumer_byte_rate,"
+                " request_percentage) of its user or client id is used up; raise it with kafka-configs, or land fewer"
+                " feeds at once"
+            )
+
+
+def _slow(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+    for b in brokers:
+        median = b.latency.percentile_ms(0.5)
+        others = sorted(o.latency.percentile_ms(0.5) for o in brokers if o is not b and o.latency.count)
+        usual = others[len(others) // 2] if others else 0.0
+        if others and median >= SLOW_MS and median > SLOW_TIMES * usual:
+            yield (
+                f"{name_of(b)} takes {median:,.0f} ms for half of its answers, the others {usual:,.0f} ms: look at its"
+                " disk, its load and the network to it, or move leaders away from it"
+            )
+
+
+def _moved(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+    for b in brokers:
+        if b.moved:
+            yield (
+                f"{name_of(b)} gave up the lead of {many(b.moved, 'partition')} amid reading, which went on with the"
+                " new leader; if nobody restarted that broker, see its log"
+            )
+
+
+def _lost(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+    for b in brokers:
+        lost = b.errors.get("no answer", 0)
+        if lost or b.reconnects:
+            yield (
+                f"{name_of(b)} left {many(lost, 'request')} without an answer and was connected to again"
+                f" {many(b.reconnects, 'time')}: see its log and the network to it; nothing was lost, what it did not"
+                " give was asked for again"
+            )
+
+
+def _small(brokers: Sequence[BrokerTraffic]) -> Iterator[str]:
+    answers, volume = sum(b.latency.count for b in brokers), sum(b.bytes for b in brokers)
+    if answers >= MANY_REQUESTS and volume < SMALL_BYTES * answers:
+        yield (
+            f"{answers:,} fetches brought {volume / answers / 1000:,.1f} kB each: many small answers cost more time"
+            " than their records; raise fetch.partition_bytes or fetch.request_bytes where the feed lowered them, and"
+            " see batch.size and linger.ms of who produces"
+        )

@@ -1,0 +1,27 @@
+"""Counts what fetching asks of brokers, while it does: once for each request and answer, never for a record."""
+
+from __future__ import annotations
+
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+from sluice.pipelines.vocabulary.traffic import BrokerTraffic, TaskTraffic
+
+
+class TrafficCounter:
+    """Filled on the thread that fetches; `total` may be asked for on any other when that is done."""
+
+    def __init__(self) -> None:
+        self._brokers: dict[int, BrokerTraffic] = {}
+        self._ends: dict[str, int] = {}
+
+    def add(self, seen: BrokerTraffic) -> None:
+        """Something more about one broker."""
+        known = self._brokers.get(seen.node)
+        self._brokers[seen.node] = known + seen if known else seen
+
+    def saw_end(self, tp: TopicPartition, high_watermark: int) -> None:
+        """Where the partition's log ended when it was read a moment ago."""
+        self._ends[str(tp)] = max(high_watermark, self._ends.get(str(tp), 0))
+
+    def total(self) -> TaskTraffic:
+        """All that was counted."""
+        return TaskTraffic(tuple(b for _, b in sorted(self._brokers.items())), dict(self._ends))

@@ -1,0 +1,103 @@
+"""Adding traffic up: in any grouping and order the same, small however much there was, never a percentile too short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from sluice.pipelines.vocabulary.plans import to_json
+from sluice.pipelines.vocabulary.traffic import (
+    BUCKETS,
+    BrokerTraffic,
+    Latency,
+    TaskTraffic,
+    Traffic,
+    all_brokers,
+    bound_us,
+    bucket_of,
+    by_broker,
+)
+
+TIMES = st.integers(0, 100_000_000)
+AMOUNTS = st.integers(0, 1 << 40)
+LATENCIES = st.lists(TIMES, max_size=20).map(lambda times: sum(map(Latency.of, times), Latency()))
+BROKERS = st.builds(
+    BrokerTraffic,
+    node=st.integers(0, 3),
+    address=st.sampled_from(["", "a:9092", "b:9092"]),
+    requests=AMOUNTS,
+    empty=AMOUNTS,
+    bytes=AMOUNTS,
+    latency=LATENCIES,
+    errors=st.dictionaries(st.sampled_from(["no answer", "NOT_LEADER_FOR_PARTITION", "x"]), st.integers(1, 9)),
+    held_us=AMOUNTS,
+    throttled=AMOUNTS,
+    throttle_ms=AMOUNTS,
+    moved=AMOUNTS,
+    reconnects=AMOUNTS,
+)
+ENDS = st.dictionaries(st.sampled_from(["orders:0", "orders:1", "sales:0"]), AMOUNTS)
+TASKS = st.builds(TaskTraffic, brokers=st.lists(BROKERS, max_size=5).map(by_broker), ends=ENDS)
+BATCHES = st.builds(Traffic, brokers=st.lists(BROKERS, max_size=5).map(by_broker), behind=ENDS)
+
+
+@given(TASKS, TASKS, TASKS)
+def test_tasks_add_up_in_any_grouping_and_order(a: TaskTraffic, b: TaskTraffic, c: TaskTraffic) -> None:
+    assert (a + b) + c == a + (b + c)
+    assert a + b == b + a
+    assert a + TaskTraffic() == a
+
+
+@given(BATCHES, BATCHES, BATCHES)
+def test_batches_add_up_in_any_grouping_and_the_last_knows_how_far_behind(a: Traffic, b: Traffic, c: Traffic) -> None:
+    assert (a + b) + c == a + (b + c)
+    assert (a + b).brokers == (b + a).brokers
+    assert {t: n for t, n in (a + b).behind.items() if t in b.behind} == b.behind
+    assert a + Traffic() == a == Traffic() + a
+
+
+@given(st.lists(BROKERS))
+def test_the_sum_of_all_brokers_is_the_sum_of_each(found: list[BrokerTraffic]) -> None:
+    whole, merged = all_brokers(found), all_brokers(by_broker(found))
+    assert whole == merged
+    assert (whole.requests, whole.bytes) == (sum(b.requests for b in found), sum(b.bytes for b in found))
+    assert whole.latency.count == sum(b.latency.count for b in found)
+
+
+@given(TASKS)
+def test_it_travels_as_json(sent: TaskTraffic) -> None:
+    assert TypeAdapter(TaskTraffic).validate_json(to_json(sent)) == sent
+
+
+@given(TIMES)
+def test_a_time_lies_in_its_bucket(us: int) -> None:
+    bucket = bucket_of(us)
+    assert 0 <= bucket < BUCKETS
+    assert bucket == BUCKETS - 1 or us < bound_us(bucket)
+    assert bucket == 0 or us >= bound_us(bucket - 1)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=200), st.floats(0.01, 1))
+def test_a_percentile_is_never_too_short_and_too_long_by_half_at_most(times: list[int], share: float) -> None:
+    told = sum(map(Latency.of, times), Latency()).percentile_ms(share) * 1000
+    ordered = sorted(times)
+    true = next(t for i, t in enumerate(ordered, 1) if i >= share * len(ordered))
+    assert told >= true * 0.999999
+    if true < bound_us(BUCKETS - 2):
+        assert told <= max(1.5 * true, 1000) * 1.000001
+
+
+def test_no_answers_have_no_percentiles() -> None:
+    assert Latency().percentile_ms(0.99) == 0
+
+
+def test_what_a_ledger_keeps_of_a_broker_stays_small_however_much_it_was_asked() -> None:
+    busy = BrokerTraffic(1, "broker-1.kafka.internal:9092", errors={"no answer": 3})
+    for us in range(0, 60_000_000, 10_000):
+        busy += BrokerTraffic(1, requests=1, bytes=1 << 20, latency=Latency.of(us))
+    assert busy.requests == 6000
+    assert len(to_json(busy)) < 700
+    assert len(to_json(replace(busy, latency=Latency.of(5000)))) < 320
