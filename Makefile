@@ -1,6 +1,6 @@
 # Everything a developer runs. The first target sets up: .venv from the lock, and a Java for Kafka and Spark.
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes lock clean setup wheel docs
+.PHONY: help demo test quick check pytest bench faults cluster-test soak fuzz lakes postgres lock clean setup wheel docs
 
 READY := .venv/.ready
 # Where somebody set it, every process would compile all that it imports: seconds each.
@@ -30,6 +30,7 @@ quick: $(READY)  ## lint, types and the quick unit tests: what to run while you 
 		tests/pipelines tests/testing $(ARGS)
 
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
+	@infra/postgres.sh
 	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
@@ -53,6 +54,10 @@ fuzz: setup      ## bad bytes by the million for everything that reads; ARGS="--
 
 lakes: setup     ## the integration tests that know a lake, all of them on a local one and on S3
 	SLUICE_TEST_LAKES=both .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration $(ARGS)
+
+postgres: setup  ## the tests of what Dagster sees, all of them with its runs and events in a real PostgreSQL
+	@infra/postgres.sh
+	SLUICE_TEST_DAGSTER=postgres .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/assets $(ARGS)
 
 docs: $(READY)   ## the docs site, as build/site
 	.venv/bin/python infra/site.py

@@ -1,8 +1,8 @@
 """The project's Dagster instance: a local folder, unless DAGSTER_HOME names another.
 
 Promises: telemetry is off. Existing files in the folder are never overwritten. If a run's process died without a word,
-the next process finds the lock that it held free, and marks the run as failed. When Dagster knows that a run has ended,
-this is evidence for a run that wants to take its batch over.
+the next process of this machine finds the lock that it held free, and marks the run as failed. When Dagster knows that
+a run has ended, this is evidence for a run that wants to take its batch over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import IO
 
 import dagster as dg
+from sqlalchemy.exc import OperationalError
 
 from sluice.assets.internals import shows_nothing, workspace
 from sluice.assets.quiet_logs import quiet_ref
 from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import UsageError
-from sluice.resources.liveness import Informed
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import DagsterUnavailable, UsageError
+from sluice.resources.liveness import Informed, machine
 from sluice.resources.project import Project
 
 log = logging.getLogger("sluice.instance")
@@ -72,10 +74,37 @@ def check_home(project: Project, arguments: Sequence[str]) -> None:
 
 @contextmanager
 def open_instance(project: Project) -> Iterator[dg.DagsterInstance]:
-    """The project's instance, for runs in this process: their output goes to the run's log, not to the terminal."""
-    ref = quiet_ref(prepare_home(project))
-    with dg.DagsterInstance.from_ref(ref) as instance:
+    """The project's instance, for runs in this process: their output goes to the run's log, not to the terminal.
+
+    Raises DagsterUnavailable if its storage does not answer, now or while the block runs; SetupError if the package for
+    that storage is not installed.
+    """
+    home = prepare_home(project)
+    with _told_of_storage(home), dg.DagsterInstance.from_ref(quiet_ref(home)) as instance:
         yield instance
+
+
+@contextmanager
+def _told_of_storage(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        causes = list(_causes(error))
+        if away := next((c for c in causes if isinstance(c, OperationalError)), None):
+            said = str(away.orig or away).strip().splitlines()[0]
+            raise DagsterUnavailable(
+                f"Dagster's database does not answer: {said}",
+                remedy=f"start it, or mend `storage` in {home / 'dagster.yaml'}, and run again: what landed is safe",
+            ) from error
+        if any(isinstance(c, ModuleNotFoundError) and c.name == "dagster_postgres" for c in causes):
+            raise extras.lacks("dagster_postgres") from error
+        raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
@@ -99,6 +128,8 @@ def holding(home: Path, run: str) -> Iterator[None]:
     fresh = path.with_name(f".{run}.{os.getpid()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(machine())
+        file.flush()
         ours = _place_lock(fresh, path)
         try:
             yield
@@ -120,9 +151,12 @@ def _place_lock(fresh: Path, path: Path) -> bool:
 
 
 def is_held(home: Path, run: str) -> bool | None:
-    """Whether a process holds the run's lock. False: the process died with it. None: there is no lock."""
+    """Whether a process holds the run's lock. False: the process died with it. None: there is no lock, or another
+    machine that shares the home made it: a shared folder may not tell one machine of the other's locks."""
     try:
         with (_locks(home) / run).open("r+") as file:
+            if file.read() not in ("", machine()):  # empty before locks said where they are held
+                return None
             return not _try_lock(file)
     except FileNotFoundError:
         return None

@@ -119,7 +119,7 @@ class LakeLiveness:
     def _write(self, owner: Owner, number: int) -> None:
         """The number makes every beat differ, even if a clock stands still."""
         said = {"token": owner.token, "run": owner.run, "host": owner.host, "pid": owner.pid}
-        said |= {"started": owner.started, "machine": _machine(), "at": self._clock(), "beat": number}
+        said |= {"started": owner.started, "machine": machine(), "at": self._clock(), "beat": number}
         data = json.dumps(said, sort_keys=True).encode()
         self._tolerant("write", lambda: self._lake.put(self._path(owner), data))
 
@@ -230,7 +230,7 @@ def _process_gone(beat: bytes) -> bool:
     """Whether the beat names a process of this machine that has ended, or whose pid now belongs to another."""
     said = _parse_beat(beat)
     pid, started = said.get("pid"), said.get("started")
-    if said.get("machine") != _machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
+    if said.get("machine") != machine() or not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return False
     return not _exists(pid) or (bool(started) and _process_start(pid) not in (None, started))
 
@@ -270,7 +270,7 @@ def _stat(pid: int) -> list[bytes]:
         return []
 
 
-def _machine() -> str:
+def machine() -> str:
     """One boot of one machine and one space of process ids in it (containers may share host names)."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -31,7 +31,8 @@
     │   │   ├── KafkaUnavailable   no answer, no leader, or a connection cut
     │   │   │   └── ZooKeeperUnavailable  no answer from where old consumers keep their offsets
     │   │   ├── CommitFenced       a newer committer, or a new generation, took our place
-    │   │   └── LakeUnavailable    the store said "later" or did not answer
+    │   │   ├── LakeUnavailable    the store said "later" or did not answer
+    │   │   └── DagsterUnavailable the database of Dagster's instance does not answer
     │   └── Terminal               it will fail again until somebody changes something
     │       ├── BrokerTooOld       no topic ids (< 2.8)
     │       ├── UnknownTopic
@@ -225,6 +226,9 @@ class CommitFenced(Retryable): ...
 
 
 class LakeUnavailable(Retryable): ...
+
+
+class DagsterUnavailable(Retryable): ...
 
 
 class Terminal(Failed): ...

@@ -22,6 +22,7 @@ BRINGS = {
     "pandas": "pandas",
     "polars": "polars",
     "kazoo": "zookeeper",
+    "dagster_postgres": "postgres",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

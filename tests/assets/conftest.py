@@ -1,7 +1,11 @@
-"""Fixtures: a project over memory, with a Dagster instance of its own that holds nothing yet."""
+"""Fixtures: a project over memory, with a Dagster instance of its own that holds nothing yet.
+
+`SLUICE_TEST_DAGSTER=postgres` has the instances of all tests in a real PostgreSQL, a database for each.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +14,22 @@ import dagster as dg
 import pytest
 
 from sluice.assets.instance import open_instance, prepare_home
+from tests import postgres as servers
 from tests.assets.world import World
+from tests.postgres import Postgres
+
+ON_POSTGRES = os.environ.get("SLUICE_TEST_DAGSTER") == "postgres"
+ON_FILES = pytest.mark.skipif(ON_POSTGRES, reason="about an instance in files of this machine")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server of one's own."""
+    found = servers.programs()
+    if found is None:
+        pytest.skip("no PostgreSQL here: infra/postgres.sh installs one")
+    with servers.started(found) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -24,11 +43,20 @@ def fresh_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def root(tmp_path: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A folder for a project, with an instance that holds nothing yet."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    shutil.copytree(fresh_home, tmp_path / ".sluice" / "dagster")
+    home = tmp_path / ".sluice" / "dagster"
+    shutil.copytree(fresh_home, home)
+    if ON_POSTGRES:
+        on_postgres(home, request.getfixturevalue("postgres"))
     return tmp_path
+
+
+def on_postgres(home: Path, server: Postgres) -> None:
+    """The instance of this home keeps everything in a new database."""
+    with (home / "dagster.yaml").open("a") as config:
+        config.write(server.storage(server.database()))
 
 
 @pytest.fixture

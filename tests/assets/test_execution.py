@@ -33,6 +33,7 @@ from sluice.pipelines.vocabulary.errors import (
 from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig, TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
 from sluice.pipelines.vocabulary.traffic import BrokerTraffic, Latency, TaskTraffic
+from tests.assets.conftest import ON_FILES
 from tests.assets.world import FEED, HOUR, P0, P1, SECRET, World, cells, checks, in_hour, stored, windows
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -456,6 +457,7 @@ def _observe(world: World, *keys: dg.AssetKey) -> dict[str, Any]:
 # -- the instance
 
 
+@ON_FILES
 def test_the_project_s_instance_is_made_once_and_kept(world: World) -> None:
     home = prepare_home(world.project)
     assert (home / "dagster.yaml").read_text() == DAGSTER_YAML

@@ -21,6 +21,7 @@ from sluice.pipelines.operating.repair import RepairKind
 from sluice.pipelines.vocabulary.receipts import Life, Verdict
 from sluice.resources.liveness import Informed
 from sluice.testing.liveness import MemoryLiveness, owner
+from tests.assets.conftest import ON_FILES
 from tests.assets.test_ui import killed
 from tests.assets.world import World, in_hour, versions, windows
 
@@ -71,6 +72,7 @@ def judged(
 # -- which runs are dead
 
 
+@ON_FILES
 def test_a_run_is_judged_by_its_lock_then_its_beat_then_its_process(world: World, instance: dg.DagsterInstance) -> None:
     home = prepare_home(world.project)
     held, killed, beats, silent, gone, there, unknown = (begun(instance) for _ in range(7))
@@ -104,6 +106,7 @@ def test_only_the_runs_of_a_feed(world: World, instance: dg.DagsterInstance) -> 
 
 
 @pytest.mark.parametrize(("stood", "became"), [(Status.STARTED, Status.FAILURE), (Status.CANCELING, Status.CANCELED)])
+@ON_FILES
 def test_ending_a_dead_run_says_why_and_frees_what_it_held(
     world: World, instance: dg.DagsterInstance, stood: Status, became: Status
 ) -> None:

@@ -104,7 +104,7 @@ def main(path: str, point: str = "") -> int:
             quick = partial(liveness.LakeLiveness, bound_ms=bound, beat_ms=bound // 5)
             stack.enter_context(patch.object(edges, "LakeLiveness", quick))
         if machine := os.environ.get(MACHINE):
-            stack.enter_context(patch.object(liveness, "_machine", lambda: machine))
+            stack.enter_context(patch.object(liveness, "machine", lambda: machine))
         if ahead := os.environ.get(CLOCK):
             stack.enter_context(moved(ahead))
         if feed.lake.startswith("s3://"):

@@ -184,7 +184,7 @@ def _document_seeds() -> list[bytes]:
     world = _world()
     receipts = [r for n, e in world.fresh_ledger().entries() if e.kind == "publish" for r in e.receipts]
     more = replace(receipts[0], tallies=(Tally(0, 100, 2, (1, 2)),), relanded=(Range(3, 4),), timings={"wait": 3})
-    beat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness._machine()}
+    beat = {"run": "r", "host": "h", "pid": 7, "started": 3, "at": 5, "machine": liveness.machine()}
     manifests = [d for p, d in world.lake.files.items() if "/windows/" in p]
     said = [to_json(r).encode() for r in (*receipts, more)]
     return [*said, json.dumps(beat).encode(), *manifests, _CONTRACT.encode(), b"{}"]
