@@ -117,6 +117,7 @@ def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[st
 
 MANY = "owed_by_many_feeds"
 """The job that lands what many feeds owe."""
+_OWED = "_owed"
 _MANY = (
     "Land what each of the feeds owes, then commit, in one process with one Spark. A feed that fails stops no other."
 )
@@ -229,7 +230,7 @@ def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
 
 def many_job(feeds: Sequence[Feed], session_of: Callable[[str], RunSession]) -> dg.JobDefinition:
     """One job over many feeds: for each the steps of its `catch_up_<feed>`, of which no other feed's step waits."""
-    steps_of = [_catch_up_ops(feed, session_of(feed.name)) for feed in feeds]
+    steps_of = [_catch_up_ops(feed, session_of(feed.name), _OWED) for feed in feeds]
 
     @dg.job(name=MANY, description=_MANY, executor_def=dg.in_process_executor)
     def catch_up_many() -> None:
@@ -241,16 +242,18 @@ def many_job(feeds: Sequence[Feed], session_of: Callable[[str], RunSession]) -> 
 
 def steps_of_feed(feed: str) -> str:
     """Selects a feed's steps among those of `many_job`."""
-    return f"{_land_op(feed)}*"
+    return f"{_land_op(feed)}{_OWED}*"
 
 
-def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
-    @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
+def _catch_up_ops(feed: Feed, session: RunSession, suffix: str = "") -> tuple[dg.OpDefinition, dg.OpDefinition]:
+    """The steps that land and commit. `suffix` of their names: within a code location, each name has one definition."""
+
+    @dg.op(name=_land_op(feed.name) + suffix, config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         yield from steps.land_request(context, session, feed.name, LandConfig(**context.op_config))
 
     @dg.op(
-        name=f"{feed.name}__commit",
+        name=f"{feed.name}__commit{suffix}",
         pool=pool(feed.name),
         ins={"landed": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),

@@ -47,6 +47,8 @@ MAY_REACH_INTO = {
         "_jsc",
         "_jvm",
     },
+    # reads how PySpark launched the JVM that it trains
+    "resources/spark/jvm.py": {"_gateway", "_jvm"},
     "src/sluice/testing/logs.py": {"_buffer"},
     # a peer of the benchmark: dlt has no setting for its folder
     "bench/peer_dlt.py": {"_global_dir"},

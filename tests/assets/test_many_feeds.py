@@ -75,8 +75,8 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(fleet: Fle
         (run,) = instance.get_runs()
         assert run.status is dg.DagsterRunStatus.FAILURE
         steps = {s.step_key: s.status.value if s.status else "" for s in instance.get_run_step_stats(run.run_id)}
-        assert steps["orders__land"] == steps["refunds__land"] == "FAILURE"
-        assert steps["returns__commit"] == "SUCCESS"
+        assert steps["orders__land_owed"] == steps["refunds__land_owed"] == "FAILURE"
+        assert steps["returns__commit_owed"] == "SUCCESS"
         assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     fleet.away, fleet.bug = frozenset(), ""
     again = run_feeds(fleet.project, ["orders", "refunds"], lambda name: fleet.progress.append, fleet.open_edges)
@@ -85,8 +85,10 @@ def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(fleet: Fle
 
 
 def test_the_code_location_has_the_job_with_the_steps_of_every_feed(fleet: Fleet) -> None:
-    job = build(fleet.project).resolve_job_def(MANY)
-    assert {n.name for n in job.nodes} == {f"{name}__{what}" for name in NAMES for what in ("land", "commit")}
+    location = build(fleet.project)
+    dg.Definitions.validate_loadable(location)
+    job = location.resolve_job_def(MANY)
+    assert {n.name for n in job.nodes} == {f"{name}__{what}_owed" for name in NAMES for what in ("land", "commit")}
 
 
 def test_a_feed_that_is_not_there_ends_it_before_anything_runs(fleet: Fleet) -> None:

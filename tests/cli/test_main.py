@@ -42,7 +42,7 @@ def test_no_command_shows_the_help_and_is_a_usage_error(sluice: Sluice) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nothing"], ["plan"], ["plan", "orders", "--nope"], ["peek", "orders:0:0", "-n", "x"], ["run", "a", "b"]],
+    [["nothing"], ["plan"], ["plan", "orders", "--nope"], ["peek", "orders:0:0", "-n", "x"], ["plan", "a", "b"]],
 )
 def test_wrong_usage_is_one_error_without_traceback(arguments: list[str], sluice: Sluice, project: Path) -> None:
     said = sluice(*arguments)
