@@ -127,9 +127,28 @@ class SparkEngine:
             return
         executors.wait(spark, self._settings, self._cancelled.is_set)
         if self._ports and spark.applicationId not in _looked:
-            preflight.preflight(spark, self._ports(), shipping.python(self._settings)).check()
+            self._asked(spark, self._ports()).check()
             _looked.add(spark.applicationId)
-        _compiled_there(spark, spark.applicationId)
+        with self._watched(spark):
+            _compiled_there(spark, spark.applicationId)
+
+    def _asked(self, spark: SparkContext, ports: Ports) -> preflight.Preflight:
+        with self._watched(spark):
+            return preflight.preflight(spark, ports, shipping.python(self._settings))
+
+    @contextmanager
+    def _watched(self, spark: SparkContext) -> Iterator[None]:
+        """Jobs in the block end when this engine is cancelled, and when their executors were lost and none came: Spark
+        itself would wait for ever. Raises Failed for the latter."""
+        jobs, done = _ContextJobs(spark, self._settings), threading.Event()
+        jobs.begin("sluice: asking the executors")
+        threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+        if self._starved.is_set():
+            raise _no_executors(self._settings)
 
     def preflight(self) -> preflight.Preflight:
         """Start Spark, and ask its executors. Nothing is raised for what they say. Raises SetupError when there are
@@ -142,7 +161,7 @@ class SparkEngine:
         def asked() -> preflight.Preflight:
             spark = self._spark()
             executors.wait(spark, self._settings, self._cancelled.is_set)
-            return preflight.preflight(spark, ports(), shipping.python(self._settings))
+            return self._asked(spark, ports())
 
         return self._waited(asked)
 
@@ -266,8 +285,12 @@ class _ContextJobs:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
         self._local = is_local(settings)
 
+    def begin(self, what: str) -> None:
+        """From now on this thread's jobs are of this group."""
+        self._spark.setJobGroup(self._group, what)
+
     def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
-        self._spark.setJobGroup(self._group, f"sluice: feed {work.feed}, batch {work.batch}")  # of this thread's jobs
+        self.begin(f"sluice: feed {work.feed}, batch {work.batch}")
         count = len(work.queues)
         numbers = self._spark.parallelize(range(count), count)
         return [executor.sent_in(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]

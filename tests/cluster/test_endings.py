@@ -98,6 +98,15 @@ def test_all_workers_are_lost_and_none_comes_back(busy: Place, mortal: LocalSpar
     finished(busy, feed)
 
 
+def test_all_workers_are_lost_while_executors_are_asked(busy: Place, mortal: LocalSpark) -> None:
+    busy.feed(**on(mortal, conf=AGAIN, start_timeout="60s"))
+    run = Run(busy.root)
+    until(lambda: [*mortal.folder.glob("worker-*/app-*/*/sluice-env*")] or run.process.poll() is not None, 300)
+    for worker in mortal.running:
+        worker.kill()
+    run.ended(1, f"every executor of {mortal.master} was lost, and no other came within 1m")
+
+
 def test_interrupted(busy: Place, mortal: LocalSpark) -> None:
     feed = busy.feed(**on(mortal, conf=AGAIN), **MANY_TASKS)
     run = Run(busy.root)

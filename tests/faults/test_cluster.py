@@ -98,7 +98,11 @@ class Secured(Field):
             return len(list(lake.list(place))) >= before + 2 * SLICES
 
         for _ in range(times):
-            until(more, 600)
+            try:
+                until(more, 600)
+            except AssertionError:
+                running.end()
+                raise
             killed = executors(self.spark)
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
