@@ -1,7 +1,7 @@
 """Real clusters for the integration tests, one of each size a session, and topics that no two tests share.
 
-Asking for `kafka`, `kafka3` or `secured` marks a test with `kafka`; a cluster is started when the first test asks for
-it and is thrown away at the end, data and all.
+Asking for `kafka`, `kafka3`, `secured` or `zookeeper` marks a test with `kafka`; a cluster is started when the first
+test asks for it and is thrown away at the end, data and all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def own_spark() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # PySpark's own outlives its session
 
 
-_CLUSTERS = {"kafka", "kafka3", "secured", "fresh_topic"}
+_CLUSTERS = {"kafka", "kafka3", "secured", "fresh_topic", "zookeeper", "own_server"}
 _numbers = itertools.count(1)
 
 
