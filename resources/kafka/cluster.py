@@ -1,12 +1,14 @@
 """The Cluster port: what Kafka says of itself, read-only.
 
-Promises: a few requests to each leader however many partitions; leaders that move are followed, for a bounded time;
-every answer for a partition comes from its leader at a known epoch (KIP-320).
+Promises: a few requests to each leader however many partitions; nothing is asked that an answer of a moment ago has
+told; leaders that move are followed, for a bounded time; every answer for a partition comes from its leader at a known
+epoch (KIP-320).
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -30,6 +32,7 @@ from sluice.resources.kafka.settings import KafkaAccess
 from sluice.resources.kafka.wire import Patience, Wire
 
 _MOVING_STARTS = 5  # so often retention may take what was just looked up
+_MOMENT = 5.0  # seconds for which what is known of leaders is as good as asked anew
 _UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the broker that is asked
 
 T = TypeVar("T")
@@ -44,13 +47,16 @@ class KafkaCluster:
         self._wire = Wire(access)
         self._patience = patience
         self._known: ClusterView | None = None
+        self._listed: tuple[float, ClusterView] | None = None
+        self._id = ""
         self._markers = Markers(self._read_headers, lambda leader, request: self._wire.send(leader, request))
 
     def close(self) -> None:
         self._wire.close()
 
     def cluster_id(self) -> str:
-        return self._wire.run("asking for the cluster id", self._layout, ()).cluster_id
+        """The id that the cluster gave itself, as the last answer about topics had it."""
+        return self._id or self._wire.run("asking for the cluster id", self._layout, ()).cluster_id
 
     def addresses(self) -> tuple[str, ...]:
         """`host:port` of every broker, as they advertise themselves."""
@@ -63,18 +69,32 @@ class KafkaCluster:
         Raises BrokerTooOld without topic ids.
         """
         layout = self._wire.run("listing topics", self._layout, None)
+        self._listed = time.monotonic(), layout
         return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
-        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld."""
+        """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld.
+
+        Right after `topics`, their leaders are those that it was told.
+        """
 
         async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[PartitionState]]:
             return await self._describe(leader, places, isolation)
 
         self._markers.forget()
         names = sorted(set(topics))
-        found = self._wire.run("describing partitions", self._of_leaders, names, None, ask)
+        listed = self._listed_now(names)
+        wanted = {tp for tp in listed.places if tp.topic in names} if listed else None
+        self._known = listed or self._known
+        found = self._wire.run("describing partitions", self._of_leaders, names, wanted, ask, listed)
         return tuple(found[tp] for tp in sorted(found))
+
+    def _listed_now(self, names: Sequence[str]) -> ClusterView | None:
+        """What `topics` was told a moment ago, once, if it knows all of these; positions of another moment need
+        leaders of another moment."""
+        (at, listed), self._listed = self._listed or (0.0, None), None
+        fresh = listed if time.monotonic() - at < _MOMENT else None
+        return fresh if fresh and all(name in fresh.topics for name in names) else None
 
     def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
         """First record stamped at or after each time (ms), over all records (read_uncommitted); None: no such.
@@ -130,7 +150,8 @@ class KafkaCluster:
             ends = messages.read_epoch_ends(await self._wire.send(leader, request))
             return {tp: (end.error, end.end) for tp, end in ends.items()}
 
-        found = self._wire.run("looking up leader epochs", self._of_leaders, _topics(epochs), set(epochs), ask)
+        doing = "looking up leader epochs"
+        found = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, self._known)
         return {tp: end for tp, end in found.items() if end >= 0}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
@@ -167,17 +188,21 @@ class KafkaCluster:
         patience = Patience(self._wire, self._patience)
         while True:
             try:
-                return await self._wire.layout(topics)
+                return await self._looked(topics)
             except KafkaError as error:
                 await patience.trouble(error)
 
+    async def _looked(self, topics: Iterable[str] | None) -> ClusterView:
+        layout = await self._wire.layout(topics)
+        self._id = layout.cluster_id
+        return layout
+
     async def _configs(self, topics: Sequence[str]) -> Configs:
-        broker = min((await self._wire.layout(())).brokers)
+        broker = min(b.node_id for b in await self._wire.brokers())
         return messages.read_configs(await self._wire.send(broker, messages.ask_configs(topics, broker)))
 
     async def _names(self, producers: set[int]) -> dict[int, str]:
         """Transactional ids of the producers, of all brokers that tell."""
-        layout = await self._wire.layout(())
         request = messages.ask_transactions(producers)
 
         async def one(broker: int) -> dict[int, str]:
@@ -185,7 +210,7 @@ class KafkaCluster:
                 return messages.read_names(await self._wire.send(broker, request))
             return {}
 
-        told = await self._wire.gather(one(broker) for broker in layout.brokers) if producers else []
+        told = await self._wire.gather(one(b.node_id) for b in await self._wire.brokers()) if producers else []
         return {producer: name for names in told for producer, name in names.items()}
 
     async def _describe(
@@ -257,7 +282,7 @@ class KafkaCluster:
         unknown = 0
         while True:
             try:
-                layout = await self._wire.layout(topics)
+                layout = await self._looked(topics)
                 self._known = layout if wanted is None else self._known
                 failures = await self._round(layout, wanted, found, ask)
                 failures |= {TopicPartition(t, -1): e() for t, e in layout.errors.items()}

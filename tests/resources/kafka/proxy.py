@@ -9,6 +9,7 @@ import ssl
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-FETCH, LIST_OFFSETS, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP = 1, 2, 8, 11, 13, 14
+FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP = 1, 2, 3, 8, 11, 13, 14
+API_VERSIONS, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, DESCRIBE_LOG_DIRS = 18, 23, 32, 35
 END_TXN, TXN_OFFSET_COMMIT = 26, 28
 _TLS_HANDSHAKE = 0x16
 
@@ -29,11 +31,12 @@ class Proxy:
     Such a request reaches the broker, its answer reaches nobody, and the connection is cut. `delay` seconds pass before
     each answer is given. `hold` lets nothing through either way, connections stay, or `only` requests with these API
     keys, which the broker does not see yet; `held` are those that wait. `mute` lets all requests through, held
-    ones included, and holds the answers. `cut` ends all and takes no new one.
+    ones included, and holds the answers. `cut` ends all and takes no new one. `seen` counts requests by API key.
     """
 
     def __init__(self, folder: Path, broker: Callable[[], tuple[str, int]]) -> None:
         self.lose: dict[int, int] = {}
+        self.seen: Counter[int] = Counter()
         self.delay = 0.0
         self._flowing, self._answering, self._refuses = threading.Event(), threading.Event(), False
         self._flowing.set()
@@ -97,6 +100,7 @@ class Proxy:
             with closing(client), closing(socket.create_connection(self._broker())) as broker:
                 for request in _frames(client):
                     (key,) = struct.unpack_from(">h", request, 4)
+                    self.seen[key] += 1
                     self._pass(key)
                     broker.sendall(request)
                     answer = next(_frames(broker), b"")

@@ -20,7 +20,20 @@ from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
 from sluice.resources.kafka.settings import KafkaAddress
 from sluice.resources.local import events
-from tests.resources.kafka.proxy import END_TXN, FETCH, JOIN_GROUP, LEAVE_GROUP, OFFSET_COMMIT, SYNC_GROUP
+from tests.resources.kafka.proxy import (
+    API_VERSIONS,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    END_TXN,
+    FETCH,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FOR_LEADER_EPOCH,
+    SYNC_GROUP,
+)
 from tests.resources.kafka.tools import (
     address,
     admin,
@@ -133,6 +146,40 @@ def test_answers_that_take_long_are_measured_as_long(behind, fresh_topic):
         (told,) = fetcher.traffic().brokers
     assert told.latency.percentile_ms(0.01) >= 200
     assert told.latency.total_us >= told.requests * 200_000
+
+
+# -- nothing twice
+
+
+def test_what_an_answer_told_is_not_asked_for_again(behind, fresh_topic):
+    """One look at a feed: topics, positions, the cluster's id, leader epochs, settings, a time."""
+    topic = fresh_topic(partitions=2, cluster=behind.cluster)
+    produce(behind.cluster, topic, 5)
+    spots = [TopicPartition(topic, p) for p in range(2)]
+    cluster_id = behind.cluster.status().cluster_id
+    with closing(KafkaCluster(address(behind.cluster))) as cluster:
+        behind.proxy.seen.clear()
+        assert topic in cluster.topics()
+        states = cluster.partitions([topic], Isolation.READ_COMMITTED)
+        assert cluster.cluster_id() == cluster_id
+        assert cluster.epoch_ends({s.tp: s.leader_epoch for s in states}) == {spots[0]: 5, spots[1]: 0}
+        assert set(cluster.configs([topic]).topics) == {topic}
+        assert cluster.offsets_at(dict.fromkeys(spots, 0))[spots[1]] is None
+        seen = behind.proxy.seen.copy()
+        del seen[API_VERSIONS]
+        assert seen == {
+            METADATA: 1,
+            LIST_OFFSETS: 4,
+            DESCRIBE_LOG_DIRS: 1,
+            OFFSET_FOR_LEADER_EPOCH: 1,
+            DESCRIBE_CONFIGS: 1,
+            FETCH: 1,
+        }
+        produce(behind.cluster, topic, 3)
+        behind.proxy.seen.clear()
+        first, _ = cluster.partitions([topic], Isolation.READ_COMMITTED)
+        assert first.stable_end == 8
+        assert behind.proxy.seen[METADATA] >= 1, "positions of another moment are asked for anew, leaders too"
 
 
 # -- TLS
