@@ -24,8 +24,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
 LEAST = {"topics": "orders", "start": "earliest", "kafka": {"bootstrap": "127.0.0.1:9"}}
-UNWRAPPED = {"DESIGN", "feeds", "guarantees", "operating", "security"}
-"""Pages with longer lines, until they are next written anew."""
 OTHERS = {"load_from", "attributes", "expectations"}
 """Keys of YAML that is no feed: a workspace, a component of Dagster's, a contract."""
 SPOKEN = {"COMMAND", "…", "..."}
@@ -90,7 +88,7 @@ def test_json_parses(text: str) -> None:
     json.loads(text)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.stem not in UNWRAPPED], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_wrap_at_120_characters(page: Path) -> None:
     text = _FENCE.sub("", re.sub(r"<!-- results -->.*<!-- /results -->", "", page.read_text(), flags=re.S))
     whole = re.compile(r"\s*(\||\!\[|<|    |`[^`]*`.?$)")  # what cannot be broken
