@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.pipelines.vocabulary.extras import BRINGS
 from sluice.pipelines.vocabulary.health import Diagnosis, failed, of_error, ok, warning
 from sluice.resources.health.examine import Check
 from sluice.resources.local import java
@@ -33,20 +34,35 @@ def python(_: None) -> Iterator[Diagnosis]:
 
 
 def packages(_: None) -> Iterator[Diagnosis]:
-    """What is installed against what this release asks for."""
-    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if not r.marker or r.marker.evaluate()]
+    """What is installed against what this release asks for; of what extras bring, what is here."""
+    needed = [r for r in map(Requirement, metadata.requires(OURS) or ()) if _wanted(r)]
     wrong = [said for r in needed if (said := _wrong(r))]
     if wrong:
         yield failed("packages", "; ".join(wrong), "install Sluice anew with its dependencies: pip install sluice")
     else:
-        versions = ", ".join(f"{n} {metadata.version(n)}" for n in ("dagster", "pyspark", "kafka-python", "pyarrow"))
+        shown = [r for r in needed if r.name in ("dagster", "pyspark", "kafka-python", "pyarrow")]
+        versions = ", ".join(f"{r.name} {_version(r)}" for r in shown)
         yield ok("packages", f"all {len(needed)} as Sluice {metadata.version(OURS)} needs them: {versions}")
 
 
-def _wrong(needed: Requirement) -> str:
+def _wanted(needed: Requirement) -> bool:
+    """Whether it belongs to Sluice alone, or to an extra of users' and is installed."""
+    if not needed.marker or needed.marker.evaluate():
+        return True
+    extras = {*BRINGS.values()}
+    brought = any(needed.marker.evaluate({"extra": extra}) for extra in extras) and needed.name != OURS
+    return brought and _version(needed) is not None
+
+
+def _version(needed: Requirement) -> str | None:
     try:
-        found = metadata.version(needed.name)
+        return metadata.version(needed.name)
     except metadata.PackageNotFoundError:
+        return None
+
+
+def _wrong(needed: Requirement) -> str:
+    if (found := _version(needed)) is None:
         return f"{needed.name} is missing"
     return "" if needed.specifier.contains(found, prereleases=True) else f"{needed.name} is {found}, not {needed}"
 

@@ -79,6 +79,8 @@ _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _lock = threading.Lock()
 _looked: set[str] = set()
 """Applications whose executors were asked already."""
+_begun: list[SparkSettings] = []
+"""The settings by which this process began Spark last; none before the first."""
 T = TypeVar("T")
 
 
@@ -221,8 +223,12 @@ class SparkEngine:
 
 def begin(settings: SparkSettings) -> None:
     """Start Spark on this machine, and its workers, while the caller does something else. What goes wrong, whoever
-    needs Spark hears; elsewhere it starts when it is needed."""
+    needs Spark hears; elsewhere it starts when it is needed. One that this process started by other settings, for a run
+    that is over, ends first."""
     if is_local(settings):
+        if _begun and _begun[-1] != settings:
+            end()
+        _begun[:] = [settings]
 
         def start() -> None:
             with suppress(Exception):

@@ -66,9 +66,9 @@ def test_plan_of_one_window_and_of_several(tell: Tell) -> None:
     ],
 )
 def test_what_names_no_window_that_can_land_is_refused(options: dict[str, Any], says: str, world: World) -> None:
-    for body in (plan.plan, run.run):
+    for body, feed in ((plan.plan, "orders"), (run.run, ["orders"])):
         with pytest.raises(UsageError) as refused:
-            body(Over(Terminal(), world.project.root, False, world), "orders", **options)
+            body(Over(Terminal(), world.project.root, False, world), feed, **options)
         assert says in str(refused.value)
     assert world.lake.files == {}
 
@@ -81,7 +81,7 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
             tell(body, "orders", window=window)
     with pytest.raises(UsageError, match="Kafka holds no record"):
         tell(plan.plan, "orders", window=["2024-04-30T23"])
-    told = tell(run.run, "orders", window=["2024-04-30T23"], text=False)
+    told = tell(run.run, ["orders"], window=["2024-04-30T23"], text=False)
     assert (told.code, told.document["error"]) == (2, "UsageError")
 
 
@@ -89,7 +89,7 @@ def test_a_window_before_the_first_is_refused_once_that_is_known(world: World, t
 
 
 def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
-    told = tell(run.run, "orders", window=[named(2)])
+    told = tell(run.run, ["orders"], window=[named(2)])
     assert told.code == 0
     assert told.document["batches"][0]["landed"] == 50
     assert told.document["window"] == {
@@ -100,7 +100,7 @@ def test_run_of_a_window_says_that_it_is_complete(tell: Tell) -> None:
 
 def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -> None:
     world.cluster.hold(P1, 60)
-    told = tell(run.run, "orders", start=named(1), end=named(5))
+    told = tell(run.run, ["orders"], start=named(1), end=named(5))
     assert told.code == 3
     by_hour = {r["window"]["window"][-5:]: r for r in told.document["runs"]}
     assert {h: r["window"]["state"] for h, r in by_hour.items()} == {
@@ -118,13 +118,13 @@ def test_run_of_several_goes_on_after_one_that_fails(world: World, tell: Tell) -
 
 def test_a_request_that_is_wrong_ends_a_run_of_several(tell: Tell) -> None:
     """Which window is the first is known only when Kafka was asked."""
-    told = tell(run.run, "orders", start="2024-04-30T22", end=named(2), text=False)
+    told = tell(run.run, ["orders"], start="2024-04-30T22", end=named(2), text=False)
     assert (told.code, len(told.document["runs"])) == (2, 1)
     assert "Kafka holds no record" in told.document["runs"][0]["message"]
 
 
 def test_several_windows_in_one_run(tell: Tell) -> None:
-    told = tell(run.run, "orders", start=named(0), end=named(4), per_run=3)
+    told = tell(run.run, ["orders"], start=named(0), end=named(4), per_run=3)
     first, second = told.document["runs"]
     assert [r["request"] for r in (first, second)] == [
         f"windows {DAY}T00:00 to {DAY}T03:00",
@@ -141,7 +141,7 @@ def test_landing_anew_replaces_the_files(world: World, tell: Tell) -> None:
     shown = tell(plan.plan, "orders", window=[named(1)], replace=True)
     assert set(shown.document["replaces"]) == before
     assert f"in place of {len(before)} files" in shown.text
-    told = tell(run.run, "orders", window=[named(1)], replace=True, text=False)
+    told = tell(run.run, ["orders"], window=[named(1)], replace=True, text=False)
     assert told.document["batches"][0]["replaced_files"] == len(before)
     assert not before & set(world.lake.list("data/orders"))
 
@@ -149,10 +149,10 @@ def test_landing_anew_replaces_the_files(world: World, tell: Tell) -> None:
 def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
     world: World, tell: Tell, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    told = tell(run.run, "orders", skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
+    told = tell(run.run, ["orders"], skip_to=f"{DAY}T01:00:00Z", reason="test data", only=["orders:0"], text=False)
     assert told.document["skipped"] == [{"topic": "orders", "partition": 0, "start": 0, "end": 25}]
     before = world.state()
-    run.run(Over(Terminal(), world.project.root, False, world), "orders", skip_to="latest", reason="test data")
+    run.run(Over(Terminal(), world.project.root, False, world), ["orders"], skip_to="latest", reason="test data")
     assert "to land it after all: sluice run orders --offsets orders:1:" in capfd.readouterr().out
     assert before.skipped != world.state().skipped
 
@@ -169,13 +169,13 @@ def test_what_is_passed_over_is_named_with_the_command_that_lands_it_after_all(
 )
 def test_skipping_and_replacing_are_asked_for_in_full(options: dict[str, Any], says: str, tell: Tell) -> None:
     with pytest.raises(UsageError, match=says):
-        tell(run.run, "orders", **options)
+        tell(run.run, ["orders"], **options)
 
 
 def test_limits_cut_what_is_asked_for_into_runs(world: World, tell: Tell) -> None:
     feed = world.project.feeds_folder / "orders.yaml"
     feed.write_text(feed.read_text() + "limits: {records: 30}\n")
-    told = tell(run.run, "orders", window=[named(1)], text=False)
+    told = tell(run.run, ["orders"], window=[named(1)], text=False)
     runs = told.document["runs"]
     assert [r["left"] for r in runs] == [20, 0]
     assert (told.code, runs[-1]["window"]["state"]) == (0, "landed")
@@ -245,7 +245,7 @@ def _held(world: World) -> None:
 def test_who_holds_a_window_is_named_where_kafka_tells(world: World, tell: Tell) -> None:
     world.cluster.hold(P0, 60)
     world.cluster.open[P0] = OpenTransaction(60, 4711, 2, hour(3), "payments-7")
-    told = tell(run.run, "orders", window=[named(3)])
+    told = tell(run.run, ["orders"], window=[named(3)])
     by = "transaction 'payments-7' of producer 4711, last written 2024-05-01T03:00:00Z"
     assert told.code == 3
     said = told.document["message"]
@@ -317,7 +317,7 @@ def test_runs_over_several_windows_say_how_much_went_into_quarantine(
     monkeypatch.setenv("COLUMNS", "140")
     world.engine.bad = 2
     session = Over(Terminal(), world.project.root, False, world, groups)
-    assert run.run(session, "orders", start=named(1), end=named(3)) == 0
+    assert run.run(session, ["orders"], start=named(1), end=named(3)) == 0
     out = capfd.readouterr().out
     assert out.count("4 in quarantine") == 2
     assert "landed       92 records in 2 runs" in out

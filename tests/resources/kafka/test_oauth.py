@@ -12,6 +12,7 @@ from contextlib import closing
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,6 +23,7 @@ from pydantic import SecretStr
 
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable, NotAuthorized, SluiceError
+from sluice.resources.kafka import oauth
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.oauth import ClientCredentials
 from sluice.resources.local.authority import Authority
@@ -118,18 +120,23 @@ def given(issuer: Issuer, **other: Any) -> ClientCredentials:
     return ClientCredentials(**settings | other)
 
 
-def test_a_token_serves_until_it_is_old(issuer: Issuer) -> None:
+def test_a_token_serves_until_it_is_old(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=lambda seconds: None)
+    monkeypatch.setattr(oauth, "time", clock)
     provider, before = given(issuer), issuer.issued
     assert provider.token() == provider.token()
     assert issuer.issued == before + 1
-    issuer.life = 1
+    issuer.life = 1000
     short = given(issuer)
     first = short.token()
     issuer.broken = "down"
-    time.sleep(0.85)
+    later[0] = 850
     assert short.token() == first  # its endpoint is away, and it is valid still
+    later[0] = 1100
+    with pytest.raises(KafkaUnavailable):
+        short.token()
     issuer.broken = ""
-    time.sleep(1)
     assert short.token() != first
 
 
