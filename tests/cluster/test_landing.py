@@ -12,6 +12,7 @@ from tests.stores import Store
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
+@pytest.mark.cluster
 def test_bare_workers_land_what_is_there(place: Place, cluster: LocalSpark) -> None:
     feed = place.feed(**on(cluster))
     landed(feed)

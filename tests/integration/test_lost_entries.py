@@ -69,7 +69,6 @@ def suffixes(feed: Feed) -> Iterator[int]:
     yield from range(1, len(list(open_lake(feed).list(paths.log_folder("orders")))) + 1)
 
 
-@pytest.mark.each_lake
 @pytest.mark.parametrize("fold", [False, True], ids=["", "with a checkpoint"])
 @pytest.mark.parametrize("mode", [CommitMode.TRANSACTIONAL, CommitMode.NONE], ids=str)
 def test_every_lost_suffix_is_noticed_and_gone_on_from(place: Place, mode: CommitMode, fold: bool) -> None:

@@ -60,8 +60,8 @@ def _listens(port: int) -> bool:
     ("how", "said"),
     [
         ("lands", {"receipts": 3, "failures": 0, "begun": 1}),
-        ("dies", {"receipts": 3, "failures": 0, "begun": 2}),
-        ("cancelled", {"error": "the Spark job was cancelled"}),
+        pytest.param("dies", {"receipts": 3, "failures": 0, "begun": 2}, marks=pytest.mark.cluster),
+        pytest.param("cancelled", {"error": "the Spark job was cancelled"}, marks=pytest.mark.cluster),
     ],
 )
 def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, said: dict[str, object]) -> None:
