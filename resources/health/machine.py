@@ -64,7 +64,9 @@ def _version(needed: Requirement) -> str | None:
 def _wrong(needed: Requirement) -> str:
     if (found := _version(needed)) is None:
         return f"{needed.name} is missing"
-    return "" if needed.specifier.contains(found, prereleases=True) else f"{needed.name} is {found}, not {needed}"
+    if needed.specifier.contains(found, prereleases=True):
+        return ""
+    return f"{needed.name} is {found}, not {needed.name}{needed.specifier}"
 
 
 def java_here(_: None) -> Iterator[Diagnosis]:

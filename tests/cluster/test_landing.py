@@ -9,10 +9,9 @@ from tests.cluster.conftest import landed, on
 from tests.integration.support import Place, consumed, rows
 from tests.stores import Store
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.mark.cluster
 def test_bare_workers_land_what_is_there(place: Place, cluster: LocalSpark) -> None:
     feed = place.feed(**on(cluster))
     landed(feed)
@@ -20,7 +19,6 @@ def test_bare_workers_land_what_is_there(place: Place, cluster: LocalSpark) -> N
     assert "ModuleNotFoundError" not in cluster.said()
 
 
-@pytest.mark.cluster
 def test_bare_workers_land_on_s3(place: Place, cluster: LocalSpark, s3_store: Store) -> None:
     feed = place.feed(**on(cluster), **s3_store.lines())
     landed(feed)

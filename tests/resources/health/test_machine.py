@@ -34,7 +34,7 @@ def test_packages_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     (found,) = machine.packages(None)
     assert (found.health, found.found) == (
         Health.FAILED,
-        f"dagster is 1.0.0, not dagster=={said('dagster')}; duckdb is missing",
+        f"duckdb is missing; dagster is 1.0.0, not dagster=={said('dagster')}",
     )
 
 
