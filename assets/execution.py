@@ -70,16 +70,9 @@ def run_feed(
     During the run, descriptors 1 and 2 belong to the run's log in Dagster: a reporter that draws on the terminal needs
     its own duplicate, taken before.
     """
-    witness, run_id, home = Witness(), str(uuid.uuid4()), prepare_home(project)
+    witness, run_id = Witness(), str(uuid.uuid4())
     feed = RunSession(project).feed(feed_name)
-    with open_instance(project) as instance, holding(home, run_id):
-        belong(instance, project)
-        bury_dead_runs(instance, home)
-
-        def cancel(run: str) -> None:
-            if (standing := instance.get_run_by_id(run)) is not None:
-                instance.report_run_canceling(standing)
-
+    with _attended(project, run_id) as (instance, cancel):
         session = RunSession(project, open_edges, report=report, on_interrupt=cancel, witness=witness)
         job, how = _job(project, feed, session, request, skip)
         with _canceled_by_interrupt(instance, run_id):
@@ -122,15 +115,8 @@ def _run_alike(
     report_of: Callable[[str], Reporter],
     open_edges: OpenEdges,
 ) -> Mapping[str, RunOutcome]:
-    run_id, home, witnesses = str(uuid.uuid4()), prepare_home(project), {name: Witness() for name in names}
-    with open_instance(project) as instance, holding(home, run_id):
-        belong(instance, project)
-        bury_dead_runs(instance, home)
-
-        def cancel(run: str) -> None:
-            if (standing := instance.get_run_by_id(run)) is not None:
-                instance.report_run_canceling(standing)
-
+    run_id, witnesses = str(uuid.uuid4()), {name: Witness() for name in names}
+    with _attended(project, run_id) as (instance, cancel):
         plain = RunSession(project, open_edges, on_interrupt=cancel, files=files)
         sessions = {n: replace(plain, report=report_of(n), witness=w) for n, w in witnesses.items()}
         job = many_job(list(files.feeds.values()), lambda name: sessions.get(name, plain))
@@ -157,6 +143,22 @@ def _outcome_of(run_id: str, name: str, witness: Witness, other: SluiceError | N
             remedy=f"run it by itself, with the traceback: sluice run {name} --debug",
         )
     return RunOutcome(run_id, witness.landed, witness.committed, error or other, witness.uncommitted)
+
+
+@contextmanager
+def _attended(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstance, Callable[[str], None]]]:
+    """The project's instance while this process holds the run's lock, and what tells it that a run is to be canceled.
+    Dead runs are told first."""
+    home = prepare_home(project)
+    with open_instance(project) as instance, holding(home, run_id):
+        belong(instance, project)
+        bury_dead_runs(instance, home)
+
+        def cancel(run: str) -> None:
+            if (standing := instance.get_run_by_id(run)) is not None:
+                instance.report_run_canceling(standing)
+
+        yield instance, cancel
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from sluice.cli import parse
+from sluice.cli.asking import Only
 from sluice.cli.numbers import count
-from sluice.cli.offsets_desk import OffsetsDesk, Only, OtherGroup, group, offsets_in, open_desk
+from sluice.cli.offsets_desk import OffsetsDesk, OtherGroup, group, offsets_in, open_desk
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table
 from sluice.pipelines.vocabulary.errors import UsageError

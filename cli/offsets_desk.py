@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sluice.cli import completing
 from sluice.cli.owners import group_owners, strangers
 from sluice.cli.session import Session
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="The committed offsets of a feed's group: show, move, save, restore.", no_args_is_help=True)
 
-Only = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--only",
-        metavar="T:P",
-        help="These partitions only; repeatable.",
-        show_default=False,
-        autocompletion=completing.places,
-    ),
-]
 OtherGroup = Annotated[
     str | None,
     typer.Option(
