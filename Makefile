@@ -31,7 +31,7 @@ quick: $(READY)  ## lint, types and the quick unit tests: what to run while you 
 
 pytest: setup    ## the tests, on two cores; ARGS="-k ledger" passes options on
 	@infra/postgres.sh
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)  ## lint, format, types, import rules
 	infra/check.sh

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 from kafka import errors as kafka_errors
@@ -40,7 +39,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
 
     def __init__(self, net: Any, **configs: Any) -> None:
         super().__init__(net, **configs)
-        self._transports: WeakSet[Any] = WeakSet()
+        self._transports: list[Any] = []
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         sock = await self._connected(node, timeout_at)
@@ -48,7 +47,7 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
             transport = self._wrapped(sock, node.host)  # TLS makes another socket of it
         with _closed_unless_done(transport._sock):
             await _shaken(transport, self.config["ssl_certfile"] or "")
-        self._transports.add(transport)
+        self._transports = [*self._open(), transport]
         return transport
 
     async def _connected(self, node: Any, timeout_at: float | None) -> Any:
@@ -78,9 +77,18 @@ class Closing(KafkaConnectionManager):  # type: ignore[misc]
         return self.secure(self._net, sock, host=host, **settings)
 
     def abandon(self) -> None:
-        """Close every socket at once, whatever waits to be written."""
-        for transport in list(self._transports):
+        """Close every connection at once, whatever waits to be written; who waits for an answer is told."""
+        for transport in self._open():
             transport._close()
+
+    def close_sockets(self) -> None:
+        """Once the loop has ended: close the sockets of connections that still had something to write."""
+        for transport in self._open():
+            transport._sock.close()
+            transport._sock = None
+
+    def _open(self) -> list[Any]:
+        return [transport for transport in self._transports if transport._sock is not None]
 
 
 @contextmanager
@@ -169,15 +177,27 @@ class Manager(Closing):
     plain, secure = _Transport, _TLSTransport
 
 
+class ClosingClient(KafkaNetClient):  # type: ignore[misc]
+    """What is behind kafka-python's own clients, connecting our way. To take as their `kafka_client`."""
+
+    def __init__(self, **configs: Any) -> None:
+        net = NetworkSelector(**configs)
+        super().__init__(net, Closing(net, **configs), **configs)
+
+    def close(self, node_id: int | str | None = None) -> None:
+        super().close(node_id)
+        if node_id is None:
+            self._manager.close_sockets()
+
+
 def client_of(kind: Callable[..., T], **settings: Any) -> T:
     """One of kafka-python's own clients, connecting our way. One that finds no broker raises, and leaves thread and
     sockets behind: they are closed here.
     """
-    made: list[KafkaNetClient] = []
+    made: list[ClosingClient] = []
 
-    def behind(**configs: Any) -> KafkaNetClient:
-        net = NetworkSelector(**configs)
-        made.append(KafkaNetClient(net, Closing(net, **configs), **configs))
+    def behind(**configs: Any) -> ClosingClient:
+        made.append(ClosingClient(**configs))
         return made[0]
 
     try:

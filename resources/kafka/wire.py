@@ -123,6 +123,7 @@ class Wire:
             self._net.run(self._manager.close)
             self._net.run(self._manager.abandon)
         self._net.close()
+        self._manager.close_sockets()
 
     def _loop(self) -> Any:
         with self._lock:

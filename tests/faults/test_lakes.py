@@ -244,14 +244,14 @@ def test_temporary_folder_has_no_room_for_what_waits_to_be_uploaded(
 # -- a ledger
 
 
-def loses_entries(field: Field, draw: random.Random) -> None:
-    """Again and again the newest entries are gone: each time a run is refused, and goes on once that is accepted.
+def loses_entries(field: Field, draw: random.Random, times: int) -> None:
+    """So many times the newest entries are gone: each time a run is refused, and goes on once that is accepted.
 
     A commit's entry alone is told of by the note beside the ledger only: its intent has the mark.
     """
     with field.producing():
         field.normal(2)
-        for count in draw.sample(range(1, 8), 4):
+        for count in draw.sample(range(1, 8), times):
             ledger_loses(field, count, note=count == 1 or draw.random() < 0.5)
             field.run().stopped_by(EntriesLost, says="sluice accept orders ledger")
             accepted(field, "ledger")
@@ -263,8 +263,8 @@ def loses_entries(field: Field, draw: random.Random) -> None:
 
 
 def test_a_ledger_loses_its_newest_entries(field: Field, draw: random.Random) -> None:
-    loses_entries(field, draw)
+    loses_entries(field, draw, 4)
 
 
 def test_a_ledger_in_a_store_loses_its_newest_entries(remote: Field, store: Proxy, draw: random.Random) -> None:
-    loses_entries(remote, draw)
+    loses_entries(remote, draw, 2)

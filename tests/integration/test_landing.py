@@ -138,7 +138,8 @@ def test_empty_partitions_and_empty_topics(tmp_path: Path, kafka: LocalKafka, fr
     place = Place(tmp_path, kafka, fresh_topic(partitions=4), lake())
     feed = place.feed()
     assert run(feed).batches == ()
-    KafkaProducer(bootstrap_servers=kafka.bootstrap).send(place.topic, b"one", partition=2).get(10)
+    with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        producer.send(place.topic, b"one", partition=2).get(10)
     run(feed)
     assert [(r["partition"], r["value"]) for r in rows(feed)] == [(2, b"one")]
     assert commit_feed(feed).offsets
@@ -160,8 +161,9 @@ def test_topics_by_pattern_meet_in_one_feed(
 ) -> None:
     ours = secrets.token_hex(4)
     names = [fresh_topic(name=f"{ours}.{name}") for name in ("x0", "x1", "skip")]
-    for name in names:
-        KafkaProducer(bootstrap_servers=kafka.bootstrap).send(name, name.encode()).get(10)
+    with KafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        for name in names:
+            producer.send(name, name.encode()).get(10)
     place = Place(tmp_path, kafka, "unused", lake())
     feed = place.feed(topics=f"{{include: ['{ours}\\..*'], exclude: ['.*skip.*']}}")
     run(feed)

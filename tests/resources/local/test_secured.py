@@ -10,6 +10,7 @@ from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.kafka.receiving import client_of
 from sluice.resources.local.kafka import LocalKafka
 from sluice.resources.local.secured import ADMIN, USER, USERS, Secured
 
@@ -38,7 +39,7 @@ def test_users_come_by_password_and_by_certificate_and_have_no_right_unasked(sec
 def test_no_listener_is_plain(secured: LocalKafka) -> None:
     for address in (secured.bootstrap, secured.certificate_bootstrap):
         with pytest.raises(KafkaError):
-            KafkaAdminClient(bootstrap_servers=address, bootstrap_timeout_ms=1000)
+            client_of(KafkaAdminClient, bootstrap_servers=address, bootstrap_timeout_ms=1000)
 
 
 def test_kafkas_own_tools_log_in_by_the_file_for_them(secured: LocalKafka) -> None:
