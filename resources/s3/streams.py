@@ -86,6 +86,7 @@ class _PartBuffer:
             else:
                 self._spill()
         self.file.write(data)
+        self.file.flush()  # a disk without room says so here, to whom it concerns
         self.bytes += len(data)
 
     def _spill(self) -> None:
@@ -101,7 +102,8 @@ class _PartBuffer:
 
     def close(self) -> None:
         self._release()
-        self.file.close()
+        with suppress(OSError):  # bytes that found no room are tried once more, and nobody wants them now
+            self.file.close()
 
 
 class Upload(io.RawIOBase):

@@ -8,6 +8,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from pydantic import SecretStr
@@ -364,6 +365,19 @@ def test_memory_is_bounded_whatever_waits(lake: S3Lake, s3_store: Store) -> None
         upload.abort()
     assert streams._memory._held == 0
     assert [bounded.size("x/0"), bounded.size("x/1")] == [6 * MIB, None]
+
+
+def test_a_disk_without_room_for_what_waits_is_told_where_it_is_written(
+    lake: S3Lake, s3_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the few bytes that a buffer would have kept until the upload."""
+    monkeypatch.setattr("tempfile.TemporaryFile", partial(open, "/dev/full", "w+b"))
+    monkeypatch.setattr(streams._memory, "_held", MIB)
+    bounded = S3Lake(lake.uri, s3_store.settings.model_copy(update={"buffer_bytes": MIB, "part_bytes": 8 * MIB}))
+    with pytest.raises(LakeFull) as refused, bounded.create("x") as file:
+        file.write(b"a few")
+    assert "TMPDIR" in (refused.value.remedy or "")
+    assert bounded.size("x") is None
 
 
 def test_parts_grow_so_that_any_object_fits_into_ten_thousand() -> None:
