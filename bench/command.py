@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.bench import cluster, lake, machine, peers, race, scale, start, suite
+from sluice.bench import cluster, fleet, lake, machine, peers, race, scale, start, suite
 from sluice.bench.results import BenchReport, Provenance, RaceResult
 from sluice.pipelines.vocabulary.errors import UsageError
 
@@ -34,6 +34,7 @@ class BenchRequest:
     cores: int | None = None
     peers: tuple[str, ...] = ()
     folder: Path | None = None
+    feeds: int | None = None
 
 
 def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -> BenchReport:
@@ -73,6 +74,12 @@ def run_start(asked: BenchRequest, note: Note) -> start.StartReport:
     """What starting costs. Raises as `run`."""
     with _alone(asked.folder or default_folder()) as folder:
         return start.run(asked.repeat, folder, note)
+
+
+def run_fleet(asked: BenchRequest, note: Note) -> fleet.FleetReport:
+    """Many small feeds, each by itself and in one run. Raises as `run`, and ProofFailed."""
+    with _alone(asked.folder or default_folder()) as folder:
+        return fleet.run(asked.feeds or fleet.FEEDS, folder, note)
 
 
 def run_scale(asked: BenchRequest, note: Note) -> scale.ScaleReport:

@@ -11,6 +11,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from sluice.bench.stand import PeerTask
 
 _PATIENCE_SECONDS = 60.0
+READ_AHEAD = {
+    # Room to read ahead while Python works: its defaults hold far less of a fast topic.
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 262_144,
+    "fetch.message.max.bytes": 8 << 20,
+}
 
 
 def message_lots(given: PeerTask, most: int) -> Iterator[list[Any]]:
@@ -20,10 +26,7 @@ def message_lots(given: PeerTask, most: int) -> Iterator[list[Any]]:
         "group.id": "bench",  # it must have one; nothing is committed to it
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # Room to read ahead while Python works: its defaults hold far less of a fast topic.
-        "queued.min.messages": 1_000_000,
-        "queued.max.messages.kbytes": 262_144,
-        "fetch.message.max.bytes": 8 << 20,
+        **READ_AHEAD,
     }
     left = given.records
     with closing(Consumer(settings)) as consumer:

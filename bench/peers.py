@@ -120,9 +120,25 @@ DLT = Peer(
         "tenacity==9.2.1",
     ),
 )
+DAFT = Peer(
+    "daft",
+    "Daft's read_kafka",
+    "sluice.bench.peer_daft",
+    layout=PeerLayout(
+        topic="topic",
+        partition='"partition"',
+        offset='"offset"',
+        key="key",
+        value="value",
+        time="make_timestamp_ms(timestamp_ms)",
+        time_type="0",
+        headers="",
+    ),
+    packages=("daft==0.7.26", _CONFLUENT),
+)
 BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", environment=WORKERS_ENVIRONMENT)
 """No way to land a topic: it says what the parts of Sluice's way take."""
-PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DLT)}
+PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT)}
 
 
 def find_peer(name: str) -> Peer:

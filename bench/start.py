@@ -91,17 +91,17 @@ class StartReport:
 
 def run(repeat: int, folder: Path, note: Note) -> StartReport:
     """Each of the three so many times, in `folder`. Raises SetupError, Failed."""
-    with LocalKafka(folder / "kafka-1") as kafka, _removing(folder / f"start-{secrets.token_hex(4)}") as place:
+    with LocalKafka(folder / "kafka-1") as kafka, removing(folder / f"start-{secrets.token_hex(4)}") as place:
         topic = ensure(TYPED_ORDERS.of(RECORDS), kafka.bootstrap, folder / "topics", note).topic
         window = _project(place, kafka.bootstrap, repeat + 1)
-        _adopting_orphans()
+        adopting_orphans()
         cold = tuple(_cold(place, number, window, note) for number in range(repeat + 1))
         warm = tuple(_warm(place, kafka.bootstrap, topic, repeat, note))
         return StartReport(cold, warm, tuple(_time_plans(place, kafka.bootstrap, repeat, note)))
 
 
 @contextmanager
-def _removing(place: Path) -> Iterator[Path]:
+def removing(place: Path) -> Iterator[Path]:
     try:
         yield place
     finally:
@@ -145,27 +145,27 @@ def _cold(place: Path, number: int, window: str, note: Note) -> Cold:
     command = [str(sluice), "run", f"cold{number}", "--window", window, "--json"]
     with metering(os.getpid()) as meter:
         began = time.perf_counter()
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=_environment(), check=False)
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=environment(), check=False)
         seconds = time.perf_counter() - began
-        _reap()
+        reap()
     if done.returncode:
         raise Failed(f"sluice run ended with {done.returncode}: {done.stderr[-500:]}")
     stages = json.loads(done.stdout)["seconds"]
     return Cold(seconds, meter.cost.cpu, stages | {"leave": round(seconds - sum(stages.values()), 3)})
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, but modules are compiled once a machine and not in each process."""
     return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _adopting_orphans() -> None:
+def adopting_orphans() -> None:
     """Whatever a run leaves behind when it ends, Spark's JVM above all, becomes our child, and its CPU time ours."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _reap() -> None:
+def reap() -> None:
     while True:
         try:
             os.wait()

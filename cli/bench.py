@@ -30,12 +30,15 @@ WarmUps = Annotated[
 Cores = Annotated[int | None, typer.Option(min=1, help="Cores of Spark's and of Sluice's tasks; without it, all.")]
 Peers = Annotated[
     list[str] | None,
-    typer.Option("--peer", help="Only this peer (again for more): sluice, spark, confluent-kafka, kafka-python, dlt."),
+    typer.Option(
+        "--peer", help="Only this peer (again for more): sluice, spark, confluent-kafka, kafka-python, daft, dlt."
+    ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="FOLDER", help="Where Kafka and loaded topics are kept; else the user's cache."),
 ]
+Feeds = Annotated[int | None, typer.Option("--feeds", min=1, help="Of `fleet`: how many; without it, 50.")]
 Write = Annotated[bool, typer.Option("--write", help="Write the results into docs/performance.md, its plot and .json.")]
 
 
@@ -52,6 +55,7 @@ def bench(
     cores: Cores = None,
     peer: Peers = None,
     data: Data = None,
+    feeds: Feeds = None,
     write: Write = False,
 ) -> None:
     """Measure Sluice side by side with Spark's Kafka connector and plain loops.
@@ -70,31 +74,34 @@ def bench(
     Parquet take by themselves on the same bytes, so that whatever a landing took beyond their sum can be seen.
 
     `lake` lands on S3 (a server on this machine) and on a local lake, and counts the requests to S3. `cluster` lands by
-    a local Spark and by a standalone one of two workers, which the pack is sent to. `start` tells what
-    a run in a new process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `scale` runs
-    the planner over up to 100,000 partitions on 1,000 brokers, in memory.
+    a local Spark and by a standalone one of two workers, which the pack is sent to. `start` tells what a run in a new
+    process waits for, a small catch-up on a warm session, and a plan over 1,000 partitions. `fleet` lands one window of
+    many small feeds, each by itself and all in one run, and counts the requests to Kafka. `scale` runs the planner over
+    up to 100,000 partitions on 1,000 brokers, in memory.
 
     $ sluice bench
     $ sluice bench gzip nested --repeat 3
     $ sluice bench all --write
     $ sluice bench raw --records 500000 --peer sluice --peer spark
+    $ sluice bench fleet --feeds 200
     """
     if find_spec("sluice.bench") is None:
         raise UsageError(
             "the benchmarks are not part of an installed Sluice",
             remedy="clone the repository, and run `make bench` there",
         )
-    from sluice.bench import cluster, scale, start
-    from sluice.bench.command import BenchRequest, run, run_cluster, run_lake, run_scale, run_start
+    from sluice.bench import cluster, fleet, scale, start
+    from sluice.bench.command import BenchRequest, run, run_cluster, run_fleet, run_lake, run_scale, run_start
     from sluice.bench.render import PAGE, lake_view, race_view
     from sluice.bench.render import write as written
     from sluice.bench.results import BenchReport
 
-    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data)
+    asked = BenchRequest(tuple(names or ()), records, repeat, warm_ups, cores, tuple(peer or ()), data, feeds)
     alone: dict[tuple[str, ...], tuple[Callable[..., Any], Callable[..., Any]]] = {
         ("lake",): (run_lake, lake_view),
         ("cluster",): (run_cluster, cluster.cluster_view),
         ("start",): (run_start, start.start_view),
+        ("fleet",): (run_fleet, fleet.fleet_view),
         ("scale",): (run_scale, scale.scale_view),
     }
     if asked.names in alone:

@@ -1,0 +1,247 @@
+"""What a fleet costs: many small feeds, one window each, landed by a run for each feed and by one run for all.
+
+    one by one     `sluice run FEED`, a process for each; measured for some feeds, and reckoned up for all
+    in one run     `sluice run --all`
+    owing nothing  the same again, with nothing owed
+    status         `sluice status` of all
+
+All of it on a real Kafka of this machine, whose requests are counted by API on the way (`counting`). CPU is that of all
+processes that a command starts, Spark's included; the broker's own stands beside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaProducer
+from rich.console import RenderableType
+
+from sluice.bench import machine
+from sluice.bench.counting import Counting
+from sluice.bench.measure import metering
+from sluice.bench.start import adopting_orphans, environment, reap, removing
+from sluice.bench.workloads import TYPED_ORDERS
+from sluice.cli.terminal import facts, heading, table
+from sluice.pipelines.feed.kafka import KafkaSettings
+from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
+from sluice.pipelines.vocabulary.units import HOUR
+from sluice.resources.local import events
+from sluice.resources.local.kafka import LocalKafka
+
+Note = Callable[[str], None]
+
+FEEDS, PARTITIONS, RECORDS = 50, 3, 300
+"""How many feeds, partitions of each, and records of a partition."""
+SAMPLE = 3
+"""Feeds that are run one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What commands took: `runs` of them, each for so many `feeds`. CPU (None: unknown) without the brokers', which is
+    `broker_cpu`; `requests` to Kafka by API."""
+
+    name: str
+    runs: int
+    feeds: int
+    seconds: float
+    cpu: float | None
+    broker_cpu: float | None
+    requests: Mapping[str, int]
+    connections: int
+
+    def per_feed(self, figure: float) -> float:
+        return figure / (self.runs * self.feeds)
+
+    @property
+    def asked(self) -> int:
+        return sum(self.requests.values())
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    feeds: int
+    partitions: int
+    records: int
+    took: tuple[Took, ...]
+    machine: Mapping[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(feeds: int, folder: Path, note: Note) -> FleetReport:
+    """Measure them, one after the other, in `folder`. Raises SetupError, Failed, ProofFailed."""
+    with removing(folder / f"fleet-{secrets.token_hex(4)}") as place:
+        place.mkdir(parents=True)
+
+        def broker() -> tuple[str, int]:
+            host, port = LocalKafka.attach(place / "kafka").bootstrap.rsplit(":", 1)
+            return host, int(port)
+
+        with closing(Counting(broker)) as counting:
+            settings = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{counting.port}"}
+            with LocalKafka(place / "kafka", settings=settings) as kafka:
+                adopting_orphans()  # the broker is none of ours
+                pids = tuple(b.pid for b in kafka.status().brokers if b.pid)
+                took = tuple(_measured(_Track(place, feeds, counting, pids, note)))
+    return FleetReport(feeds, PARTITIONS, RECORDS, took, machine.machine())
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """The projects, `alone` and `fleet`, and what is measured around their commands."""
+
+    place: Path
+    feeds: int
+    counting: Counting
+    brokers: tuple[int, ...]
+    note: Note
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.counting.port}"
+
+    def command(self, name: str, project: str, commands: Sequence[Sequence[str]], feeds: int) -> tuple[Took, list[Any]]:
+        """Run the commands one after the other: what they took, and the documents that they printed. Raises Failed."""
+        said, ours, own = [], self.counting, time.process_time()
+        ours.reset()
+        with metering(os.getpid(), self.brokers) as meter:
+            for command in commands:
+                said.append(_documents_of([*command, "--json"], self.place / project))
+            reap()
+        cost, own = meter.cost, time.process_time() - own  # the counting is ours, not theirs
+        cpu = None if cost.cpu is None else cost.cpu - own
+        took = Took(
+            name,
+            len(commands),
+            feeds,
+            cost.seconds,
+            cpu,
+            cost.beside_cpu,
+            dict(ours.seen.most_common()),
+            ours.connections,
+        )
+        self.note(f"{name}: {took.seconds:.1f} s, {took.cpu or 0:.1f} s of CPU, {took.asked:,} requests to Kafka")
+        return took, said
+
+
+def _measured(track: _Track) -> Iterator[Took]:
+    track.note(f"{track.feeds} topics of {PARTITIONS} partitions, {RECORDS} records in each")
+    topics = [f"fleet_{n:03}" for n in range(track.feeds)]
+    _fill(track.bootstrap, topics)
+    sample = topics[: min(SAMPLE, len(topics))]
+    _project(track, "alone", sample)
+    _project(track, "fleet", topics)
+    # The first run of a machine compiles loops and lays out classes: it is nobody's cost here.
+    _project(track, "first", topics[:1])
+    _documents_of(["run", topics[0], "--json"], track.place / "first")
+    owed = PARTITIONS * RECORDS
+    took, said = track.command("one by one", "alone", [["run", t] for t in sample], 1)
+    _check(said, owed * len(sample))
+    yield took
+    took, (said_of_all,) = track.command("in one run", "fleet", [["run", "--all"]], track.feeds)
+    _check(said_of_all["feeds"], owed * track.feeds)
+    yield took
+    took, (said_of_all,) = track.command("owing nothing", "fleet", [["run", "--all"]], track.feeds)
+    _check(said_of_all["feeds"], 0)
+    yield took
+    yield track.command("status", "fleet", [["status"]], track.feeds)[0]
+
+
+def _check(runs: Sequence[Mapping[str, Any]], records: int) -> None:
+    """Raises ProofFailed if these runs landed anything else than so many records."""
+    landed = sum(batch["landed"] for run in runs for batch in run["batches"])
+    if landed != records:
+        raise ProofFailed(f"{landed:,} records landed where {records:,} were owed", remedy="this is a bug")
+
+
+def _fill(bootstrap: str, topics: Sequence[str]) -> None:
+    """Orders of one hour that has passed, as many in each partition of each topic."""
+    now = time.time_ns() // 1_000_000
+    events.create(KafkaSettings(bootstrap=bootstrap), topics, PARTITIONS)
+    start = now - now % HOUR - 2 * HOUR
+    made = events.orders(events.Mix(1), len(topics) * PARTITIONS * RECORDS, start, start + HOUR - 1)
+    places = cycle((topic, partition) for topic in topics for partition in range(PARTITIONS))
+    with closing(KafkaProducer(bootstrap_servers=bootstrap, linger_ms=50)) as producer:
+        for (topic, partition), event in zip(places, made, strict=False):
+            producer.send(topic, event.value, event.key, partition=partition, timestamp_ms=event.timestamp)
+        producer.flush()
+
+
+def _project(track: _Track, name: str, topics: Sequence[str]) -> None:
+    folder = track.place / name / "feeds"
+    folder.mkdir(parents=True)
+    for topic in topics:
+        said = {
+            "kafka": {"bootstrap": track.bootstrap},
+            "topics": topic,
+            "group": f"{name}-{topic}",
+            "start": "earliest",
+            "format": "json",
+            "schema": dict(TYPED_ORDERS.schema),
+        }
+        (folder / f"{topic}.yaml").write_text(json.dumps(said))
+
+
+def _documents_of(command: Sequence[str], place: Path) -> Any:
+    sluice = str(Path(sys.executable).with_name("sluice"))
+    done = subprocess.run([sluice, *command], cwd=place, capture_output=True, text=True, env=environment(), check=False)
+    if done.returncode:
+        raise Failed(f"sluice {' '.join(command)} ended with {done.returncode}: {done.stderr[-1500:]}")
+    return json.loads(done.stdout)
+
+
+# -- for people
+
+
+def fleet_view(report: FleetReport) -> Iterator[RenderableType]:
+    """For the terminal."""
+    about = f"{report.feeds} feeds of {report.partitions} partitions, {report.records} records in each, one window"
+    yield heading("fleet", about)
+    rows = [
+        (
+            took.name,
+            str(took.runs * took.feeds),
+            f"{took.seconds:.1f}",
+            _number(took.cpu),
+            f"{took.per_feed(took.cpu or 0.0):.2f}",
+            f"{took.asked:,}",
+            f"{took.per_feed(took.asked):.1f}",
+        )
+        for took in report.took
+    ]
+    yield table(
+        ("", "feeds", "seconds", "CPU s", "CPU a feed", "requests", "requests a feed"),
+        rows,
+        right="feeds seconds CPU requests",
+        least="requests",
+    )
+    alone, together, *_ = report.took
+    whole = alone.per_feed(alone.cpu or 0.0) * report.feeds, alone.per_feed(alone.seconds) * report.feeds
+    ratio = whole[0] / together.cpu if together.cpu else 0.0
+    yield facts(
+        (
+            f"{report.feeds} one by one",
+            f"{whole[0]:,.0f} s of CPU, {whole[1]:,.0f} s: reckoned from {alone.runs} of them",
+        ),
+        ("in one run", f"{ratio:.1f} times less CPU"),
+        ("the broker's CPU", ", ".join(f"{t.name} {_number(t.broker_cpu)} s" for t in report.took)),
+        *((f"{t.name} asked", ", ".join(f"{api} {n:,}" for api, n in t.requests.items())) for t in report.took),
+        ("on", f"{report.machine['cpu']}, {report.machine['cores']} cores"),
+    )
+
+
+def _number(figure: float | None) -> str:
+    return "–" if figure is None else f"{figure:.1f}"
