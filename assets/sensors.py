@@ -145,6 +145,7 @@ class Tick:
         self.cursor.told = {n: told for n, told in self.cursor.told.items() if n in files.feeds}
         newest = _newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
         with ExitStack() as opened:
+            self.session = opened.enter_context(self.session.sharing(files.feeds.values()))
             for name in self.cursor.ordered(files.feeds):
                 if clock() > until:
                     self.news.append(f"out of time before {name}: the next tick begins there")

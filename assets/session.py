@@ -6,9 +6,9 @@ Dagster launched reports to its own log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import Logger
 from typing import TYPE_CHECKING
 
@@ -100,6 +100,18 @@ class RunSession:
     witness: Witness = field(default_factory=Witness)
     keys: Callable[[str], Keys] = Keys.of
     files: FeedFiles | None = None
+
+    @contextmanager
+    def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
+        """This session while it works for many feeds: until the block ends, those that reach one Kafka by the same
+        settings share connections and answers. A caller's own way to open edges stays."""
+        if self.open_edges is not open_real_edges:
+            yield self
+            return
+        from sluice.resources.edges import shared_edges
+
+        with shared_edges(feeds) as open_edges:
+            yield replace(self, open_edges=open_edges)
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""

@@ -280,7 +280,8 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
     with session.terminal.progress() as meter:
         heard = met.MetRecorder(meter)
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
-        session.begin_spark(session.feed(feed))
+        found = session.feed(feed)
+        session.begin_spark(found, [found] if asked == Request(RequestKind.CATCH_UP) and skip is None else ())
         from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)

@@ -12,7 +12,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sluice.resources.project import Project
 
 Body = Callable[..., int | None]
+OpenEdges = Callable[["Feed"], AbstractContextManager["Edges"]]
 
 ProjectFolder = Annotated[
     Path | None,
@@ -116,20 +117,44 @@ class Session:
         jvm.prepare()
         return time.monotonic() - began
 
-    def begin_spark(self, feed: Feed) -> None:
-        """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds."""
+    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_edges: OpenEdges | None = None) -> None:
+        """Spark starts on this machine while the caller loads Dagster and plans the batch: both take seconds. Where
+        feeds only catch up, it starts if one of them may owe something, by edges that `open_edges` opens."""
+        from sluice.pipelines.batch.owing import may_owe
         from sluice.resources.spark.engine import begin
 
-        begin(feed.spark)
+        def needed() -> bool:
+            alike = [f for f in catching_up if f.spark == feed.spark]
+            return not alike or any(_asked(may_owe, f, open_edges or self.open_edges) for f in alike)
+
+        begin(feed.spark, needed)
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
         """The feed's edges, with what Dagster knows about runs; no connection is opened before the first question."""
         from sluice.resources.edges import open_edges
-        from sluice.resources.liveness import Informed
 
         with open_edges(feed) as edges:
-            yield replace(edges, liveness=Informed(edges.liveness, self._ended))
+            yield self._informed(edges)
+
+    @contextmanager
+    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
+        """`open_edges` for many feeds at once: what reaches one Kafka shares connections and answers meanwhile."""
+        from sluice.resources.edges import shared_edges
+
+        with shared_edges(feeds) as open_one:
+
+            @contextmanager
+            def open_informed(feed: Feed) -> Iterator[Edges]:
+                with open_one(feed) as edges:
+                    yield self._informed(edges)
+
+            yield open_informed
+
+    def _informed(self, edges: Edges) -> Edges:
+        from sluice.resources.liveness import Informed
+
+        return replace(edges, liveness=Informed(edges.liveness, self._ended))
 
     def _ended(self, runs: Iterable[str]) -> Mapping[str, str]:
         """The runs, of those given, that the project's Dagster knows as ended. Dagster is loaded only for this."""
@@ -148,6 +173,11 @@ class Session:
         from sluice.resources.edges import open_stores
 
         return open_stores(feed)
+
+
+def _asked(question: Callable[[Feed, Edges], bool], feed: Feed, open_edges: OpenEdges) -> bool:
+    with open_edges(feed) as edges:
+        return question(feed, edges)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -14,7 +14,7 @@ from sluice.cli import completing, met, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.numbers import count
 from sluice.cli.partitions import lives, ranges
-from sluice.cli.session import Session, command
+from sluice.cli.session import OpenEdges, Session, command
 from sluice.cli.terminal import bad, facts, good, heading, safe, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import (
     BatchRefused,
@@ -122,7 +122,11 @@ def status(
     """
     feeds = {feed: session.feed(feed)} if feed else dict(session.files.feeds)
     with session.terminal.working("reading ledgers, asking Kafka"):
-        found = each(lambda f: look(session, f, last), list(feeds.values()))
+        if feed:
+            found = [look(session.open_edges, feeds[feed], last)]
+        else:
+            with session.shared_edges(feeds.values()) as open_edges:
+                found = each(lambda f: _look_if_possible(open_edges, f, last), list(feeds.values()))
     broken = {} if feed else session.files.broken
     session.terminal.show(
         *(_detail(found[0], session.terminal) if feed else _overview(found, session.terminal)),
@@ -132,20 +136,30 @@ def status(
     return max((e.exit_code for e in (*broken.values(), *(f.error for f in found)) if e), default=0)
 
 
-def look(session: Session, feed: Feed, last: int) -> FeedStatus:
+def _look_if_possible(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
+    """As `look`. What keeps this feed from being looked at, an extra that is missing perhaps, is its error alone."""
+    try:
+        return look(open_edges, feed, last)
+    except SluiceError as stopped:
+        return FeedStatus(feed.name, (), (), None, stopped, feed.window.length, ())
+
+
+def look(open_edges: OpenEdges, feed: Feed, last: int) -> FeedStatus:
     """The feed's status. If Kafka does not answer, the ledger's part alone; Kafka's error is kept, not raised."""
-    from sluice.pipelines.batch.survey import open_ledger, survey
+    from sluice.pipelines.batch.survey import survey
     from sluice.pipelines.ledger import Ledger, State
     from sluice.pipelines.planning.held_back import unstable_partitions
+    from sluice.pipelines.planning.origins import check_cluster
     from sluice.pipelines.watching.outlook import look_ahead
 
     found = _FeedReading(State())
-    with session.open_edges(feed) as edges:
+    with open_edges(feed) as edges:
         ledger = Ledger(edges.lake, feed.name, edges.clock)
         try:
             found.state = ledger.read()
             found.committed = dict(found.state.commits)
-            seen = survey(feed, edges, open_ledger(feed, edges))
+            check_cluster(found.state, edges.cluster.cluster_id(), feed.name)
+            seen = survey(feed, edges, ledger)
             found.state, found.error = seen.state, seen.refusals[0].error if seen.refusals else None
             found.committed = {k: c.offset for k in seen.partitions if (c := seen.committed.get(k.tp))}
             found.partitions = seen.partitions

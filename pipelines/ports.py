@@ -54,7 +54,15 @@ class Groups(Protocol):
 
 
 class Cluster(Protocol):
-    """What Kafka says about itself. Read-only."""
+    """What Kafka says about itself. Read-only.
+
+    An answer may be some seconds old: feeds that are looked at together share it. Whoever needs to know what became of
+    Kafka since then says so by `forget`.
+    """
+
+    def forget(self) -> None:
+        """What was told up to now is out of date: later answers are of this moment or later."""
+        ...
 
     def cluster_id(self) -> str:
         """The id that this cluster gave itself."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from typing import Any
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.rights import rights_of
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.pipelines.ports import Edges, Groups
@@ -16,6 +18,7 @@ from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.shared import SharedKafka
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
 from sluice.resources.spark.engine import SparkEngine
@@ -33,8 +36,34 @@ def now() -> int:
 @contextmanager
 def open_edges(feed: Feed) -> Iterator[Edges]:
     """The feed's edges; connections are closed when the block ends. Raises KafkaUnavailable, SetupError."""
+    with _opened(feed) as edges:
+        yield edges
+
+
+@contextmanager
+def shared_edges(feeds: Iterable[Feed]) -> Iterator[Callable[[Feed], AbstractContextManager[Edges]]]:
+    """`open_edges` for feeds that one command or tick looks at: those that reach Kafka by the same settings share its
+    connections, and what a look tells (`kafka/shared.py`), until the block ends. Any thread may call it; other feeds
+    get edges of their own."""
+    alike: dict[KafkaSettings, list[Feed]] = {}
+    for feed in feeds:
+        alike.setdefault(feed.kafka, []).append(feed)
+    with ExitStack() as opened:
+        shared = {
+            access: opened.enter_context(closing(SharedKafka(access, many)))
+            for access, many in alike.items()
+            if len(many) > 1
+        }
+        yield lambda feed: _opened(feed, shared.get(feed.kafka))
+
+
+@contextmanager
+def _opened(feed: Feed, shared: SharedKafka | None = None) -> Iterator[Edges]:
     lake = open_lake(feed)
-    with closing(KafkaCluster(feed.kafka)) as cluster, closing(_group(feed)) as group:
+    with (
+        closing(shared.cluster() if shared else KafkaCluster(feed.kafka)) as cluster,
+        closing(_group(feed, shared)) as group,
+    ):
         yield Edges(
             cluster=cluster,
             group=group,
@@ -62,11 +91,11 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
 # -- where offsets are kept: each store is chosen here, and nowhere else
 
 
-def _group(feed: Feed) -> KafkaGroup | ZooKeeperGroup | BothGroup:
+def _group(feed: Feed, shared: SharedKafka | None) -> KafkaGroup | ZooKeeperGroup | BothGroup:
     if feed.offsets.dual_commit:
-        kafka, zookeeper = _kafka_group(feed), _zookeeper_group(feed)
+        kafka, zookeeper = _kafka_group(feed, shared), _zookeeper_group(feed)
         return BothGroup(kafka, zookeeper, _both(kafka.close, zookeeper.close))
-    return _zookeeper_group(feed) if feed.offsets.in_zookeeper else _kafka_group(feed)
+    return _zookeeper_group(feed) if feed.offsets.in_zookeeper else _kafka_group(feed, shared)
 
 
 def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
@@ -76,9 +105,11 @@ def _groups(feed: Feed) -> KafkaGroups | ZooKeeperGroups | BothGroups:
     return ZooKeeperGroups(_connect(feed)) if feed.offsets.in_zookeeper else KafkaGroups(feed.kafka)
 
 
-def _kafka_group(feed: Feed) -> KafkaGroup:
+def _kafka_group(feed: Feed, shared: SharedKafka | None) -> KafkaGroup:
     asked = {"session": feed.kafka.session_timeout_ms, "transaction": feed.kafka.transaction_timeout_ms}
-    seconds = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
+    seconds: dict[str, Any] = {name: ms / 1000 for name, ms in asked.items() if ms is not None}
+    if shared:
+        return shared.group(feed.group, **seconds, rights=rights_of(feed))
     return KafkaGroup(feed.kafka, feed.group, **seconds, rights=rights_of(feed))
 
 

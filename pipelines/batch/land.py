@@ -109,6 +109,7 @@ def _land(run: LandingRun) -> Landed:
         done.append(_result_of_take_over(run, batch, dead, result) if dead else result)
         if not _plans_again(run, result, taken_over=dead is not None):
             break
+        edges.cluster.forget()
     done += finish_others(run, shape)
     state = ledger.read()
     complete = write_manifests(ledger, edges.lake, feed.name, feed.window)

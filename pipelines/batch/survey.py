@@ -65,6 +65,7 @@ def survey(feed: Feed, edges: Edges, ledger: Ledger) -> Survey:
     state = check_marks(ledger, ledger.read(), committed)
     if refusals := changed_logs(feed.name, state, found, edges.cluster):
         # Others may have landed more after we asked Kafka and before we read the ledger: ask Kafka once more.
+        edges.cluster.forget()
         found = edges.cluster.partitions(topics, feed.isolation)
         refusals = changed_logs(feed.name, state, found, edges.cluster)
     sound = [p for p in found if p.tp not in {r.tp for r in refusals}]
@@ -110,6 +111,7 @@ def changed_logs(feed: str, state: State, found: Sequence[PartitionState], clust
 
 def changed_partitions(feed: Feed, edges: Edges, state: State) -> frozenset[TopicPartition]:
     """The feed's partitions whose log, in Kafka now, is no longer the one that the ledger knows."""
+    edges.cluster.forget()
     found = edges.cluster.partitions(topics_read(feed, edges.cluster), feed.isolation)
     return frozenset(r.tp for r in changed_logs(feed.name, state, found, edges.cluster))
 

@@ -293,6 +293,7 @@ def adopt(
 
 def log_ends(cluster: Cluster, keys: Iterable[Key]) -> dict[TopicPartition, int]:
     """Where the logs of these partitions end."""
+    cluster.forget()
     found = cluster.partitions({k.topic for k in keys}, Isolation.READ_UNCOMMITTED)
     return {p.tp: p.high_watermark for p in found}
 

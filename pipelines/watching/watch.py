@@ -90,6 +90,7 @@ def watch(feed: Feed, ledger: Ledger, cluster: Cluster, seen: View, now: int) ->
     topics, gone = _matched_topics(feed, seen.topics)
     partitions = [_under(feed, p) for t in topics for p in seen.partitions.get(t, ())]
     if _unlike(feed, state, partitions):  # perhaps a run landed more since we asked Kafka: ask once more
+        cluster.forget()
         partitions = [_under(feed, p) for p in cluster.partitions(topics, Isolation.READ_COMMITTED)]
     changed = _unlike(feed, state, partitions)
     sound = {origins.key_of(state, p): p for p in partitions if p.tp not in changed}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -41,10 +41,12 @@ AskLeader = Callable[[int, Sequence[Leadership]], Awaitable[Mapping[TopicPartiti
 
 
 class KafkaCluster:
-    """Opens no connection before the first question. `patience`: seconds to wait for leaders that are away."""
+    """Opens no connection before the first question. `patience`: seconds to wait for leaders that are away. `wire`:
+    another's, to share its connections; whoever lends it closes it."""
 
-    def __init__(self, access: KafkaAccess, patience: float = 30.0) -> None:
-        self._wire = Wire(access)
+    def __init__(self, access: KafkaAccess, patience: float = 30.0, wire: Wire | None = None) -> None:
+        self._wire = wire or Wire(access)
+        self._lent = wire is not None
         self._patience = patience
         self._known: ClusterView | None = None
         self._listed: tuple[float, ClusterView] | None = None
@@ -52,7 +54,12 @@ class KafkaCluster:
         self._markers = Markers(self._read_headers, lambda leader, request: self._wire.send(leader, request))
 
     def close(self) -> None:
-        self._wire.close()
+        if not self._lent:
+            self._wire.close()
+
+    def forget(self) -> None:
+        """What was told up to now is out of date."""
+        self._listed = None
 
     def cluster_id(self) -> str:
         """The id that the cluster gave itself, as the last answer about topics had it."""
@@ -68,9 +75,36 @@ class KafkaCluster:
 
         Raises BrokerTooOld without topic ids.
         """
-        layout = self._wire.run("listing topics", self._layout, None)
+        layout = self.layout()
         self._listed = time.monotonic(), layout
+        return self.named(layout)
+
+    def layout(self) -> ClusterView:
+        """Everything that a broker knows of visible topics."""
+        return self._wire.run("listing topics", self._layout, None)
+
+    def named(self, layout: ClusterView) -> dict[str, str]:
+        """What `topics` says, by this layout."""
         return {name: self._with_id(name, layout.topics[name]) for name in sorted(layout.topics)}
+
+    def glance(self, layout: ClusterView, topics: Collection[str]) -> dict[TopicPartition, PartitionState]:
+        """The partitions of these topics, as with read_committed, as far as their leaders answer at once.
+
+        `layout`, of a moment ago, tells the leaders.
+        """
+
+        async def ask(leader: int, places: Sequence[Leadership]) -> Mapping[TopicPartition, Answer[PartitionState]]:
+            return await self._describe(leader, places, Isolation.READ_COMMITTED)
+
+        found: dict[TopicPartition, PartitionState] = {}
+        wanted = {tp for tp in layout.places if tp.topic in topics}
+        self._wire.run("describing partitions", self._round, layout, wanted, found, ask)
+        return found
+
+    def begin(self, layout: ClusterView) -> None:
+        """The leaders of later questions are those of this layout, of a moment ago."""
+        self._known, self._id = layout, layout.cluster_id
+        self._markers.forget()
 
     def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
         """All partitions of the topics, sorted. Raises UnknownTopic, NotAuthorized, BrokerTooOld.
@@ -151,7 +185,8 @@ class KafkaCluster:
             return {tp: (end.error, end.end) for tp, end in ends.items()}
 
         doing = "looking up leader epochs"
-        found = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, self._known)
+        known = self._known
+        found = self._wire.run(doing, self._of_leaders, _topics(epochs), set(epochs), ask, known) if epochs else {}
         return {tp: end for tp, end in found.items() if end >= 0}
 
     def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:

@@ -63,8 +63,10 @@ class KafkaGroup:
         transaction: float = TRANSACTION_SECONDS,
         patience: float | None = None,
         rights: Sequence[Right] = (),
+        wire: Wire | None = None,
     ) -> None:
-        self._wire = Wire(access, rights=rights)
+        """`wire`: another's, to share its connections."""
+        self._wire = wire.borrowed(rights) if wire else Wire(access, rights=rights)
         self._patience = transaction + 25 if patience is None else patience
         self._coordinators = Coordinators(self._wire, self._patience)
         self._group = group
@@ -79,6 +81,10 @@ class KafkaGroup:
 
         None where the group has none. Raises NotAuthorized, KafkaUnavailable.
         """
+        return self.committed_now(partitions)
+
+    def committed_now(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
+        """The same, always asked of Kafka itself."""
         wanted = sorted(set(partitions))
         doing = f"reading the committed offsets of group {self._group}"
         found = self._wire.run(doing, self._committed, wanted) if wanted else {}
@@ -247,7 +253,7 @@ class KafkaMembership:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, CommittedOffset | None]:
         """Committed offsets with require_stable (KIP-447): waits while a transaction on them is open."""
-        return self._group.committed(partitions)
+        return self._group.committed_now(partitions)
 
     def partitions_of(self, topic: str) -> int:
         """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; never creates it."""

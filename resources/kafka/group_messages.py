@@ -79,6 +79,18 @@ def read_coordinator(response: Any) -> Coordinator:
     return Coordinator(error_of(found.error_code), found.node_id, found.host, found.port)
 
 
+def ask_coordinators(kind: int, keys: Iterable[str]) -> Any:
+    """Several at once (KIP-699, version 4)."""
+    return FindCoordinatorRequest(
+        key="", key_type=kind, coordinator_keys=sorted(set(keys)), min_version=4, max_version=5
+    )
+
+
+def read_coordinators(response: Any) -> dict[str, int]:
+    """The coordinating broker of each key that has one."""
+    return {found.key: found.node_id for found in response.coordinators if not found.error_code}
+
+
 def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
     """OffsetFetch with require_stable (KIP-447, version 7)."""
     topics = [(name, [p for p, _ in partitions]) for name, partitions in by_topic(dict.fromkeys(tps))]
@@ -96,15 +108,39 @@ def ask_committed(group: str, tps: Iterable[TopicPartition]) -> Any:
 
 def read_committed(response: Any) -> dict[TopicPartition, CommittedOffset | None]:
     """What the group has committed; None where it has nothing."""
+    return _committed_in(_of_group(response))
+
+
+def _committed_in(answer: Any) -> dict[TopicPartition, CommittedOffset | None]:
     return {
         TopicPartition(topic.name, p.partition_index): CommittedOffset(
             p.committed_offset, p.committed_leader_epoch, p.metadata or ""
         )
         if p.committed_offset >= 0
         else None
-        for topic in _of_group(response).topics
+        for topic in answer.topics
         for p in topic.partitions
     }
+
+
+def ask_committed_of(groups: Mapping[str, Iterable[TopicPartition]]) -> Any:
+    """As `ask_committed`, of several groups at once (KIP-709, version 8)."""
+    entry = OffsetFetchRequest.OffsetFetchRequestGroup
+    topic = entry.OffsetFetchRequestTopics
+    wanted = [
+        entry(
+            group_id=group,
+            topics=[topic(name=n, partition_indexes=[p for p, _ in ps]) for n, ps in by_topic(dict.fromkeys(tps))],
+        )
+        for group, tps in sorted(groups.items())
+    ]
+    return OffsetFetchRequest(groups=wanted, require_stable=True, min_version=8, max_version=8)
+
+
+def read_committed_of(response: Any) -> dict[str, dict[TopicPartition, CommittedOffset | None]]:
+    """By group what it has committed; groups of which the answer tells an error are left out."""
+    sound = (g for g in response.groups if not (top_error(g) | partition_errors(g)))
+    return {g.group_id: _committed_in(g) for g in sound}
 
 
 def committed_errors(response: Any) -> set[type[KafkaError]]:

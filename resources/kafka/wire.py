@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError
@@ -73,7 +74,7 @@ class Wire:
         self._knows_brokers = self._knew_brokers = False
         self._troubles: dict[Any, str] = {}
         self._made: dict[int, tuple[Any, int]] = {}
-        self._coordinators: dict[tuple[int, str], Any] = {}
+        self._coordinators: dict[tuple[int, str, str], Any] = {}
         self._closed = False
 
     @property
@@ -124,6 +125,15 @@ class Wire:
             self._net.run(self._manager.abandon)
         self._net.close()
         self._manager.close_sockets()
+
+    def borrowed(self, rights: Sequence[Right] = ()) -> Wire:
+        """The same wire for a group of one feed, with that feed's rights."""
+        return cast(Wire, Borrowed(self, rights))
+
+    def hang_up(self, borrower: str) -> None:
+        """End the connections to coordinators of one who borrowed the wire."""
+        if self.alive:
+            self.post(lambda: self._hang_up(borrower))
 
     def _loop(self) -> Any:
         with self._lock:
@@ -219,7 +229,7 @@ class Wire:
         if not isinstance(error, kafka_errors.NodeNotReadyError):
             self._troubles[node] = error_text(error)
         broker = self._manager.cluster.broker_metadata(node)
-        name = f"broker {str(node).removeprefix(_DEDICATED)}"
+        name = f"broker {str(node).removeprefix(_DEDICATED).rpartition('/')[2]}"
         if broker is None:
             return f"{name} is not there at this moment"
         return f"{name} at {broker.host}:{broker.port}: {self._troubles.get(node, 'not ready')}"
@@ -264,11 +274,12 @@ class Wire:
         release: tuple[int, ...] = (await self._reached(node)).broker_version
         return release
 
-    async def coordinator(self, kind: int, key: str) -> Any:
+    async def coordinator(self, kind: int, key: str, borrower: str = "") -> Any:
         """The node to ask about a group or transactional id; cached until `forget_coordinator`."""
-        if (kind, key) not in self._coordinators:
-            self._coordinators[kind, key] = self._dedicated(await self.find_coordinator(kind, key))
-        return self._coordinators[kind, key]
+        known = kind, key, borrower
+        if known not in self._coordinators:
+            self._coordinators[known] = self._dedicated(await self.find_coordinator(kind, key), borrower)
+        return self._coordinators[known]
 
     async def find_coordinator(self, kind: int, key: str) -> group_messages.Coordinator:
         """The broker that coordinates a group or transactional id now. Raises its error where there is none."""
@@ -277,15 +288,29 @@ class Wire:
             raise found.error()
         return found
 
-    def forget_coordinator(self, kind: int, key: str) -> None:
-        self._coordinators.pop((kind, key), None)
+    async def find_coordinators(self, kind: int, keys: Iterable[str]) -> dict[str, int]:
+        """The brokers that coordinate these now; keys without one are left out. Raises its error below Kafka 3.0."""
+        response = await self.send(None, group_messages.ask_coordinators(kind, keys))
+        return group_messages.read_coordinators(response)
 
-    def _dedicated(self, found: group_messages.Coordinator) -> str:
-        """A connection of its own: a join that waits would hold up what is sent after it."""
-        node = f"{_DEDICATED}{found.node}"
+    def forget_coordinator(self, kind: int, key: str, borrower: str = "") -> None:
+        self._coordinators.pop((kind, key, borrower), None)
+
+    def _dedicated(self, found: group_messages.Coordinator, borrower: str) -> str:
+        """A connection of its own, also for each who borrows the wire: a join that waits would hold up what is sent
+        after it."""
+        node = f"{_DEDICATED}{borrower}{found.node}"
         broker = type(self._manager.cluster.bootstrap_brokers()[0])
         self._manager.cluster._coordinator_brokers[node] = broker(node, found.host, found.port, None)
         return node
+
+    def _hang_up(self, borrower: str) -> None:
+        self._coordinators = {known: node for known, node in self._coordinators.items() if known[2] != borrower}
+        brokers = self._manager.cluster._coordinator_brokers
+        for node in [n for n in brokers if str(n).startswith(f"{_DEDICATED}{borrower}")]:
+            del brokers[node]
+            if connection := self._manager._conns.get(node):
+                connection.close()
 
     async def _ready(self, connection: Any) -> None:
         """Wait until it is connected and logged in; a connection that does not get there is closed."""
@@ -334,6 +359,35 @@ class Wire:
         if not response.brokers:
             raise kafka_errors.MetadataEmptyBrokerList("it knows no brokers yet")
         self._knows_brokers = self._knew_brokers = True
+
+
+class Borrowed:
+    """Another's wire, for a group of one feed: with its own rights, and own connections to coordinators, which alone
+    `close` ends. Whoever lends it closes the rest."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, wire: Wire, rights: Sequence[Right] = ()) -> None:
+        self._wire, self._rights = wire, rights
+        self._name = f"{next(self._numbers)}/"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
+
+    def run(self, doing: str, function: Callable[..., Awaitable[T]], *args: Any, rights: Sequence[Right] = ()) -> T:
+        return self._wire.run(doing, function, *args, rights=rights or self._rights)
+
+    def explain(self, error: BaseException, doing: str, *, rights: Sequence[Right] = (), **where: Any) -> SluiceError:
+        return self._wire.explain(error, doing, rights=rights or self._rights, **where)
+
+    async def coordinator(self, kind: int, key: str) -> Any:
+        return await self._wire.coordinator(kind, key, self._name)
+
+    def forget_coordinator(self, kind: int, key: str) -> None:
+        self._wire.forget_coordinator(kind, key, self._name)
+
+    def close(self) -> None:
+        self._wire.hang_up(self._name)
 
 
 def _first_of(attempts: Iterable[Future]) -> Future:

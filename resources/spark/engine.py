@@ -221,10 +221,10 @@ class SparkEngine:
             ) from None
 
 
-def begin(settings: SparkSettings) -> None:
-    """Start Spark on this machine, and its workers, while the caller does something else. What goes wrong, whoever
-    needs Spark hears; elsewhere it starts when it is needed. One that this process started by other settings, for a run
-    that is over, ends first."""
+def begin(settings: SparkSettings, needed: Callable[[], bool] = lambda: True) -> None:
+    """Start Spark on this machine, and its workers, while the caller does something else, if it is `needed`, which is
+    asked there. What goes wrong, whoever needs Spark hears; elsewhere it starts when it is needed. One that this
+    process started by other settings, for a run that is over, ends first."""
     if is_local(settings):
         if _begun and _begun[-1] != settings:
             end()
@@ -232,8 +232,9 @@ def begin(settings: SparkSettings) -> None:
 
         def start() -> None:
             with suppress(Exception):
-                spark = context(settings)
-                _compiled_there(spark, spark.applicationId)
+                if needed():
+                    spark = context(settings)
+                    _compiled_there(spark, spark.applicationId)
 
         threading.Thread(target=start, name="sluice-spark", daemon=True).start()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sluice.cli.main import main
-from sluice.cli.session import Session
+from sluice.cli.session import OpenEdges, Session
 from sluice.cli.terminal import Terminal
 from sluice.pipelines.operating.migrate_offsets import Stores
 from sluice.testing.group import MemoryGroup
@@ -95,7 +95,11 @@ class Over(Session):
         assert self.world is not None
         return self.world.open_edges(feed)
 
-    def begin_spark(self, feed: Feed) -> None:
+    @contextmanager
+    def shared_edges(self, feeds: Iterable[Feed]) -> Iterator[OpenEdges]:
+        yield self.open_edges
+
+    def begin_spark(self, feed: Feed, catching_up: Sequence[Feed] = (), open_edges: OpenEdges | None = None) -> None:
         """Tasks run in this process."""
 
     def open_groups(self, feed: Feed) -> AbstractContextManager[Groups]:

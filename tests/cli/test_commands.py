@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, Request
 from sluice.testing.cluster import partition
 from sluice.testing.liveness import owner
 from tests.assets.world import P1, SECRET, World
-from tests.cli.conftest import Over, Tell
+from tests.cli.conftest import FEED, Over, Tell
 
 # -- plan
 
@@ -245,3 +246,21 @@ def test_no_secret_is_ever_shown(world: World, tell: Tell) -> None:
     for body, arguments in ((feeds.list_, ()), (plan.plan, ("orders",)), (status.status, ())):
         told = tell(body, *arguments)
         assert SECRET not in told.text + json.dumps(told.document)
+
+
+def test_status_of_all_feeds_says_on_its_own_line_what_keeps_one_from_being_looked_at(project, sluice, monkeypatch):
+    folder = project / "feeds"
+    (folder / "broken.yaml").write_text("topics: [")
+    (folder / "remote.yaml").write_text(f"{FEED}lake: s3://bucket/lake\ngroup: another\n")
+    for module in [m for m in sys.modules if m.startswith("sluice.resources.s3.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "botocore", None)  # as without the extra
+    said = sluice("status", "--json")
+    problems = {f["feed"]: f["problem"] for f in said.document["feeds"]}
+    assert [e["error"] for e in said.document["broken"]] == ["FeedError"]
+    assert problems["orders"]["error"] == "KafkaUnavailable"
+    assert problems["remote"]["error"] == "SetupError"
+    assert "sluice[s3]" in problems["remote"]["remedy"]
+    assert said.code == 2
+    lines = sluice("status").out.splitlines()
+    assert sum(line.strip().startswith(("orders", "remote")) for line in lines) == 2

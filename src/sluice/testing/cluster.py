@@ -37,6 +37,9 @@ class MemoryCluster:
     logs: dict[TopicPartition, Log] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
 
+    def forget(self) -> None:
+        """Nothing: every answer is of its moment."""
+
     def cluster_id(self) -> str:
         self.requests["Metadata"] += 1
         return self.id

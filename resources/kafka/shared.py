@@ -1,0 +1,305 @@
+"""One Kafka for many feeds: they share its connections, and one look at it tells each of them what it asks first.
+
+Topics, positions, committed offsets and settings of all the feeds are asked for together: a few requests to each broker
+however many feeds there are (KIP-699, KIP-709), where each by itself takes a dozen.
+
+Promises: nothing is told that is older than `AGE`, and nothing to a feed that said since that it is out of date
+(`forget`). What a look could not find out for a feed (a topic without a leader, a right that is missing, brokers before
+3.0), that feed asks for by itself, with its own patience and its own error. Commits and fetches go by no look. Safe for
+feeds side by side in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+
+from kafka.errors import KafkaError
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.topics import match
+from sluice.pipelines.vocabulary.errors import SluiceError, UnknownTopic
+from sluice.pipelines.vocabulary.kafka import (
+    CommittedOffset,
+    Configs,
+    Isolation,
+    OffsetAtTime,
+    OpenTransaction,
+    PartitionState,
+    TopicPartition,
+)
+from sluice.resources.kafka import group_messages
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.group import KafkaGroup, KafkaMembership
+from sluice.resources.kafka.group_messages import GROUP
+from sluice.resources.kafka.messages import ClusterView
+from sluice.resources.kafka.settings import KafkaAccess
+from sluice.resources.kafka.wire import Wire
+
+AGE = 5.0
+"""Seconds after which a look is out of date for everybody."""
+CONFIGS_AGE = 60.0
+"""The same of settings, which only explain."""
+MOST = 20_000
+"""The most partitions of a look: the feeds with the fewest come in first, and those with more ask by themselves."""
+
+Offsets = Mapping[TopicPartition, CommittedOffset | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One Kafka at one moment, begun at `began` (monotonic seconds). `partitions` by topic: of topics that are seen
+    whole. `committed` by group."""
+
+    began: float
+    layout: ClusterView
+    topics: Mapping[str, str]
+    partitions: Mapping[str, tuple[PartitionState, ...]]
+    committed: Mapping[str, Offsets]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A look that failed: whoever would look in the moments after that hears the same."""
+
+    began: float
+    error: SluiceError
+
+
+@dataclass
+class SharedKafka:
+    """The Kafka of `feeds`, all of which reach it by exactly the settings `access`. Opens no connection before the
+    first question."""
+
+    access: KafkaAccess
+    feeds: Sequence[Feed]
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _last: Look | _Failed | None = None
+    _settings: tuple[float, Configs] | None = None
+    _coordinators: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.wire = Wire(self.access)
+        self._cluster = KafkaCluster(self.access, wire=self.wire)
+
+    def close(self) -> None:
+        self.wire.close()
+
+    def cluster(self) -> SharedCluster:
+        """The Cluster port of one of the feeds. Closing it leaves the connections to the others."""
+        return SharedCluster(self)
+
+    def group(self, name: str, **settings: object) -> SharedGroup:
+        """The Group port of one of the feeds; `settings` as of KafkaGroup."""
+        return SharedGroup(self, name, **settings)
+
+    def look(self) -> Look:
+        """A look that is not out of date. Raises what KafkaCluster raises; whoever asks within `AGE` hears the same
+        error."""
+        with self._lock:
+            last = self._last
+            if last is None or time.monotonic() - last.began > AGE:
+                last = self._last = self._looked(time.monotonic())
+        if isinstance(last, _Failed):
+            raise copy(last.error)
+        return last
+
+    def configs(self) -> Configs:
+        """The settings of all topics that the last look saw, and of a broker."""
+        with self._lock:
+            at, known = self._settings or (0.0, Configs())
+            if not at or time.monotonic() - at > CONFIGS_AGE:
+                at, known = time.monotonic(), self._cluster.configs(self.look().partitions)
+                self._settings = at, known
+            return known
+
+    def drop(self, group: str) -> None:
+        """What the last look says of the group is out of date: it is about to move."""
+        with self._lock:
+            if isinstance(self._last, Look):
+                left = {name: offsets for name, offsets in self._last.committed.items() if name != group}
+                self._last = replace(self._last, committed=left)
+
+    # -- looking
+
+    def _looked(self, began: float) -> Look | _Failed:
+        try:
+            layout = self._cluster.layout()
+            topics = self._cluster.named(layout)
+            wanted = _within_bounds({f.name: _topics_of(f, topics) for f in self.feeds}, layout)
+            found = self._cluster.glance(layout, {t for names in wanted.values() for t in names})
+        except SluiceError as error:
+            return _Failed(time.monotonic(), error)  # it may have taken long
+        partitions = _whole_topics(layout, found)
+        groups = {f.group: _tps(partitions, wanted[f.name]) for f in self.feeds if f.name in wanted and _in_kafka(f)}
+        committed = self._committed({group: tps for group, tps in groups.items() if tps})
+        return Look(began, layout, topics, partitions, committed)
+
+    def _committed(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
+        """What these groups have committed; those that could not be asked are left out."""
+        with contextlib.suppress(SluiceError):
+            return self.wire.run("reading committed offsets", self._ask_coordinators, groups)
+        return {}
+
+    async def _ask_coordinators(self, groups: Mapping[str, Sequence[TopicPartition]]) -> Mapping[str, Offsets]:
+        if unknown := [g for g in groups if g not in self._coordinators]:
+            self._coordinators |= await self.wire.find_coordinators(GROUP, unknown)
+        by_broker: dict[int, dict[str, Sequence[TopicPartition]]] = {}
+        for group in groups:
+            if group in self._coordinators:
+                by_broker.setdefault(self._coordinators[group], {})[group] = groups[group]
+        found: dict[str, Offsets] = {}
+
+        async def one(broker: int, mine: Mapping[str, Sequence[TopicPartition]]) -> None:
+            with contextlib.suppress(KafkaError):
+                response = await self.wire.send(broker, group_messages.ask_committed_of(mine))
+                found.update(group_messages.read_committed_of(response))
+            for group in mine.keys() - found.keys():
+                self._coordinators.pop(group, None)  # it may have moved
+
+        await self.wire.gather(one(broker, mine) for broker, mine in by_broker.items())
+        return found
+
+
+class SharedCluster:
+    """`ports.Cluster` of one feed among others. What no look tells it asks over the shared connections."""
+
+    def __init__(self, shared: SharedKafka) -> None:
+        self._shared = shared
+        self._own = KafkaCluster(shared.access, wire=shared.wire)
+        self._began, self._by_itself = 0.0, False
+
+    def close(self) -> None:
+        """The connections are the others', too."""
+
+    def forget(self) -> None:
+        """What was told up to now is out of date: from now on this feed asks by itself."""
+        self._by_itself = True
+        self._own.forget()
+
+    def _look(self) -> Look | None:
+        if self._by_itself:
+            return None
+        look = self._shared.look()
+        if look.began != self._began:
+            self._own.begin(look.layout)
+            self._began = look.began
+        return look
+
+    def cluster_id(self) -> str:
+        look = self._look()
+        return look.layout.cluster_id if look and look.layout.cluster_id else self._own.cluster_id()
+
+    def topics(self) -> Mapping[str, str]:
+        look = self._look()
+        return look.topics if look else self._own.topics()
+
+    def partitions(self, topics: Iterable[str], isolation: Isolation) -> tuple[PartitionState, ...]:
+        names = sorted(set(topics))
+        look = self._look()
+        if look is None or any(name not in look.partitions for name in names):
+            return self._own.partitions(names, isolation)
+        return tuple(_under(isolation, p) for name in names for p in look.partitions[name])
+
+    def offsets_at(self, times: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, OffsetAtTime | None]:
+        return self._own.offsets_at(times)
+
+    def open_transactions(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, OpenTransaction]:
+        return self._own.open_transactions(partitions)
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        """Left out are partitions whose epoch still lasts, as the look has it: it ends at the high watermark or above,
+        which the caller knows."""
+        look = self._look()
+        lasting = {tp: place.leader_epoch for tp, place in look.layout.places.items()} if look else {}
+        return self._own.epoch_ends({tp: e for tp, e in epochs.items() if lasting.get(tp) != e})
+
+    def configs(self, topics: Iterable[str]) -> Configs:
+        wanted, known = set(topics), self._shared.configs()
+        told = wanted & (known.topics.keys() | {*known.denied})
+        if told != wanted:
+            return self._own.configs(wanted)
+        mine = {t: c for t, c in known.topics.items() if t in wanted}
+        return Configs(mine, known.broker, tuple(t for t in known.denied if t in wanted))
+
+
+class SharedGroup(KafkaGroup):
+    """`ports.Group` of one feed among others. It joins and commits as ever, over connections of its own."""
+
+    def __init__(self, shared: SharedKafka, group: str, **settings: object) -> None:
+        super().__init__(shared.access, group, wire=shared.wire, **settings)  # type: ignore[arg-type]
+        self._shared, self._name = shared, group
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        wanted = sorted(set(partitions))
+        with contextlib.suppress(SluiceError):
+            known = self._shared.look().committed.get(self._name, {})
+            if all(tp in known for tp in wanted):
+                return {tp: known[tp] for tp in wanted}
+        return self.committed_now(wanted)
+
+    # What is committed goes by what Kafka says at that moment: `KafkaMembership` asks `committed_now`.
+
+    @contextlib.contextmanager
+    def join(self, topics: Sequence[str], transactional_id: str | None) -> Iterator[KafkaMembership]:
+        """As KafkaGroup. Until the group is left, and right after it, no look tells its offsets."""
+        self._shared.drop(self._name)
+        try:
+            with super().join(topics, transactional_id) as member:
+                yield member
+        finally:
+            self._shared.drop(self._name)
+
+
+def _topics_of(feed: Feed, topics: Mapping[str, str]) -> tuple[str, ...]:
+    """The feed's topics that are there."""
+    if feed.topics.names:
+        return tuple(name for name in feed.topics.names if name in topics)
+    with contextlib.suppress(UnknownTopic):
+        return match(feed.topics, topics)
+    return ()
+
+
+def _within_bounds(wanted: Mapping[str, tuple[str, ...]], layout: ClusterView) -> dict[str, tuple[str, ...]]:
+    """The feeds, the smallest first, whose topics together have no more than `MOST` partitions."""
+    sizes: dict[str, int] = {}
+    for tp in layout.places:
+        sizes[tp.topic] = sizes.get(tp.topic, 0) + 1
+
+    def size(feed: str) -> int:
+        return sum(sizes.get(topic, 0) for topic in wanted[feed])
+
+    taken, room = dict[str, tuple[str, ...]](), MOST
+    for feed in sorted(wanted, key=size):
+        room -= size(feed)
+        if room >= 0:
+            taken[feed] = wanted[feed]
+    return taken
+
+
+def _whole_topics(
+    layout: ClusterView, found: Mapping[TopicPartition, PartitionState]
+) -> dict[str, tuple[PartitionState, ...]]:
+    """The partitions by topic, of the topics of which none is missing."""
+    topics: dict[str, list[PartitionState]] = {}
+    for tp in sorted(found):
+        topics.setdefault(tp.topic, []).append(found[tp])
+    missing = {tp.topic for tp in layout.places if tp not in found}
+    return {topic: tuple(states) for topic, states in topics.items() if topic not in missing}
+
+
+def _tps(partitions: Mapping[str, Sequence[PartitionState]], topics: Iterable[str]) -> list[TopicPartition]:
+    return [p.tp for topic in topics for p in partitions.get(topic, ())]
+
+
+def _in_kafka(feed: Feed) -> bool:
+    """Whether offsets of the feed's are in Kafka."""
+    return feed.offsets.dual_commit or not feed.offsets.in_zookeeper
+
+
+def _under(isolation: Isolation, p: PartitionState) -> PartitionState:
+    return p if isolation is Isolation.READ_COMMITTED else replace(p, stable_end=p.high_watermark)

@@ -1,0 +1,182 @@
+"""Many feeds on one Kafka: what they share, what each is told by itself, and how few requests that takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UnknownTopic
+from sluice.pipelines.vocabulary.kafka import CommittedOffset, Isolation, TopicPartition
+from sluice.resources.kafka import shared
+from sluice.resources.kafka.cluster import KafkaCluster
+from sluice.resources.kafka.group import KafkaGroup
+from sluice.resources.kafka.shared import SharedKafka
+from sluice.resources.kafka.wire import Wire
+from tests.resources.kafka.tools import address, produce, transaction
+
+pytestmark = pytest.mark.kafka
+COMMITTED = Isolation.READ_COMMITTED
+
+
+def feed_of(cluster: Any, topic: str, root: Path, **said: Any) -> Feed:
+    settings = {
+        "feed": "f" + topic.replace("-", "_").lower(),
+        "topics": topic,
+        "group": f"g-{topic}",
+        "start": "earliest",
+    }
+    return Feed.model_validate(settings | {"kafka": {"bootstrap": cluster.bootstrap}} | said, context={"root": root})
+
+
+@contextmanager
+def sharing(feeds: list[Feed]) -> Iterator[SharedKafka]:
+    with closing(SharedKafka(feeds[0].kafka, feeds)) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def feeds(kafka, fresh_topic, tmp_path) -> list[Feed]:
+    """Four feeds of one topic each, of two partitions, with three records in the first and offset 1 committed."""
+    found = []
+    for _ in range(4):
+        topic = fresh_topic(2, cluster=kafka)
+        produce(kafka, topic, 3)
+        feed = feed_of(kafka, topic, tmp_path)
+        with closing(KafkaGroup(address(kafka), feed.group)) as group, group.join([topic], None) as member:
+            member.commit_plain({TopicPartition(topic, 0): CommittedOffset(1, 0, "here")})
+        found.append(feed)
+    return found
+
+
+@pytest.fixture
+def asked(monkeypatch) -> Counter[str]:
+    """The requests that go out, by kind."""
+    found: Counter[str] = Counter()
+    sent = Wire._sent
+
+    async def counted(wire: Wire, node: Any, request: Any, seconds: float) -> Any:
+        found[type(request).__name__.removesuffix("Request")] += 1
+        return await sent(wire, node, request, seconds)
+
+    monkeypatch.setattr(Wire, "_sent", counted)
+    return found
+
+
+def test_many_feeds_are_told_what_each_would_find_by_itself_in_a_few_requests(feeds, asked):
+    alone = {}
+    for feed in feeds:
+        with closing(KafkaCluster(feed.kafka)) as cluster, closing(KafkaGroup(feed.kafka, feed.group)) as group:
+            states = cluster.partitions([feed.topics.names[0]], COMMITTED)
+            alone[feed.name] = (cluster.cluster_id(), states, group.committed([p.tp for p in states]))
+    asked.clear()
+    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
+
+        def look(feed: Feed) -> Any:
+            with closing(shared_kafka.cluster()) as cluster, closing(shared_kafka.group(feed.group)) as group:
+                topic = feed.topics.names[0]
+                assert topic in cluster.topics()
+                assert cluster.configs([topic]).topics.keys() == {topic}
+                states = cluster.partitions([topic], COMMITTED)
+                assert cluster.epoch_ends({p.tp: p.leader_epoch for p in states}) == {}
+                return cluster.cluster_id(), states, group.committed([p.tp for p in states])
+
+        told = dict(zip(alone, pool.map(look, feeds), strict=True))
+    assert told == alone
+    once = ("Metadata", "OffsetFetch", "DescribeConfigs", "FindCoordinator", "DescribeLogDirs")
+    assert asked == {**dict.fromkeys(once, 1), "ListOffsets": 3}
+
+
+def test_what_is_out_of_date_is_asked_for_anew(kafka, feeds, monkeypatch):
+    feed, topic = feeds[0], feeds[0].topics.names[0]
+
+    def end() -> int:
+        return cluster.partitions([topic], COMMITTED)[0].stable_end
+
+    with (
+        sharing(feeds) as shared_kafka,
+        closing(shared_kafka.cluster()) as cluster,
+        closing(shared_kafka.cluster()) as other,
+    ):
+        assert end() == 3
+        produce(kafka, topic, 2)
+        assert end() == 3
+        cluster.forget()
+        assert end() == 5
+        assert other.partitions([topic], COMMITTED)[0].stable_end == 3
+        monkeypatch.setattr(shared, "AGE", 0.0)
+        assert other.partitions([topic], COMMITTED)[0].stable_end == 5
+    assert feed.group
+
+
+def test_a_member_reads_offsets_of_that_moment_and_no_look_tells_them_afterwards(kafka, feeds):
+    topic = feeds[0].topics.names[0]
+    spot = TopicPartition(topic, 0)
+    with sharing(feeds) as shared_kafka, closing(shared_kafka.group(feeds[0].group)) as group:
+        assert group.committed([spot]) == {spot: CommittedOffset(1, 0, "here")}
+        with group.join([topic], f"t-{topic}") as member:
+            member.init_transactions()
+            assert member.committed([spot])[spot] == CommittedOffset(1, 0, "here")
+            member.commit_transaction({spot: CommittedOffset(2, 0, "there")})
+            shared_kafka.look()
+            assert member.committed([spot])[spot] == CommittedOffset(2, 0, "there")
+        assert group.committed([spot])[spot] == CommittedOffset(2, 0, "there")
+        assert group.members() == ()
+
+
+def test_two_feeds_commit_at_once_over_one_wire(kafka, feeds):
+    with sharing(feeds) as shared_kafka, ThreadPoolExecutor(4) as pool:
+
+        def commit(feed: Feed) -> Any:
+            topic = feed.topics.names[0]
+            spot = TopicPartition(topic, 0)
+            with closing(shared_kafka.group(feed.group)) as group, group.join([topic], f"t-{topic}") as member:
+                member.init_transactions()
+                member.commit_transaction({spot: CommittedOffset(3, 0, feed.name)})
+                return member.committed([spot])[spot]
+
+        done = list(pool.map(commit, feeds))
+    assert done == [CommittedOffset(3, 0, f.name) for f in feeds]
+
+
+def test_an_open_transaction_holds_back_who_reads_committed_records_alone(kafka, feeds):
+    topic = feeds[0].topics.names[0]
+    with transaction(kafka, topic, 2) as still_open, sharing(feeds) as shared_kafka:
+        cluster = shared_kafka.cluster()
+        stable = cluster.partitions([topic], COMMITTED)[0]
+        assert (stable.stable_end, stable.high_watermark) == (3, 5)
+        assert cluster.partitions([topic], Isolation.READ_UNCOMMITTED)[0].stable_end == 5
+        still_open.abort_transaction()
+
+
+def test_one_feed_without_its_topic_is_told_so_and_no_other(kafka, feeds, tmp_path):
+    gone = feed_of(kafka, "nowhere", tmp_path)
+    with sharing([*feeds, gone]) as shared_kafka:
+        with pytest.raises(UnknownTopic):
+            shared_kafka.cluster().partitions(["nowhere"], COMMITTED)
+        topic = feeds[0].topics.names[0]
+        assert len(shared_kafka.cluster().partitions([topic], COMMITTED)) == 2
+
+
+def test_a_kafka_that_is_away_is_asked_once_for_all(tmp_path):
+    class Nowhere:
+        bootstrap = "127.0.0.1:9"
+
+    feeds = [
+        feed_of(Nowhere, f"t{n}", tmp_path, kafka={"bootstrap": "127.0.0.1:9", "bootstrap_timeout_ms": 300})
+        for n in range(30)
+    ]
+    errors = []
+    with sharing(feeds) as shared_kafka:
+        for _ in feeds:
+            with pytest.raises(KafkaUnavailable) as caught:
+                shared_kafka.cluster().topics()
+            errors.append(caught.value)
+    assert len({e.message for e in errors}) == 1
+    assert len({id(e) for e in errors}) == len(errors)
