@@ -121,9 +121,7 @@ def _in_kafka(ledger: Ledger, state: State, found: Survey) -> Iterator[AuditProb
         if held is None or key not in found.partitions:
             continue
         if held.offset > frontier:
-            yield AuditProblem(
-                7, f"{key}: Kafka holds committed offset {held.offset}, and published is up to {frontier}"
-            )
+            yield AuditProblem(7, f"{key}: the group holds {held.offset}, and published is up to {frontier}")
             continue
         yield from _check_verdict(ledger, state, key, frontier, held)
 
@@ -135,7 +133,7 @@ def _check_verdict(
     match verdict(state, key, frontier, held):
         case CommitVerdict.MOVED:
             expected = last if last is not None else state.origins[key].committed
-            yield AuditProblem(8, f"{key}: Kafka holds committed offset {held.offset}, the ledger expects {expected}")
+            yield AuditProblem(8, f"{key}: the group holds {held.offset}, the ledger expects {expected}")
         case _:
             yield from _check_mark(ledger, state, key, held)
 

@@ -279,7 +279,7 @@ def adopt(
     ends = {key: _offset(committed.get(key.tp)) or 0 for key in moved}
     known = log_ends(cluster, moved)
     if beyond := [k for k in moved if ends[k] > known.get(k.tp, 0)]:
-        said = "; ".join(f"{k}: Kafka holds {ends[k]}, the log ends at {known.get(k.tp, 0)}" for k in beyond)
+        said = "; ".join(f"{k}: the group holds {ends[k]}, the log ends at {known.get(k.tp, 0)}" for k in beyond)
         raise GroupMoved(
             f"somebody moved the group's committed offsets beyond the end of the log, which is not adopted; {said}",
             remedy=f"commit the frontier all the same: sluice accept {ledger.feed} moved "
@@ -353,7 +353,7 @@ def _read_back(member: Membership, offsets: Mapping[TopicPartition, CommittedOff
             )
         if held is None or (held.offset, held.metadata, held.settled) != (meant.offset, meant.metadata, True):
             raise CommitFenced(
-                f"{tp}: meant to commit {meant.offset}, Kafka holds {_offset(held)}: the commit did not take",
+                f"{tp}: meant to commit {meant.offset}, the group holds {_offset(held)}: the commit did not take",
                 remedy="nothing is lost; the next run commits again",
                 topic=tp.topic,
                 partition=tp.partition,
@@ -390,7 +390,7 @@ def _moved_error(
 
     def line(key: Key) -> str:
         expected, frontier = _expected_offset(state, key), state.frontier(key)
-        return f"{key}: Kafka holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
+        return f"{key}: the group holds {held[key]}, the ledger expects {expected} (frontier {frontier})"
 
     first = moved[0]
     return GroupMoved(

@@ -356,7 +356,7 @@ def _read_back(
         held = seen.get(tp)
         if held is None or (held.offset, held.metadata) != (meant.offset, meant.metadata):
             raise CommitFenced(
-                f"{tp}: meant to put {meant.offset}, Kafka holds {held.offset if held else 'nothing'}",
+                f"{tp}: meant to put {meant.offset}, the group holds {held.offset if held else 'nothing'}",
                 remedy="somebody else commits for this group at the same time: see who, and repeat",
                 topic=tp.topic,
                 partition=tp.partition,

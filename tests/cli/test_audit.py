@@ -46,5 +46,5 @@ def test_offsets_that_do_not_agree_fail_a_strict_audit_alone(world: World, tell:
     assert (told.code, told.document["closes"]) == (1, False)
     (problem,) = told.document["problems"]
     assert problem["invariant"] == 7
-    assert "orders:0: Kafka holds committed offset 500" in told.text
+    assert "orders:0: the group holds 500" in told.text
     assert tell(audit.audit, "orders").code == 0

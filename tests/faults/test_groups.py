@@ -79,7 +79,7 @@ def test_offsets_moved_by_hand_are_refused_and_accepted(field: Field) -> None:
     refused = field.run()
     assert refused.error == "GroupMoved"
     assert all(
-        f"{field.topic}:{p}: Kafka holds {o}" in refused.noise + str(refused.said) for p, o in ((0, 5), (2, 1000))
+        f"{field.topic}:{p}: the group holds {o}" in refused.noise + str(refused.said) for p, o in ((0, 5), (2, 1000))
     )
     assert commanded(field, "offsets", "show", field.name)[0] == 3
     accepted(field, "moved")

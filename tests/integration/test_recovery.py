@@ -293,7 +293,7 @@ def test_moved_offsets_are_refused_with_both_values(place: Place) -> None:
     move(place, feed, 7)
     produce(place, 20)
     run(feed)
-    with pytest.raises(GroupMoved, match="Kafka holds 7, the ledger expects 150"):
+    with pytest.raises(GroupMoved, match="the group holds 7, the ledger expects 150"):
         commit_feed(feed)
     commit_feed(place.feed(policies="{on_group_moved: overwrite}"))
     assert committed(place, feed) == [160, 160]

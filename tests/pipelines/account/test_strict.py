@@ -130,8 +130,8 @@ def no_manifest_at_all(w: World) -> None:
 @pytest.mark.parametrize(
     ("plant", "invariant", "says"),
     [
-        (ahead, 7, "orders:0: Kafka holds committed offset 11, and published is up to 10"),
-        (back, 8, "orders:0: Kafka holds committed offset 4, the ledger expects 10"),
+        (ahead, 7, "orders:0: the group holds 11, and published is up to 10"),
+        (back, 8, "orders:0: the group holds 4, the ledger expects 10"),
         (a_mark_of_nothing, 11, "names entry 1, which meant nothing of the kind"),
         (recorded_ahead, 7, "records 11 as committed, and published was up to 10"),
         (another_cluster, 12, "belongs to cluster cluster-1, Kafka answers as cluster-2"),

@@ -225,7 +225,7 @@ def test_what_is_beyond_the_end_of_the_log_was_passed_over_by_nobody() -> None:
     world = World()
     world.account(0, 50)
     world.group.offsets[TP] = CommittedOffset(71)
-    with pytest.raises(GroupMoved, match="Kafka holds 71, the log ends at 70"):
+    with pytest.raises(GroupMoved, match="the group holds 71, the log ends at 70"):
         world.commit(moved="adopt")
     assert (world.ledger.read().skipped, world.held) == ({}, 71)
 
