@@ -35,7 +35,7 @@ from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.local import java
-from sluice.resources.spark import executor, executors, jvm, preflight, shipping
+from sluice.resources.spark import executor, executors, failures, jvm, preflight, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ _SOCKET_NAME = "/.00000000-0000-0000-0000-000000000000.sock"
 _lock = threading.Lock()
 _looked: set[str] = set()
 """Applications whose executors were asked already."""
+_printed: list[int] = []
+"""The file descriptor that the JVM of this process's context prints to, for a context whose executors are elsewhere."""
+_PRINTED_BYTES = 100_000
 _begun: list[SparkSettings] = []
 """The settings by which this process began Spark last; none before the first."""
 T = TypeVar("T")
@@ -95,6 +98,7 @@ class SparkEngine:
         self._settings, self._ports, self._per_broker = settings, ports, per_broker
         self._cancelled = threading.Event()
         self._starved = threading.Event()
+        self._ended = failures.Ended(_jvm_printed)
 
     def start(self) -> None:
         """Start Spark if this process has none. Elsewhere than here, wait for executors, ask them whether they reach
@@ -127,7 +131,7 @@ class SparkEngine:
         spark = self._spark()
         if is_local(self._settings) or is_connect(self._settings):
             return
-        executors.wait(spark, self._settings, self._cancelled.is_set)
+        executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
         if self._ports and spark.applicationId not in _looked:
             self._asked(spark, self._ports()).check()
             _looked.add(spark.applicationId)
@@ -135,14 +139,26 @@ class SparkEngine:
             _compiled_there(spark, spark.applicationId)
 
     def _asked(self, spark: SparkContext, ports: Ports) -> preflight.Preflight:
-        with self._watched(spark):
-            return preflight.preflight(spark, ports, shipping.python(self._settings))
+        """What executors say of themselves, and a warning of those that ended meanwhile. Raises SetupError when the
+        master ended the application."""
+        try:
+            with self._watched(spark):
+                found = preflight.preflight(spark, ports, shipping.python(self._settings))
+        except Exception as error:
+            if failures.ended(str(error)) and not self._cancelled.is_set():
+                told, way = executors.given_up(self._settings, self._ended)
+                raise SetupError(told, remedy=way) from None
+            raise
+        said, remedy = self._ended.told()
+        if not said or not found.answers:
+            return found
+        return replace(found, findings=(*found.findings, preflight.Finding(said, remedy, fatal=False)))
 
     @contextmanager
     def _watched(self, spark: SparkContext) -> Iterator[None]:
         """Jobs in the block end when this engine is cancelled, and when their executors were lost and none came: Spark
         itself would wait for ever. Raises Failed for the latter."""
-        jobs, done = _ContextJobs(spark, self._settings), threading.Event()
+        jobs, done = _ContextJobs(spark, self._settings, self._ended), threading.Event()
         jobs.begin("sluice: asking the executors")
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
@@ -150,7 +166,7 @@ class SparkEngine:
         finally:
             done.set()
         if self._starved.is_set():
-            raise _no_executors(self._settings)
+            raise _no_executors(self._settings, self._ended)
 
     def preflight(self) -> preflight.Preflight:
         """Start Spark, and ask its executors. Nothing is raised for what they say. Raises SetupError when there are
@@ -162,7 +178,7 @@ class SparkEngine:
 
         def asked() -> preflight.Preflight:
             spark = self._spark()
-            executors.wait(spark, self._settings, self._cancelled.is_set)
+            executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
             return self._asked(spark, ports())
 
         return self._waited(asked)
@@ -172,7 +188,7 @@ class SparkEngine:
 
     def _landed(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         spark = self._spark()
-        jobs: _Jobs = (_ConnectJobs if is_connect(self._settings) else _ContextJobs)(spark, self._settings)
+        jobs = self._jobs(spark)
         done = threading.Event()
         threading.Thread(target=self._watch, args=(jobs, done), name="sluice-cancel", daemon=True).start()
         try:
@@ -180,6 +196,18 @@ class SparkEngine:
         finally:
             done.set()
             jobs.close()
+
+    def _way_out(self, error: str) -> str:
+        """What to do about a host of the cluster, or this one, that Spark's error tells of; empty where it does not."""
+        if is_local(self._settings):
+            return _room(error)
+        ways = [failures.ROOM_THERE] if failures.full(error) else []
+        return "; ".join([*ways, failures.EXCLUSION] if failures.excluded(error) else ways)
+
+    def _jobs(self, spark: Any) -> _Jobs:
+        if is_connect(self._settings):
+            return _ConnectJobs(spark, self._settings)
+        return _ContextJobs(spark, self._settings, self._ended)
 
     def cancel(self) -> None:
         """End the Spark job of this engine: `run` raises Failed. Any thread may call it, at any time."""
@@ -205,18 +233,21 @@ class SparkEngine:
             if (code := _jvm_ended(_ENDING_SECONDS)) is not None:
                 raise _jvm_death(code) from None
             if self._starved.is_set():
-                raise _no_executors(self._settings) from None
+                raise _no_executors(self._settings, self._ended) from None
+            if failures.ended(str(error)) and not is_local(self._settings):
+                said, remedy = executors.given_up(self._settings, self._ended)
+                raise Failed(said, remedy=f"{remedy}; run again: finished slices are adopted") from None
             if is_connect(self._settings) and (gone := executors.unreachable(self._settings)):
                 raise _no_server(self._settings, gone) from None
             return self._salvaged(jobs, work, error)
 
     def _salvaged(self, jobs: _Jobs, work: executor.TaskWork, error: Exception) -> list[Outcome | TaskTraffic]:
         try:
-            return jobs.outcomes(replace(work, salvage=cause(error)))
+            return jobs.outcomes(replace(work, salvage=failures.cause(error)))
         except Exception:  # noqa: BLE001 - the first error is the one that tells
             raise Failed(
-                f"the Spark job failed: {cause(error)}",
-                remedy=_room(str(error))
+                f"the Spark job failed: {failures.cause(error)}",
+                remedy=self._way_out(str(error))
                 or "the same Python environment must be on driver and executors; run again when it is mended",
             ) from None
 
@@ -288,9 +319,9 @@ class _Jobs(Protocol):
 class _ContextJobs:
     """Jobs of a context, as a group."""
 
-    def __init__(self, spark: SparkContext, settings: SparkSettings) -> None:
+    def __init__(self, spark: SparkContext, settings: SparkSettings, ended: failures.Ended) -> None:
         self._spark, self._group = spark, f"sluice-{uuid.uuid4()}"
-        self._local = is_local(settings)
+        self._local, self._ended = is_local(settings), ended
 
     def begin(self, what: str) -> None:
         """From now on this thread's jobs are of this group."""
@@ -306,8 +337,11 @@ class _ContextJobs:
         self._spark.cancelJobGroup(self._group)
 
     def executors(self) -> bool:
+        if self._local:
+            return True
+        self._ended.look(self._spark)
         with suppress(Exception):  # of a context that has just ended, whoever waits hears more
-            return self._local or executors.count(self._spark) > 0
+            return executors.count(self._spark) > 0
         return True
 
     def close(self) -> None: ...
@@ -427,11 +461,12 @@ def _forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-def _no_executors(settings: SparkSettings) -> Failed:
+def _no_executors(settings: SparkSettings, ended: failures.Ended) -> Failed:
+    said, remedy = ended.told()
     return Failed(
         f"every executor of {settings.master} was lost, and no other came"
-        f" within {units.show_duration(settings.start_timeout)}",
-        remedy="see whether master and workers run, then run again: finished slices are adopted",
+        f" within {units.show_duration(settings.start_timeout)}" + (f"; {said}" if said else ""),
+        remedy=f"{remedy or 'see whether master and workers run'}; then run again: finished slices are adopted",
     )
 
 
@@ -470,6 +505,7 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
     conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
         conf |= shipping.conf(settings, conf)
+        _keep(said)
     # What the JVM is launched with stands in its command line, for everybody to read: secrets follow later.
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
@@ -478,6 +514,21 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
         popen = {"stdout": said, "stderr": said}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]
     return SparkContext(conf=SparkConf().setAll(list(conf.items())), gateway=gateway)
+
+
+def _keep(said: BinaryIO) -> None:
+    """What this JVM prints can be read as long as the process lives; what the one before it printed, no more."""
+    while _printed:
+        os.close(_printed.pop())
+    _printed.append(os.dup(said.fileno()))
+
+
+def _jvm_printed() -> str:
+    """The end of what the JVM has printed. Read without a seek: the JVM writes where the file's position is."""
+    if not _printed:
+        return ""
+    end = os.fstat(_printed[-1]).st_size
+    return os.pread(_printed[-1], _PRINTED_BYTES, max(0, end - _PRINTED_BYTES)).decode("utf-8", "replace")
 
 
 def _archived(settings: SparkSettings, public: Mapping[str, str], said: BinaryIO) -> Any:
@@ -513,17 +564,15 @@ def _not_started(settings: SparkSettings, error: Exception, said: BinaryIO) -> S
     if is_connect(settings):
         fits = "Spark Connect needs its server up, `spark.master` right, and `pip install 'pyspark[connect]'` here"
     return SetupError(
-        "\n    ".join([f"Spark did not start on {where}: {cause(error)}", *(line[:300] for line in telling)]),
+        "\n    ".join([f"Spark did not start on {where}: {failures.cause(error)}", *(line[:300] for line in telling)]),
         remedy=_room(*lines) or fits,
     )
 
 
 def _room(*said: str) -> str:
     """The remedy where what was said tells of a full disk: it is Spark's own, not the lake's."""
-    full = any("No space left on device" in line for line in said)
-    return (
-        "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again" if full else ""
-    )
+    way = "free space in Spark's temporary folder (SPARK_LOCAL_DIRS or TMPDIR, else /tmp), then run again"
+    return way if failures.full(*said) else ""
 
 
 def _environment(settings: SparkSettings) -> None:
@@ -562,15 +611,3 @@ def _sockets(folder: str) -> dict[str, str]:
     if len(os.fsencode(folder + _SOCKET_NAME)) > _SOCKET:
         return {}
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
-
-
-def cause(error: Exception) -> str:
-    """The line that tells, out of a Java stack trace around a Python one: at most 500 characters."""
-    text = str(error)
-    _, traceback, python = text.rpartition("Traceback (most recent call last):")
-    if traceback and (found := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
-        return found[0][:500]
-    lost = re.search(r"most recent failure: Lost task .*?\): (.+)", text)
-    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
-    told = [lost[1]] if lost else [line for line in lines if not line.startswith("An error occurred while")]
-    return (told[0] if told else type(error).__name__)[:500]

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 from sluice.pipelines.feed.sections import SparkSettings
 from sluice.pipelines.vocabulary import units
 from sluice.pipelines.vocabulary.errors import SetupError
+from sluice.resources.spark.failures import Ended
 from sluice.resources.spark.masters import is_connect, master
 
 _TRY_SECONDS = 5.0
@@ -66,33 +67,47 @@ def _refused(address: str, default: int) -> str:
     return ""
 
 
-def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool]) -> int:
-    """How many executors the context has, once there are some. Raises SetupError after `start_timeout`."""
+def wait(spark: Any, settings: SparkSettings, cancelled: Callable[[], bool], ended: Ended) -> int:
+    """How many executors the context has, once there are some. Those that end meanwhile are noted. Raises SetupError
+    after `start_timeout`, and when the master ends the application."""
     deadline = time.monotonic() + settings.start_timeout / 1000
     seen, same = 0, 0
     if spark.getConf().get(_DYNAMIC, "false") == "true":
         spark._jsc.sc().requestExecutors(1)  # by itself it asks for none before there is a job
     while not cancelled():
+        ended.look(spark)
+        if spark._jsc.sc().isStopped():
+            said, remedy = given_up(settings, ended)
+            raise SetupError(said, remedy=remedy)
         now = count(spark)
         same = same + 1 if now and now == seen else 0
         if same >= _SETTLED:
             return now
         seen = now
         if not now and time.monotonic() > deadline:
-            raise none_came(spark, settings)
+            raise none_came(spark, settings, ended)
         time.sleep(_POLL)
     return seen
 
 
 def count(spark: Any) -> int:
     """The executors of a context, now. Behind a master that was lost, those that are left."""
-    return len(spark._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one of them
+    return max(0, len(spark._jsc.sc().statusTracker().getExecutorInfos()) - 1)  # the driver is one of them
 
 
-def none_came(spark: Any, settings: SparkSettings) -> SetupError:
-    """What was asked for, and what is there."""
+def given_up(settings: SparkSettings, ended: Ended) -> tuple[str, str]:
+    """What is said when the master ended the application, and what to do."""
+    said, remedy = ended.told()
+    unknown = "see in the workers' logs why executors did not start, and whether somebody ended it there"
+    return f"{settings.master} ended the application" + (f"; {said}" if said else ""), remedy or unknown
+
+
+def none_came(spark: Any, settings: SparkSettings, ended: Ended) -> SetupError:
+    """What was asked for, and what is there, or what became of those that came."""
     asked = _asked(spark.getConf())
-    there, remedy = _there(spark, settings)
+    there, remedy = ended.told()
+    if not there:
+        there, remedy = _there(spark, settings)
     waited = units.show_duration(settings.start_timeout)
     return SetupError(
         f"{settings.master} gave no executor within {waited}: one asks for {asked}" + (f"; {there}" if there else ""),

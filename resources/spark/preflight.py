@@ -29,7 +29,7 @@ from sluice.pipelines.ports import Lake
 from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.settings import KafkaAccess
-from sluice.resources.spark import probe
+from sluice.resources.spark import failures, probe
 
 SECONDS = 20.0
 """How long an executor tries to reach Kafka and the lake."""
@@ -42,8 +42,6 @@ _LIKE = ("pyarrow", "numba", "numpy", "kafka-python", "pydantic")
 """Releases that should be."""
 _FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
 """What a feed says of Kafka that names a file, which each host has for itself."""
-_FRAME = ("at ", "... ")
-"""How lines of a Java stack trace begin that tell nothing."""
 _SENT = "let the pack be sent (`spark: {environment: pack}`, the default)"
 
 
@@ -209,22 +207,26 @@ def _minor(release: str) -> str:
 
 def failed(error: str, python: str) -> Finding:
     """Why no executor answered, from Spark's error; `python` is the interpreter that was asked for."""
-    place = re.search(r"\(TID \d+\) \((\S+) executor", error)
-    where = f"executors on {place[1]}" if place else "executors"
+    place = failures.host(error)
+    said, remedy = _why(error, python)
+    if failures.excluded(error):
+        said, remedy = f"{said}; Spark has excluded every executor that there was", f"{remedy}; {failures.EXCLUSION}"
+    return Finding(f"executors{f' on {place}' if place else ''} {said}", remedy)
+
+
+def _why(error: str, python: str) -> tuple[str, str]:
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if other := re.search(r"in worker[^0-9]*\(?(\d+)[., ]+(\d+)\)?[^0-9]*driver", error):
         said, remedy, _ = _other_python(f"{other[1]}.{other[2]}", ours)
-        return Finding(f"{where} {said}", remedy)
+        return said, remedy
+    if failures.full(error):
+        return "have no space left on their disks", failures.ROOM_THERE
     if re.search(r"Cannot run program|No such file or directory", error) and python in error:
         remedy = f"install Python {ours} there, or name theirs: `spark: {{python: /path/to/python{ours}}}`"
-        return Finding(f"{where} have no {python}", remedy)
+        return f"have no {python}", remedy
     if missing := re.search(r"No module named '?([\w.]+)", error):
-        return Finding(f"{where} have no module {missing[1]}", f"{_SENT}, or install Sluice on every host")
-    lines = [line.strip() for line in error.splitlines() if line.strip() and not line.strip().startswith(_FRAME)]
-    return Finding(
-        f"{where} do not answer: {(lines or ['no reason given'])[-1][:300]}",
-        "see what they printed: the application's stderr on the workers",
-    )
+        return f"have no module {missing[1]}", f"{_SENT}, or install Sluice on every host"
+    return f"do not answer: {failures.telling(error)[:300] or 'no reason given'}", failures.PRINTED
 
 
 # -- how they are asked
@@ -263,11 +265,14 @@ def answers(told: Iterable[Mapping[str, Any]], began: int, ended: int) -> tuple[
 
 
 def preflight(spark: Any, ports: Ports, python: str) -> Preflight:
-    """Ask the executors of a running context (a SparkContext). Raises nothing for what is wrong there: see `check`."""
+    """Ask the executors of a running context (a SparkContext). Raises nothing for what is wrong there: see `check`; but
+    what Spark does when the application is ended."""
     count, began = max(2, spark.defaultParallelism), _now()
     try:
         told = spark.parallelize(range(count), count).mapPartitions(look(ports)).collect()
-    except Exception as error:  # noqa: BLE001 - whatever Spark says, in a finding
+    except Exception as error:
+        if failures.ended(str(error)):
+            raise
         return Preflight((), (failed(str(error), python),))
     heard = answers(told, began, _now())
     return Preflight(heard, findings(here(), heard))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sluice.pipelines.feed.report import Report
 from sluice.pipelines.vocabulary.errors import Failed
 from sluice.resources.reading import Windows
-from sluice.resources.spark import engine
+from sluice.resources.spark import engine, failures
 
 
 def ask(report: Report, windows: Windows) -> pa.Table:
@@ -26,7 +26,7 @@ def ask(report: Report, windows: Windows) -> pa.Table:
         return session.sql(report.sql, args={"window_start": _time(begin), "window_end": _time(end)}).toArrow()
     except Exception as error:  # noqa: BLE001 - Spark has no common error over classic, Py4J and Connect
         raise Failed(
-            f"report {report.name} failed: {engine.cause(error)}",
+            f"report {report.name} failed: {failures.cause(error)}",
             remedy=f"mend reports/{report.name}.sql, then run it again for this window",
         ) from None
 

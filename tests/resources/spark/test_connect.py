@@ -42,7 +42,7 @@ def connect() -> Iterator[str]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     server = subprocess.Popen([*command, *said, "spark-internal"], env=environment, start_new_session=True, **quiet)
     try:
-        until(lambda: _listens(port) or server.poll() is not None)
+        until(lambda: _listens(port) or server.poll() is not None, 120)
         assert server.poll() is None
         yield f"sc://127.0.0.1:{port}"
     finally:

@@ -286,34 +286,6 @@ def test_how_often_a_master_tries(master: str | None, conf: dict[str, str], trie
     assert (masters.tries(settings), masters.is_local(settings)) == (tries, local)
 
 
-CRASHED = """An error occurred while calling o127.collectToPython.
-: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \
-failure: Lost task 0.2 in stage 8.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: it crashed
-\tat org.apache.spark.Foo.bar(Foo.scala:1)
-"""
-RAISED = """Job aborted
-Traceback (most recent call last):
-  File "w.py", line 1, in f
-    g()
-ValueError: bad
-
-\tat org.apache.spark.Foo.bar(Foo.scala:1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        (CRASHED, "org.apache.spark.SparkException: it crashed"),
-        (RAISED, "ValueError: bad"),
-        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "[JAVA_GATEWAY_EXITED] Java gateway process exited"),
-        ("", "RuntimeError"),
-    ],
-)
-def test_the_line_that_tells(text: str, cause: str) -> None:
-    assert spark.cause(RuntimeError(text)) == cause
-
-
 def test_outcomes_survive_the_way_as_rows() -> None:
     failure = SliceFailure(SLICES[0], "KafkaUnavailable", "no “leader”\n", "run again", fatal=True)
     assert executor.sent_in("SliceFailure", to_json(failure)) == failure

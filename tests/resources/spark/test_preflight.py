@@ -85,6 +85,12 @@ def test_all_that_is_fatal_is_one_error() -> None:
 MISMATCH = """Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.2 executor 1): RuntimeError: [PYTHON_VERSION_MISMATCH] \
 Python in worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with different minors"""
 
+FULL = "Lost task 0.3 in stage 0.0 (TID 3) (10.0.0.2 executor 1): java.io.IOException: No space left on device"
+NO_PYTHON = (
+    "Lost task 0.1 in stage 0.0 (TID 1) (10.0.0.3 executor 1): java.io.IOException:"
+    ' Cannot run program "python3.11": error=2, No such file or directory'
+)
+
 
 @pytest.mark.parametrize(
     ("error", "said"),
@@ -92,6 +98,11 @@ Python in worker has different version: 3.9 than that in driver: 3.11, PySpark c
         (MISMATCH, "executors on 10.0.0.2 run Python 3.9, the driver 3.11"),
         ('java.io.IOException: Cannot run program "python3.11": error=2', "executors have no python3.11"),
         ("x\nModuleNotFoundError: No module named 'sluice'\n", "executors have no module sluice"),
+        (FULL, "executors on 10.0.0.2 have no space left on their disks"),
+        (
+            f"cannot run anywhere due to node and executor excludeOnFailure.\nMost recent failure:\n{NO_PYTHON}",
+            "executors on 10.0.0.3 have no python3.11; Spark has excluded every executor that there was",
+        ),
         ("it broke", "executors do not answer: it broke"),
         ("it broke\n\tat java.base/java.lang.Thread.run(Thread.java:840)", "executors do not answer: it broke"),
     ],

@@ -1,0 +1,124 @@
+"""What Spark's errors mean, as its driver tells them: the line that tells, the host, and what to do there.
+
+telling(text)     the line that tells
+cause(error)      the same, of an exception, with what Spark made of it
+host(text)        where the task failed that is spoken of
+excluded(text)    whether Spark gave up since it had excluded every executor (spark.excludeOnFailure)
+ended(text)       whether the application was ended by its master
+Ended             executors that ended, and why
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+_LINE = 500
+_SHOWN = 3
+_FULL = "No space left on device"
+_NO_ROOM = re.compile(rf"{_FULL}|^tar: .*: Wrote only \d+ of \d+ bytes", re.MULTILINE)
+"""How Java, and the `tar` that unpacks archives, say that a disk is full."""
+_EXCLUDED = "excludeOnFailure"
+_ENDED = re.compile(r"Master removed our application|SparkContext was shut ?down|stopped SparkContext")
+_ON_PURPOSE = re.compile(r"killed by driver|decommission", re.IGNORECASE)
+"""How Spark tells of executors that it ended itself."""
+_PREFIX = re.compile(r"^(Unable to create executor due to|Executor self-exiting due to ?:)\s*")
+_LOST = re.compile(r"Lost executor (\S+) on (\S+): (.*)")
+"""How the driver's log tells of an executor that ended, by its number and host."""
+EXCLUSION = "`spark.conf` says when Spark excludes a host (spark.excludeOnFailure.…)"
+ROOM_THERE = (
+    "free space on these hosts where Spark works (SPARK_WORKER_DIR and SPARK_LOCAL_DIRS of the worker); have it remove"
+    " what old applications left (spark.worker.cleanup.enabled)"
+)
+PRINTED = "see what they printed: the application's stderr on the workers"
+
+
+def cause(error: Exception) -> str:
+    """Why a job failed, in one line of at most 500 characters."""
+    text = str(error)
+    told, place = telling(text) or type(error).__name__, host(text)
+    where = f"on {place}: " if place else ""
+    if excluded(text):
+        where = f"Spark excluded every executor, the last one {where or 'since: '}"
+    return f"{where}{told}"[:_LINE]
+
+
+def telling(text: str) -> str:
+    """The line that tells, out of a Java stack trace around a Python one; empty where there is none."""
+    _, traceback, python = text.rpartition("Traceback (most recent call last):")
+    if traceback and (found := re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", python, re.MULTILINE)):
+        return found[0]
+    if lost := re.search(r"most recent failure:\s*Lost task .*?\): (.+)", text, re.IGNORECASE):
+        return lost[1]
+    lines = [line.strip(" :") for line in text.splitlines() if line.strip(" :")]
+    return next((line for line in lines if not line.startswith("An error occurred while")), "")
+
+
+def host(text: str) -> str:
+    """The host of the task that failed last; empty where the error is not of a task, or it is this machine's own."""
+    found = re.findall(r"\(TID \d+\) \((\S+) executor (?!driver\b)", text)
+    return found[-1] if found else ""
+
+
+def excluded(text: str) -> bool:
+    return f"due to node and executor {_EXCLUDED}" in text
+
+
+def ended(text: str) -> bool:
+    return _ENDED.search(text) is not None
+
+
+def full(*said: str) -> bool:
+    """Whether a disk was full: Spark's own, not the lake's, whose errors are ours."""
+    return any(_NO_ROOM.search(line) for line in said)
+
+
+class Ended:
+    """Executors of an application that ended without having been asked to, and why. It is looked for while the
+    application runs: a context that was ended knows nothing any more. What came at the very end, only the driver's log
+    holds: `printed` gives its last lines."""
+
+    def __init__(self, printed: Callable[[], str] = lambda: "") -> None:
+        self._printed = printed
+        self._application = ""
+        self._counted = (0, 0)
+        self._why: dict[str, tuple[str, str]] = {}
+
+    def look(self, spark: Any) -> None:
+        """See what the driver of this context was told since the last look. Raises nothing."""
+        with suppress(Exception):  # of a context that has just ended
+            context = spark._jsc.sc()
+            counted = context.statusStore().executorList(False).size(), len(context.statusTracker().getExecutorInfos())
+            if self._application != spark.applicationId:
+                self._application, self._why = spark.applicationId, {}
+            elif counted == self._counted:
+                return
+            every = context.statusStore().executorList(False)
+            for one in (every.apply(i) for i in range(every.size())):
+                if not one.isActive():
+                    reason = one.removeReason()
+                    place, why = one.hostPort().rpartition(":")[0], reason.get() if reason.isDefined() else ""
+                    self._why.setdefault(one.id(), (place, why))
+            self._counted = counted
+
+    def told(self) -> tuple[str, str]:
+        """What happened to them, and what to do; empty texts where none ended."""
+        lost = {name: (place, why) for name, place, why in _LOST.findall(self._printed())}
+        return told({**lost, **self._why}.values())
+
+
+def told(ends: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """What is said of executors that ended, from their hosts and Spark's reasons, and what to do; empty texts where
+    none ended by itself. The reason that was given most often stands for all."""
+    left = [(place, _PREFIX.sub("", why.strip()).rstrip(".")) for place, why in ends if not _ON_PURPOSE.search(why)]
+    if not left:
+        return "", ""
+    reasons = Counter(_FULL if full(why) else why.partition("\n")[0] for _, why in left)
+    why = reasons.most_common(1)[0][0] or "no reason is given"
+    places = list(dict.fromkeys(place for place, _ in left))
+    where = ", ".join(places[:_SHOWN]) + (f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else "")
+    several = f"{len(left)} executors on {where} ended" if len(left) > 1 else f"an executor on {where} ended"
+    return f"{several}: {why[:_LINE]}", ROOM_THERE if full(*(why for _, why in left)) else PRINTED

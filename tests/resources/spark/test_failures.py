@@ -1,0 +1,94 @@
+"""What Spark's errors mean: the line that tells, the host, what became of executors."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.resources.spark.failures import Ended, cause, ended, excluded, full, host, told
+
+CRASHED = """An error occurred while calling o127.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 8.0 failed 3 times, most recent \
+failure: Lost task 0.2 in stage 8.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: it crashed
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+RAISED = """Job aborted
+Traceback (most recent call last):
+  File "w.py", line 1, in f
+    g()
+ValueError: bad
+
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+"""
+
+
+CRASH = "org.apache.spark.SparkException: it crashed"
+EXCLUDED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure:
+Aborting TaskSet 0.0 because task 0 (partition 0)
+cannot run anywhere due to node and executor excludeOnFailure.
+Most recent failure:
+Lost task 0.1 in stage 0.0 (TID 2) (10.0.0.2 executor 1): java.io.IOException: it broke
+\tat org.apache.spark.Foo.bar(Foo.scala:1)
+
+ExcludeOnFailure behavior can be configured via spark.excludeOnFailure.*.
+
+Driver stacktrace:
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (CRASHED, CRASH),
+        (RAISED, "ValueError: bad"),
+        (EXCLUDED, "Spark excluded every executor, the last one on 10.0.0.2: java.io.IOException: it broke"),
+        (CRASHED.replace("127.0.0.1 executor driver", "10.0.0.2 executor 3"), f"on 10.0.0.2: {CRASH}"),
+        ("[JAVA_GATEWAY_EXITED] Java gateway process exited", "[JAVA_GATEWAY_EXITED] Java gateway process exited"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_the_line_that_tells(text: str, told: str) -> None:
+    assert cause(RuntimeError(text)) == told
+
+
+def test_executors_that_ended_at_the_very_end_are_in_the_drivers_log() -> None:
+    log = f"26/11/23 17:46:16 ERROR TaskSchedulerImpl: Lost executor 0 on w1: {UNABLE}\nWARN Other: it goes on\n"
+    assert Ended(lambda: log).told()[0] == "an executor on w1 ended: No space left on device"
+    assert Ended(lambda: "").told() == ("", "")
+
+
+def test_what_an_error_is_about() -> None:
+    assert (excluded(EXCLUDED), excluded(CRASHED)) == (True, False)
+    assert (host(EXCLUDED), host(CRASHED), host("it broke")) == ("10.0.0.2", "", "")
+    assert full("java.io.IOException: No space left on device")
+    assert ended("Job aborted due to stage failure: Master removed our application: FAILED")
+    assert ended("Job 0 cancelled because SparkContext was shut down")
+    assert not ended(EXCLUDED)
+
+
+TAR = "tar: llvmlite/binding/libllvmlite.so: Wrote only 7168 of 10240 bytes\ntar: Exiting with failure status"
+UNABLE = "Unable to create executor due to No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("ends", "said", "remedy"),
+    [
+        ([], "", ""),
+        ([("w1", "Executor killed by driver.")], "", ""),
+        ([("w1", "Command exited with code 1")], "an executor on w1 ended: Command exited with code 1", "stderr"),
+        (
+            [("w1", UNABLE), ("w2", UNABLE), ("w1", UNABLE), ("w1", "Command exited with code 1")],
+            "4 executors on w1, w2 ended: No space left on device",
+            "SPARK_WORKER_DIR",
+        ),
+        (
+            [("w1", f"Unable to create executor due to {TAR}")],
+            "an executor on w1 ended: No space left on device",
+            "free",
+        ),
+        ([(f"w{i}", "") for i in range(5)], "5 executors on w0, w1, w2 and 2 more ended: no reason is given", "stderr"),
+    ],
+)
+def test_executors_that_ended_are_told_by_their_hosts(ends: list[tuple[str, str]], said: str, remedy: str) -> None:
+    assert told(ends)[0] == said
+    assert remedy in told(ends)[1]
