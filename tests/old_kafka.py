@@ -100,7 +100,9 @@ class OldConsumer:
 
 
 @contextlib.contextmanager
-def old_consumer(version: str, zookeeper: LocalZooKeeper, root: Path, group: str, topic: str) -> Iterator[OldConsumer]:
+def old_consumer(
+    version: str, zookeeper: LocalZooKeeper, root: Path, group: str, *topics: str, strategy: str = "range"
+) -> Iterator[OldConsumer]:
     """`kafka.tools.ConsoleConsumer --zookeeper` of that version; it leaves when the block ends.
 
     A group without offsets is read from the beginning: otherwise the tool begins at the end, whatever its file says.
@@ -111,7 +113,7 @@ def old_consumer(version: str, zookeeper: LocalZooKeeper, root: Path, group: str
     output, log = root / f"{number}.out", root / f"{number}.log"
     config = root / f"{number}.properties"
     config.write_text(
-        f"group.id={group}\nauto.commit.interval.ms=300\n"
+        f"group.id={group}\nauto.commit.interval.ms=300\npartition.assignment.strategy={strategy}\n"
         "zookeeper.session.timeout.ms=4000\n"
         "zookeeper.sync.time.ms=500\nrebalance.backoff.ms=500\nrebalance.max.retries=10\noffsets.storage=zookeeper\n"
     )
@@ -123,7 +125,7 @@ def old_consumer(version: str, zookeeper: LocalZooKeeper, root: Path, group: str
     told = [
         *(str(java.find_java()), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
         *(f"-Dlog4j.configuration=file:{root / 'log4j.properties'}", "-cp", f"{jars}/*"),
-        *("kafka.tools.ConsoleConsumer", "--zookeeper", zookeeper.connect, "--topic", topic),
+        *("kafka.tools.ConsoleConsumer", "--zookeeper", zookeeper.connect, "--whitelist", "|".join(topics)),
         *("--consumer.config", str(config)),
         *([] if zookeeper.names(f"/consumers/{group}/offsets") else ["--from-beginning"]),
     ]

@@ -106,15 +106,15 @@ def consumer_id(group: str, host: str, now: int, unique: str) -> str:
 
 
 def registration(partitions: Iterable[TopicPartition], now: int) -> bytes:
-    """What a run that wants all these partitions registers: as many streams of each topic as it has partitions.
+    """What a run that wants all these partitions registers: as many streams of each topic as there are partitions.
 
-    Old consumers share a topic by range over all streams that are registered, sorted by id. Ours sort first and are as
-    many as there are partitions, so by their own arithmetic every partition is ours, and one that comes while we are
-    there waits in peace until our registration is gone.
+    Old consumers share a topic by range over all streams that are registered, sorted by id; or by round robin all
+    topics at once, for which each must have the same streams. Ours sort first and are as many as there are partitions
+    of all topics, so by their own arithmetic every partition is ours, and one that comes while we are there waits in
+    peace until our registration is gone.
     """
-    streams: dict[str, int] = {}
-    for tp in partitions:
-        streams[tp.topic] = streams.get(tp.topic, 0) + 1
+    wanted = set(partitions)
+    streams = dict.fromkeys(sorted({tp.topic for tp in wanted}), len(wanted))
     told = {"version": 1, "subscription": streams, "pattern": "static", "timestamp": str(now)}
     return json.dumps(told, separators=(",", ":")).encode()
 

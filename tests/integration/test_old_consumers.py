@@ -1,6 +1,6 @@
 """Kafka's old high-level consumers themselves beside Sluice, in one group: Kafka 3.9.1 in ZooKeeper mode.
 
-One version is among the usual tests; `make soak` runs the others.
+One version and strategy is among the usual tests; `make soak` runs the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.vocabulary.errors import GroupHeld
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.zookeeper.group import ZooKeeperGroup
 from tests.integration.support import Place, edges, ledger, rows, run, settings
 from tests.old_kafka import VERSIONS, OldConsumer, OldKafka, long, old_consumer
 from tests.zookeepers import LocalZooKeeper
@@ -39,8 +40,14 @@ def old_kafka(tmp_path_factory: pytest.TempPathFactory, zookeeper: LocalZooKeepe
 class Old:
     """A topic of three partitions on the old broker, a feed over it, and old consumers of the feed's group."""
 
-    def __init__(self, version: str, root: Path, kafka: OldKafka) -> None:
-        self.version, self.root, self.kafka, self.zookeeper = version, root, kafka, kafka.zookeeper
+    def __init__(self, version: str, strategy: str, root: Path, kafka: OldKafka) -> None:
+        self.version, self.strategy, self.root, self.kafka, self.zookeeper = (
+            version,
+            strategy,
+            root,
+            kafka,
+            kafka.zookeeper,
+        )
         self.topic = f"shared-{next(_numbers)}"
         self.produced = 0
         with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
@@ -63,7 +70,10 @@ class Old:
         return made
 
     def consumer(self) -> Any:
-        return old_consumer(self.version, self.zookeeper, self.root / "consumers", self.feed.group, self.topic)
+        consumers = self.root / "consumers"
+        return old_consumer(
+            self.version, self.zookeeper, consumers, self.feed.group, self.topic, strategy=self.strategy
+        )
 
     def committed(self) -> dict[int, str]:
         return self.zookeeper.held(self.feed.group, self.topic)
@@ -76,10 +86,14 @@ class Old:
 
 
 @pytest.fixture(
-    params=[v if v == USUAL else pytest.param(v, marks=pytest.mark.soak) for v in VERSIONS],
+    params=[
+        pytest.param((v, s), marks=() if (v, s) == (USUAL, "range") else pytest.mark.soak, id=f"{v}-{s}")
+        for v in VERSIONS
+        for s in ("range", "roundrobin")
+    ],
 )
 def old(request: pytest.FixtureRequest, tmp_path: Path, old_kafka: OldKafka) -> Old:
-    return Old(request.param, tmp_path, old_kafka)
+    return Old(*request.param, tmp_path, old_kafka)
 
 
 def wait(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -126,3 +140,28 @@ def _settled(consumer: OldConsumer, count: int) -> list[str]:
     consumer.wait_for(count)
     time.sleep(1)
     return consumer.lines()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("version", VERSIONS)
+def test_by_roundrobin_over_topics_of_different_sizes_nothing_is_left_for_it(
+    version: str, tmp_path: Path, old_kafka: OldKafka
+) -> None:
+    """By `roundrobin` all members must have the same number of streams for every topic."""
+    sizes = {f"wide-{next(_numbers)}": 3, f"narrow-{next(_numbers)}": 2}
+    with KafkaAdminClient(bootstrap_servers=old_kafka.bootstrap) as admin:
+        admin.create_topics({t: {"num_partitions": n} for t, n in sizes.items()}, wait_for_metadata=True)
+    group, zookeeper = f"g-{next(iter(sizes))}", old_kafka.zookeeper
+    ours = ZooKeeperGroup(zookeeper.connect, group, patience=1)
+    ours.own(lambda: [TopicPartition(t, p) for t, n in sizes.items() for p in range(n)], lambda: None)
+    with old_consumer(version, zookeeper, tmp_path, group, *sizes, strategy="roundrobin") as consumer:
+        wait(lambda: len(zookeeper.names(f"/consumers/{group}/ids")) == 2, "the old consumer registers")
+        time.sleep(3)  # it has tried to get partitions several times by now
+        assert (consumer.process.alive, consumer.lines()) == (True, [])
+        ours.close()
+        producer = KafkaProducer(bootstrap_servers=old_kafka.bootstrap)
+        made = [(t, p, long(f"{t}:{p}")) for t, n in sizes.items() for p in range(n)]
+        for topic, partition, value in made:
+            producer.send(topic, value.encode(), partition=partition)
+        producer.close()
+        assert sorted(consumer.wait_for(len(made))) == sorted(v.split(" ")[0] for _, _, v in made)
