@@ -5,7 +5,7 @@
 
 For `sluice bench cluster` and for tests. Promises: everything listens on loopback only; executors see neither our
 packages nor our environment, but a Python of our release with its standard library, and Spark's; nothing of it outlives
-the block, executors neither.
+the block, executors neither; what an application left on a worker's disk, the unpacked pack above all, is soon removed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 _POLL = 0.05
+_CLEANUP = {"enabled": "true", "interval": 20, "appDataTtl": 30}
+"""Seconds between two looks, and since the last file of an application that has ended."""
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
@@ -181,6 +183,7 @@ class LocalSpark:
             "SPARK_LOCAL_IP": HOST,
             "SPARK_DAEMON_MEMORY": "768m",
             "LANG": os.environ.get("LANG", "C.UTF-8"),
+            "SPARK_WORKER_OPTS": " ".join(f"-Dspark.worker.cleanup.{k}={v}" for k, v in _CLEANUP.items()),
             **self.environment,
         }
 

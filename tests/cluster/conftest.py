@@ -22,13 +22,15 @@ from tests.integration.support import CATCH_UP, Place
 
 PARTITIONS, MANY = 4, 48
 MANY_TASKS = {"limits": "{slice_bytes: 2KiB, task_bytes: 4KiB}"}
+RACK = "rack-2"
 AGAIN = {"spark.task.maxFailures": "20"}
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSpark]:
-    """A master and two workers of one core for the whole session: who kills one of them takes a cluster of its own."""
-    with LocalSpark(tmp_path_factory.mktemp("spark")) as found:
+    """A master and two workers of one core for the whole session: who kills one of them takes a cluster of its own.
+    Its machines say that they are in RACK."""
+    with LocalSpark(tmp_path_factory.mktemp("spark"), environment={"SLUICE_RACK": RACK}) as found:
         yield found
 
 

@@ -134,7 +134,10 @@ def everything(tmp_path: Path, s3_store: Store, account: Account, monkeypatch: p
     monkeypatch.setenv("AWS_DEFAULT_REGION", s3_store.settings.region or "")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_store.settings.endpoint or "")
     pack.pack()  # what takes long once is no part of a course
-    own = {"SPARK_DAEMON_JAVA_OPTS": "-Dspark.authenticate=true -Dspark.authenticate.secret=known-to-workers"}
+    own = {
+        "SPARK_DAEMON_JAVA_OPTS": "-Dspark.authenticate=true -Dspark.authenticate.secret=known-to-workers",
+        "SPARK_WORKER_OPTS": "",  # what executors printed stays: it is searched for passwords
+    }
     with (
         LocalKafka(tmp_path / "kafka", brokers=3, keep=False, secure=True) as kafka,
         LocalSpark(tmp_path / "spark", environment=own) as spark,
@@ -163,6 +166,7 @@ def _lines(kafka: LocalKafka, spark: LocalSpark, store: Store, root: Path) -> Ma
         "spark.network.crypto.enabled": "true",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": f"file:{root}/events",
+        "spark.eventLog.compress": "false",  # or the search below would find nothing, whatever is there
     }
     password = f"${{file:{kafka.secured.folder / f'{USER}.password'}}}"
     login = kafka.secured.client(USER) | {"bootstrap": kafka.bootstrap, "sasl_plain_password": password}

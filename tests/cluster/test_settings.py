@@ -1,0 +1,148 @@
+"""What a feed, or a machine, says of tasks on a cluster: a module of the user's, a rack, a bound for each broker.
+
+Three brokers in three racks. Sluice comes with tokens, which a class of the user's makes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from sluice.cli.main import main
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.load import load_feed
+from sluice.resources.local import properties
+from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.local.spark_cluster import LocalSpark
+from sluice.resources.spark import engine
+from tests.cluster.conftest import RACK, landed, on, send
+from tests.integration.support import consumed, rows
+from tests.resources.kafka.tools import free_port
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("own_context"),
+]
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+SETTINGS = {
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+    # Settings are the same for all brokers; what differs is in a file in each one's folder.
+    "config.providers": "file",
+    "config.providers.file.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
+    "broker.rack": "${file:rack.properties:rack}",
+    "listener.name.tokens.sasl.enabled.mechanisms": "OAUTHBEARER",
+    "listener.name.tokens.oauthbearer.sasl.jaas.config": f"{OAUTH} required;",
+}
+PROVIDER = '''"""Tokens that nobody signed (RFC 7515, appendix A.5)."""
+
+import base64
+import json
+import time
+
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+
+class Provider(AbstractTokenProvider):
+    def token(self):
+        now = int(time.time())
+        parts = ({"alg": "none"}, {"sub": "ingest", "iat": now, "exp": now + 600})
+        return "".join(base64.urlsafe_b64encode(json.dumps(p).encode()).decode().rstrip("=") + "." for p in parts)
+'''
+
+
+@pytest.fixture(scope="module")
+def company(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A package of the user's, in a folder of this process's path."""
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "company").mkdir()
+    (folder / "company" / "__init__.py").write_text("")
+    (folder / "company" / "tokens.py").write_text(PROVIDER)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalKafka, str]]:
+    """The brokers, and where they listen for who comes with a token."""
+    root = tmp_path_factory.mktemp("racks") / "kafka"
+    ports = {broker: free_port() for broker in (1, 2, 3)}
+    for broker in ports:
+        (root / f"node-{broker}").mkdir(parents=True)
+        (root / f"node-{broker}" / "rack.properties").write_text(f"rack=rack-{broker}\n")
+    usual = properties.plain_listeners
+
+    def listeners(node: properties.Node) -> dict[str, str]:
+        own = usual(node)
+        address = f",TOKENS://127.0.0.1:{ports[node.id]}"
+        own["listeners"] += address
+        own["advertised.listeners"] += address
+        own["listener.security.protocol.map"] += ",TOKENS:SASL_PLAINTEXT"
+        return own
+
+    with (
+        patch.object(properties, "plain_listeners", listeners),
+        LocalKafka(root, brokers=3, keep=False, settings=SETTINGS) as cluster,
+    ):
+        yield cluster, ",".join(f"127.0.0.1:{port}" for port in ports.values())
+
+
+def written(root: Path, lines: dict[str, str]) -> Feed:
+    path = root / "feeds" / "orders.yaml"
+    path.parent.mkdir()
+    path.write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
+    return load_feed(path, {})
+
+
+@pytest.mark.usefixtures("company")
+@pytest.mark.parametrize("how", ["named in the feed", "packed by hand"])
+def test_a_module_a_rack_and_a_bound_reach_executors(
+    racks: tuple[LocalKafka, str], cluster: LocalSpark, fresh_topic: Callable[..., str], tmp_path: Path, how: str
+) -> None:
+    kafka, bootstrap = racks
+    topic = fresh_topic(cluster=kafka, assignments={0: [1, 2, 3], 1: [2, 3, 1], 2: [3, 1, 2], 3: [1, 3, 2]})
+    send(kafka, topic, 4000)
+    more = {"modules": "[company.tokens]"}
+    if how == "packed by hand":
+        archive = tmp_path / "pack.tar.gz"
+        assert main(["pack", "--with", "company.tokens", "--output", str(archive)]) == 0
+        more = {"environment": str(archive)}
+    (tmp_path / "events").mkdir()
+    events = {"enabled": "true", "dir": f"file:{tmp_path}/events", "compress": "false", "rolling.enabled": "false"}
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
+    login |= {"bootstrap": bootstrap, "sasl_oauth_token_provider": "company.tokens:Provider"}
+    feed = written(
+        tmp_path,
+        {
+            "kafka": json.dumps(login),
+            "topics": topic,
+            "start": "earliest",
+            "group": f"g-{topic}",
+            "limits": "{slice_bytes: 8KiB, task_bytes: 16KiB}",
+            "fetch": "{tasks_per_broker: 1}",
+            **on(cluster, conf={f"spark.eventLog.{k}": v for k, v in events.items()}, **more),
+        },
+    )
+    (batch,) = landed(feed).batches
+    engine.end()
+    assert rows(feed) == consumed(kafka, topic)
+    assert len(batch.plan.tasks) > 3
+    assert tasks_of_landings(tmp_path / "events") == [3], "one for each broker that leads"
+    answered = {b.node: b.requests - b.empty for b in batch.traffic.brokers}
+    assert {node for node, records in answered.items() if records} == {int(RACK[-1])}, "the leaders only send us on"
+
+
+def tasks_of_landings(folder: Path) -> list[int]:
+    """How many tasks Spark made of each batch, by its own event log."""
+    (log,) = (p for p in folder.iterdir() if not p.name.startswith("."))
+    jobs = [e for e in map(json.loads, log.read_text().splitlines()) if e["Event"] == "SparkListenerJobStart"]
+    batches = [j for j in jobs if "batch" in j["Properties"].get("spark.job.description", "")]
+    return [sum(stage["Number of Tasks"] for stage in j["Stage Infos"]) for j in batches]
