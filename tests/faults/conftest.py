@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +15,6 @@ from tests.faults.field import Field
 from tests.faults.nemeses.lakes import on_s3
 from tests.resources.s3.s3_faults import Proxy, proxy
 from tests.stores import Store
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -80,9 +76,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture
 def field(arena: Arena, account: Account, tmp_path: Path) -> Field:
     """A feed over a topic of three partitions, nothing produced yet."""
-    topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
-    arena.create(topic, 3, first=next(_numbers))
-    return Field(arena, tmp_path, topic, 3, account)
+    return Field.fresh(arena, tmp_path, account)
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Plain
@@ -35,6 +37,7 @@ REPOSITORY = Path(__file__).parents[2]
 SLUICE = (sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())")
 TRIES = 20
 HEALED = Settings(healed=True)
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,13 @@ class Field:
     """Of its runs, besides what they inherit."""
     runs: int = 0
     name: str = "orders"
+
+    @classmethod
+    def fresh(cls, arena: Arena, root: Path, account: Account, **more: Any) -> Self:
+        """Over a topic of three partitions, nothing produced yet."""
+        topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
+        arena.create(topic, 3, first=next(_numbers))
+        return cls(arena, root, topic, 3, account, **more)
 
     @property
     def group(self) -> str:

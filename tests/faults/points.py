@@ -17,6 +17,7 @@ from unittest.mock import patch
 from sluice.pipelines.lake import paths
 from sluice.resources.kafka.wire import Wire
 from sluice.resources.lake_local import LocalLake
+from sluice.resources.zookeeper.tree import Tree
 
 _ENTRIES = {"own": "take over", "commit": "record"}
 _REQUESTS = {
@@ -50,6 +51,9 @@ COMMITTING = ("join", "intent", "record", "leave")
 TRANSACTIONAL = ("init", "begin", "offsets", "end")
 LETTERS = ("post", "letters")
 PLAIN = ("plain",)
+ZOOKEEPER = ("register", "nodes")
+"""Transactions of ZooKeeper: a run comes to own its partitions; offsets and marks are written."""
+_TRANSACTIONS = {"registering": "register", "committing": "nodes"}
 
 
 def both(*effects: str) -> tuple[str, ...]:
@@ -58,6 +62,7 @@ def both(*effects: str) -> tuple[str, ...]:
 
 
 NAMES = both(*LANDING, *COMMITTING, *TRANSACTIONAL, *LETTERS, *PLAIN)
+"""Those of any feed; a feed with offsets in ZooKeeper has its own besides."""
 
 
 @contextmanager
@@ -69,6 +74,7 @@ def planted(point: str, sign: signal.Signals = signal.SIGKILL, lake: type = Loca
             stack.enter_context(patch.object(lake, name, trap.around(name, getattr(lake, name))))
         stack.enter_context(patch.object(lake, "create", trap.creating(lake.create)))  # type: ignore[attr-defined]
         stack.enter_context(patch.object(Wire, "send", trap.sending(Wire.send)))
+        stack.enter_context(patch.object(Tree, "transact", trap.transacting(Tree.transact)))
         yield
 
 
@@ -76,7 +82,7 @@ class _Trap:
     def __init__(self, point: str, sign: signal.Signals) -> None:
         name, _, number = point.rpartition(" ") if point[-1].isdigit() else (point, "", "1")
         self._when, _, self._effect = name.partition(" ")
-        if name not in NAMES:
+        if name not in {*NAMES, *both(*ZOOKEEPER)}:
             raise ValueError(f"no such point: {point}")
         self._sign, self._nth, self._count = sign, int(number), itertools.count(1)
 
@@ -101,6 +107,15 @@ class _Trap:
             with call(lake, path) as file:
                 yield file
                 self.strike("before", effect)
+            self.strike("after", effect)
+
+        return trapped
+
+    def transacting(self, call: Any) -> Any:
+        def trapped(tree: Tree, operations: Any, doing: str) -> None:
+            effect = _TRANSACTIONS.get(doing.partition(" ")[0])
+            self.strike("before", effect)
+            call(tree, operations, doing)
             self.strike("after", effect)
 
         return trapped

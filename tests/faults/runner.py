@@ -4,8 +4,8 @@
 
 With a POINT of `points` it is killed there. Says what it did as JSON lines; a run that fails says why, and ends with 1.
 `Forked` is the same from a server that has loaded everything: that takes seconds of a core. The environment may ask for
-another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, another CLOCK, and that it be taken for a run of
-another MACHINE. A store on S3 is asked again at once: pauses are for networks.
+another SIGNAL than SIGKILL, a shorter BOUND_MS of its liveness, a shorter SESSION with ZooKeeper (seconds), another
+CLOCK, and that it be taken for a run of another MACHINE. A store on S3 is asked again at once: pauses are for networks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from sluice.pipelines.ledger import log
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.resources import edges, liveness
 from sluice.resources.lakes import open_lake
+from sluice.resources.zookeeper.group import ZooKeeperGroup
 from tests.faults.clock import CLOCK, moved
 from tests.faults.points import planted
 from tests.integration.support import commit_feed, run
 
-SIGNAL, BOUND_MS, MACHINE = (f"SLUICE_FAULTS_{name}" for name in ("SIGNAL", "BOUND_MS", "MACHINE"))
+SIGNAL, BOUND_MS, MACHINE, SESSION = (f"SLUICE_FAULTS_{name}" for name in ("SIGNAL", "BOUND_MS", "MACHINE", "SESSION"))
 CHECKPOINT_EVERY = 20
 """Entries: what happens rarely elsewhere happens all the time here."""
 
@@ -103,6 +104,9 @@ def main(path: str, point: str = "") -> int:
         if bound := int(os.environ.get(BOUND_MS, 0)):
             quick = partial(liveness.LakeLiveness, bound_ms=bound, beat_ms=bound // 5)
             stack.enter_context(patch.object(edges, "LakeLiveness", quick))
+        if session := float(os.environ.get(SESSION, 0)):
+            brief = partial(ZooKeeperGroup, session=session)
+            stack.enter_context(patch.object(edges, "ZooKeeperGroup", brief))
         if machine := os.environ.get(MACHINE):
             stack.enter_context(patch.object(liveness, "machine", lambda: machine))
         if ahead := os.environ.get(CLOCK):
