@@ -13,12 +13,11 @@ import re
 import secrets
 import struct
 import subprocess
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.checker.facts import TP, EvidenceError, base, write_lines
@@ -67,6 +66,8 @@ class Java:
 
     def run(self, tool: str, *arguments: str, seconds: float = 600) -> bytes:
         """What the tool prints. Raises EvidenceError when it fails."""
+        from sluice.resources.local.java import SharedClasses  # how Java starts; what it prints is Kafka's alone
+
         options = (
             "-Xmx512m",
             "-XX:TieredStopAtLevel=1",
@@ -74,36 +75,20 @@ class Java:
             "-Dfile.encoding=UTF-8",
             "-Dsun.stdout.encoding=UTF-8",
         )
-        command = (self.java, *options, *self._shared(tool), "-cp", f"{self.jars}/*", tool, *arguments)
         environment = {k: v for k, v in os.environ.items() if k not in ("FAKETIME", "LD_PRELOAD")}
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
-        except (OSError, subprocess.TimeoutExpired) as e:
-            raise EvidenceError(f"{tool} did not run: {e}") from None
-        if done.returncode:
-            raise EvidenceError(f"{tool} failed: {done.stderr.decode(errors='replace')[-2000:]}")
-        self._keep(tool)
+        with tempfile.TemporaryDirectory() as spare:
+            classes = SharedClasses(self.jars, tool, Path(spare, "classes.jsa"))
+            # A JVM that passes over its archive says nothing of it: what is printed is evidence.
+            shared = (*classes.options, "-Xlog:disable")
+            command = (self.java, *options, *shared, "-cp", f"{self.jars}/*", tool, *arguments)
+            try:
+                done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, check=False)
+            except (OSError, subprocess.TimeoutExpired) as e:
+                raise EvidenceError(f"{tool} did not run: {e}") from None
+            if done.returncode:
+                raise EvidenceError(f"{tool} failed: {done.stderr.decode(errors='replace')[-2000:]}")
+            classes.keep()
         return done.stdout
-
-    def _shared(self, tool: str) -> tuple[str, ...]:
-        """The tool's classes as its first run left them: that halves its start. A JVM does without an archive of other
-        jars or another Java, and says nothing of it: what is printed is evidence."""
-        archive = self._archive(tool)
-        if archive.exists():
-            return f"-XX:SharedArchiveFile={archive}", "-Xlog:disable"
-        return f"-XX:ArchiveClassesAtExit={_unfinished(archive)}", "-Xlog:disable"
-
-    def _keep(self, tool: str) -> None:
-        with suppress(FileNotFoundError):
-            _unfinished(self._archive(tool)).replace(self._archive(tool))
-
-    def _archive(self, tool: str) -> Path:
-        return self.jars.with_name(f"{self.jars.name}-{tool.rpartition('.')[2]}.jsa")
-
-
-def _unfinished(archive: Path) -> Path:
-    """Of this thread: several may begin it."""
-    return archive.with_name(f".{archive.name}.{os.getpid()}-{get_ident()}")
 
 
 # -- by a consumer
