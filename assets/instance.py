@@ -20,7 +20,7 @@ from typing import IO
 import dagster as dg
 from sqlalchemy.exc import OperationalError
 
-from sluice.assets.internals import shows_nothing, workspace
+from sluice.assets.internals import shows_nothing
 from sluice.assets.quiet_logs import quiet_ref
 from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary import extras
@@ -55,11 +55,11 @@ def prepare_home(project: Project) -> Path:
     return home
 
 
-def prepare_workspace(project: Project) -> Path:
-    """Write the file by which Dagster's servers load the project under its one name."""
-    path = project.state / "workspace.yaml"
-    path.write_text(workspace(project))
-    return path
+def home_of(project: Project, instance: dg.DagsterInstance) -> Path:
+    """Where the instance's runs keep their locks: the project's home, or the instance's own folder where that home is
+    not in use, as in a project of one's own whose Dagster found no DAGSTER_HOME."""
+    home = project.dagster_home
+    return home if home.is_dir() else Path(instance.root_directory)
 
 
 def check_home(project: Project, arguments: Sequence[str]) -> None:

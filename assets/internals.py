@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
@@ -48,10 +49,10 @@ _DEV = "DAGSTER_verbose"  # `dagster dev` alone sets it; `dg` and `dagster defin
 # -- where a run belongs
 
 
-def workspace(project: Project) -> str:
-    """The text of a `workspace.yaml` that loads the project from anywhere."""
-    module = {"module_name": MODULE, "working_directory": str(project.root), "location_name": LOCATION}
-    return json.dumps({"load_from": [{"python_module": module}]}, indent=2) + "\n"
+def workspace(code: Path) -> str:
+    """The text of a `workspace.yaml` for Dagster's servers: the project is loaded by the code server at that socket."""
+    server = {"socket": str(code), "host": "localhost", "location_name": LOCATION}
+    return json.dumps({"load_from": [{"grpc_server": server}]}, indent=2) + "\n"
 
 
 def belong(instance: dg.DagsterInstance, project: Project) -> None:
@@ -70,7 +71,8 @@ def belong(instance: dg.DagsterInstance, project: Project) -> None:
 
 
 def job_origin(project: Project, job: str) -> RemoteJobOrigin:
-    """The origin that Dagster's servers give a job that they loaded from the workspace."""
+    """The origin that Dagster's servers give a job that they loaded from the project's `workspace.yaml`. They find the
+    job by the names in it, also where a code server loads the project."""
     target = LoadableTargetOrigin(
         executable_path=sys.executable, module_name=MODULE, working_directory=str(project.root)
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from sluice.assets.feeds import FeedFiles, read_feeds
-from sluice.assets.instance import holding, prepare_home
+from sluice.assets.instance import holding, home_of
 from sluice.assets.shown import Keys
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
@@ -132,7 +132,7 @@ class RunSession:
         The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
         """
         try:
-            with holding(prepare_home(self.project), context.run.run_id):
+            with holding(home_of(self.project, context.instance), context.run.run_id):
                 yield
         except SluiceError as error:
             self.witness.error = error

@@ -1,4 +1,11 @@
-"""`sluice ui`: Dagster's web server and daemon over this project, on loopback, until Ctrl-C."""
+"""`sluice ui`: Dagster's servers over this project, on loopback, until Ctrl-C.
+
+    code server  ←  web server      one process loads the project's code for both, and its children are the runs
+                 ←  daemon
+
+When a file changes that shapes what Dagster shows, the code server loads the project anew (`reloading`), and the other
+two follow.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +16,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from sluice.cli import reloading
 from sluice.cli.session import Session, command
-from sluice.cli.terminal import good
-from sluice.pipelines.vocabulary import extras
+from sluice.cli.terminal import Terminal, good, warn
+from sluice.pipelines.vocabulary import extras, scratch
 from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
     from sluice.resources.project import Project
@@ -29,6 +40,8 @@ PORTS = range(3000, 3020)
 START_SECONDS = 300.0
 STOP_SECONDS = 15.0
 _POLL = 0.2  # seconds between two looks at servers that are starting or running
+_LOOK = 1.0  # seconds between two looks at the project's files
+_SOCKET = 100  # bytes of a longest path of a socket, on every system
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +56,8 @@ def ui(
 ) -> None:
     """Open Dagster's UI on this project, until Ctrl-C.
 
-    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules.
+    It starts Dagster's web server and daemon on loopback: lineage, runs, checks, schedules. A new feed, contract or
+    report shows there within seconds.
 
     $ sluice ui
     $ sluice ui --project .sluice/demo --port 3100
@@ -51,14 +65,15 @@ def ui(
     project = session.project
     project.feeds()  # report a wrong feed file here, not in the logs of a server
     address = f"http://{HOST}:{_free_port(port)}"
-    with session.terminal.working("starting Dagster"):
-        servers = _start(project, address)
-    with _ending_servers(servers):
+    with _ending_servers() as servers:
+        changes = reloading.Changes(project, reloading.stamps(project))
+        with session.terminal.working("starting Dagster"):
+            _start(project, address, servers)
         with session.terminal.working("waiting for Dagster's web server"):
-            _await(address, servers)
+            _await(lambda: _answers(address), "webserver", servers)
         session.terminal.show(good(f"Dagster is at {address}"), "  Ctrl-C ends it, and runs that were started from it")
         session.terminal.document({"address": address, "pids": {n: s.process.pid for n, s in servers.items()}})
-        _watch(servers)
+        _watch(servers, changes, address, session.terminal)
 
 
 class _Server:
@@ -102,12 +117,14 @@ class _Server:
         return False
 
 
-Servers = Mapping[str, _Server]
+Servers = dict[str, _Server]
 
 
-def _start(project: Project, address: str) -> Servers:
+def _start(project: Project, address: str, servers: Servers) -> None:
+    """Start the servers, into `servers`: the code server first, since the others ask it for the code."""
     from sluice.assets import compaction, reports
-    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home, prepare_workspace
+    from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
+    from sluice.assets.internals import LOCATION, MODULE, workspace
     from sluice.assets.session import pool
 
     if importlib.util.find_spec("dagster_webserver") is None:
@@ -117,40 +134,77 @@ def _start(project: Project, address: str) -> Servers:
         limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
-    code = ["-w", str(prepare_workspace(project))]
+    meeting = _meeting_place() / "code.sock"
+    code = ("--socket", str(meeting), "-m", MODULE, "-d", str(project.root), "--location-name", LOCATION)
+    own = ("--use-python-environment-entry-point", "--inject-env-vars-from-instance")
+    servers["code server"] = _Server("code-server", ["dagster", "code-server", "start", *code, *own], env, home)
+    _await(lambda: _listens(meeting), "code server", servers)
+    at = meeting.with_name("workspace.yaml")
+    at.write_text(workspace(meeting))
     port = address.rpartition(":")[2]
-    commands = {
-        "webserver": ["dagster_webserver", "-h", HOST, "-p", port, *code],
-        "daemon": ["dagster._daemon", "run", *code],
-    }
-    return {name: _Server(name, arguments, env, home) for name, arguments in commands.items()}
+    for name, arguments in {
+        "webserver": ["dagster_webserver", "-h", HOST, "-p", port, "-w", str(at)],
+        "daemon": ["dagster._daemon", "run", "-w", str(at)],
+    }.items():
+        servers[name] = _Server(name, arguments, env, home)
+
+
+def _meeting_place() -> Path:
+    """A folder that nobody else may enter, with a path that is short enough for a socket in it."""
+    folder = scratch.root()
+    return folder if len(os.fsencode(folder / "code.sock")) <= _SOCKET else Path(tempfile.mkdtemp(dir="/tmp"))
+
+
+def _listens(at: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(str(at))
+        return True
+    return False
 
 
 @contextlib.contextmanager
-def _ending_servers(servers: Servers) -> Iterator[None]:
-    """Ctrl-C is the usual end of the block; the servers end with it, however it ends."""
+def _ending_servers() -> Iterator[Servers]:
+    """The servers that the block starts. Ctrl-C is its usual end; they end with it, however it ends."""
+    servers: Servers = {}
     try:
-        yield
+        yield servers
     except KeyboardInterrupt:
         return
     finally:
-        for server in servers.values():
+        for server in reversed(servers.values()):
             server.end()
 
 
-def _await(address: str, servers: Servers) -> None:
+def _await(ready: Callable[[], bool], name: str, servers: Servers) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _answers(address):
+    while not ready():
         _check(servers)
         if time.monotonic() > deadline:
-            raise servers["webserver"].failure(f"did not answer within {START_SECONDS:.0f} s")
+            raise servers[name].failure(f"did not answer within {START_SECONDS:.0f} s")
         time.sleep(_POLL)
 
 
-def _watch(servers: Servers) -> None:
+def _watch(servers: Servers, changes: reloading.Changes, address: str, terminal: Terminal) -> None:
+    """Until a server ends: have the project loaded anew whenever files of it have changed."""
+    looked = time.monotonic()
     while True:
         _check(servers)
         time.sleep(_POLL)
+        if time.monotonic() - looked >= _LOOK:
+            looked = time.monotonic()
+            if changed := changes.settled():
+                terminal.show(_reloaded(address, changed))
+
+
+def _reloaded(address: str, changed: Sequence[str]) -> Text:
+    from sluice.assets.internals import LOCATION
+
+    what = f"{changed[0]} and {many(len(changed) - 1, 'other')}" if len(changed) > 1 else changed[0]
+    try:
+        wrong = reloading.reload(address, LOCATION)
+    except OSError as error:
+        wrong = str(error)
+    return warn(f"not shown: {what} changed, and Dagster says: {wrong}") if wrong else good(f"loaded anew: {what}")
 
 
 def _check(servers: Servers) -> None:

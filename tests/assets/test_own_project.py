@@ -171,6 +171,18 @@ def test_runs_report_under_translated_keys(project: Project, instance: dg.Dagste
     assert {k.path[0] for k in instance.get_asset_keys()} == {"raw"}
 
 
+def test_no_home_is_made_beside_the_one_that_dagster_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dg` and `dagster dev` make one for a moment if nothing names one; the run's lock lies there meanwhile."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    for name in ("home", "project"):
+        (tmp_path / name).mkdir()
+    home, world = tmp_path / "home", World(tmp_path / "project")
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        assert Project(world, instance).run("land_orders", 1).success
+    assert not world.project.dagster_home.exists()
+    assert (home / "attended").is_dir()
+
+
 def test_an_asset_downstream_takes_its_windows_rows_when_they_are_complete(
     project: Project,
     instance: dg.DagsterInstance,

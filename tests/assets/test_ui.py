@@ -12,14 +12,14 @@ import yaml
 from dagster._cli.utils import TMP_DAGSTER_HOME_PREFIX
 
 from sluice.assets import definitions, internals
-from sluice.assets.instance import bury_dead_runs, prepare_home, prepare_workspace
+from sluice.assets.instance import bury_dead_runs, prepare_home
 from sluice.assets.location import build
 from sluice.assets.shown import committed_key, landed_key
 from sluice.pipelines.ports import Member
 from sluice.pipelines.vocabulary.errors import KafkaUnavailable, UsageError
 from tests.assets.test_schedule import tick as schedule_tick
 from tests.assets.test_sensors import Sensor
-from tests.assets.ui import Pages, opened
+from tests.assets.ui import WORKSPACE, Pages, opened
 from tests.assets.world import CATCH_UP, World, checks, in_hour, versions
 
 LANDED, COMMITTED = landed_key("orders"), committed_key("orders")
@@ -196,11 +196,12 @@ def test_a_window_that_is_owed_stays_red(
 # -- one home, one name
 
 
-def test_the_location_is_named_as_in_workspace_yaml(world: World) -> None:
-    (ours,) = yaml.safe_load((Path(__file__).parents[2] / "workspace.yaml").read_text())["load_from"]
-    (made,) = yaml.safe_load(prepare_workspace(world.project).read_text())["load_from"]
-    assert made["python_module"] == ours["python_module"] | {"working_directory": str(world.project.root)}
-    assert made["python_module"]["location_name"] == internals.LOCATION
+def test_the_location_is_named_as_in_workspace_yaml(tmp_path: Path) -> None:
+    (ours,) = yaml.safe_load(WORKSPACE.read_text())["load_from"]
+    assert ours["python_module"]["module_name"] == internals.MODULE
+    assert ours["python_module"]["location_name"] == internals.LOCATION
+    (served,) = yaml.safe_load(internals.workspace(tmp_path / "code.sock"))["load_from"]
+    assert served["grpc_server"]["location_name"] == internals.LOCATION
 
 
 def test_dagster_in_a_home_for_a_moment_says_what_to_set(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

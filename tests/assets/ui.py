@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -12,9 +13,9 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_graphql.test.utils import execute_dagster_graphql
 
-from sluice.assets.instance import prepare_workspace
 from sluice.resources.project import Project
 
+WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 NODES = """
 query ($keys: [AssetKeyInput!]) {
   assetNodes(assetKeys: $keys) {
@@ -61,7 +62,9 @@ def _status(check: Mapping[str, Any]) -> str:
 
 @contextmanager
 def opened(instance: dg.DagsterInstance, project: Project, environ: pytest.MonkeyPatch) -> Iterator[Pages]:
-    """Dagster's servers over the project's workspace, as `sluice ui` starts them."""
+    """Dagster's servers over the project, by a `workspace.yaml` as `sluice init` writes it."""
     environ.setenv("SLUICE_PROJECT", str(project.root))
-    with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(prepare_workspace(project))])) as process:
+    workspace = project.root / "workspace.yaml"
+    workspace.write_bytes(WORKSPACE.read_bytes())
+    with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(workspace)])) as process:
         yield Pages(process)

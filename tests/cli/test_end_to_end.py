@@ -18,6 +18,7 @@ import pytest
 
 from sluice.resources.local.kafka import LocalKafka
 from tests.cli.conftest import Sluice
+from tests.resources.kafka.tools import until
 
 MAIN = [sys.executable, "-c", "import sys; from sluice.cli.entry import main; sys.exit(main())"]
 
@@ -127,7 +128,7 @@ def _peek_and_explain_agree_with_the_files(topic: str, files: duckdb.DuckDBPyRel
 
 
 @pytest.mark.slow
-def test_ui_answers_on_loopback_and_ends_with_all_that_it_started(
+def test_ui_answers_on_loopback_shows_new_feeds_and_ends_with_all_that_it_started(
     project: Path, unused_port: Callable[[], int]
 ) -> None:
     port = unused_port()
@@ -136,10 +137,15 @@ def test_ui_answers_on_loopback_and_ends_with_all_that_it_started(
         told = json.loads(process.stdout.readline())
         assert told["address"] == f"http://127.0.0.1:{port}"
         query = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
-        asked = urllib.request.Request(f"{told['address']}/graphql", query, {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            paths = [n["assetKey"]["path"] for n in json.load(answer)["data"]["assetNodes"]]
-        assert ["orders", "landed"] in paths
+
+        def shown() -> list[str]:
+            asked = urllib.request.Request(f"{told['address']}/graphql", query, {"content-type": "application/json"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return ["/".join(n["assetKey"]["path"]) for n in json.load(answer)["data"]["assetNodes"]]
+
+        assert "orders/landed" in shown()
+        (project / "feeds" / "refunds.yaml").write_text("topics: refunds\nstart: earliest\ngroup: g-refunds\n")
+        until(lambda: "refunds/landed" in shown(), 60)
         process.send_signal(signal.SIGINT)
         process.wait()
     assert process.returncode == 0
