@@ -15,6 +15,7 @@ from rich.text import Text
 from sluice.cli import completing, fleet, met, profiles, windows
 from sluice.cli import outlook as outlooks
 from sluice.cli.asking import Offsets, Only, PerRun, Replace, WorkOptions
+from sluice.cli.loading import loading
 from sluice.cli.numbers import count, percent, rate, seconds, size
 from sluice.cli.partitions import lives
 from sluice.cli.session import Session, command
@@ -140,7 +141,8 @@ def _many(session: Session, names: Sequence[str], broken: Sequence[SluiceError])
     began, watches = time.monotonic(), dict[str, Stopwatch]()
     with session.terminal.progress() as meter:
         session.begin_spark(session.feed(names[0]))
-        from sluice.assets.execution import run_feeds
+        with loading():
+            from sluice.assets.execution import run_feeds
 
         def report_of(name: str) -> Reporter:
             heard[name] = met.MetRecorder(meter)
@@ -282,7 +284,8 @@ def execute(session: Session, feed: str, asked: Request, skip: Skip | None = Non
         watch = Stopwatch(heard, {stage: s for stage, s in before.items() if s})
         found = session.feed(feed)
         session.begin_spark(found, [found] if asked == Request(RequestKind.CATCH_UP) and skip is None else ())
-        from sluice.assets.execution import run_feed
+        with loading():
+            from sluice.assets.execution import run_feed
 
         outcome = run_feed(session.project, feed, asked, watch, session.open_edges, skip)
     return Ran(feed, asked, outcome, watch.stopped(), session.feed(feed).contract, heard.met)

@@ -19,6 +19,7 @@ LOADED = (
 )
 
 if __name__ == "__main__":
+    gc.disable()  # nothing of what is loaded is garbage
     for module in LOADED:
         try:
             if module == LOADED[1]:  # the first that has compiled loops
@@ -27,4 +28,5 @@ if __name__ == "__main__":
         except Exception:  # noqa: BLE001 - a worker that needs it says so, where somebody reads it
             break
     gc.freeze()  # collections in the workers would copy every shared page
+    gc.enable()
     manager()

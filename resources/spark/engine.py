@@ -35,14 +35,14 @@ from sluice.pipelines.vocabulary.errors import Failed, SetupError
 from sluice.pipelines.vocabulary.receipts import Outcome
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
 from sluice.resources.local import java
-from sluice.resources.spark import executor, executors, failures, jvm, preflight, shipping
+from sluice.resources.spark import executor, executors, failures, jvm, shipping
 from sluice.resources.spark.masters import is_connect, is_local, master, tries
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from sluice.resources.spark.preflight import Ports
+    from sluice.resources.spark.preflight import Ports, Preflight
 
 _LOOPBACK = "127.0.0.1"
 _WATCH_SECONDS = 0.25
@@ -138,9 +138,11 @@ class SparkEngine:
         with self._watched(spark):
             _compiled_there(spark, spark.applicationId)
 
-    def _asked(self, spark: SparkContext, ports: Ports) -> preflight.Preflight:
+    def _asked(self, spark: SparkContext, ports: Ports) -> Preflight:
         """What executors say of themselves, and a warning of those that ended meanwhile. Raises SetupError when the
         master ended the application."""
+        from sluice.resources.spark import preflight  # late, like Kafka's client in it: a Spark here is not asked
+
         try:
             with self._watched(spark):
                 found = preflight.preflight(spark, ports, shipping.python(self._settings))
@@ -168,15 +170,17 @@ class SparkEngine:
         if self._starved.is_set():
             raise _no_executors(self._settings, self._ended)
 
-    def preflight(self) -> preflight.Preflight:
+    def preflight(self) -> Preflight:
         """Start Spark, and ask its executors. Nothing is raised for what they say. Raises SetupError when there are
         none. On this machine there is nothing to ask."""
         if is_local(self._settings) or is_connect(self._settings) or self._ports is None:
+            from sluice.resources.spark.preflight import Preflight
+
             self.start()
-            return preflight.Preflight((), ())
+            return Preflight((), ())
         ports = self._ports
 
-        def asked() -> preflight.Preflight:
+        def asked() -> Preflight:
             spark = self._spark()
             executors.wait(spark, self._settings, self._cancelled.is_set, self._ended)
             return self._asked(spark, ports())
@@ -425,6 +429,8 @@ def session(settings: SparkSettings) -> SparkSession:
 
 def _running() -> SparkContext | None:
     """The context that runs. What is left of one that ended, by whomever, is forgotten."""
+    if "pyspark" not in sys.modules:
+        return None  # the JVM starts before PySpark is loaded, which takes a while
     from pyspark import SparkContext
 
     found = SparkContext._active_spark_context
@@ -498,9 +504,6 @@ def _capturing_output(settings: SparkSettings, start: Callable[[BinaryIO], T]) -
 
 
 def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-
     _environment(settings)
     conf = {"spark.master": master(settings), "spark.app.name": "sluice"} | _conf(settings)
     if not is_local(settings):
@@ -510,6 +513,9 @@ def _context(settings: SparkSettings, said: BinaryIO) -> SparkContext:
     masked = settings.model_dump()["conf"]
     public = [(k, v) for k, v in conf.items() if masked.get(k, v) == v]
     gateway = _archived(settings, dict(public), said)
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
     if gateway is None:
         popen = {"stdout": said, "stderr": said}
         gateway = launch_gateway(SparkConf().setAll(public), popen)  # type: ignore[no-untyped-call]

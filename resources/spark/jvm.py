@@ -95,8 +95,6 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, said: Binary
 
     `conf` stands in its command line, for everybody to read.
     """
-    from pyspark.java_gateway import launch_gateway
-
     folder = tempfile.mkdtemp()
     try:
         where = os.path.join(folder, "gateway")
@@ -109,6 +107,8 @@ def launch(archive: Archive, conf: Mapping[str, str], options: str, said: Binary
             env=env | {"SPARK_HOME": str(java.spark_jars().parent)},
             preexec_fn=_deaf,
         )
+        from pyspark.java_gateway import launch_gateway  # while the JVM starts
+
         while process.poll() is None and not os.path.isfile(where):
             time.sleep(_LOOK)
         if not os.path.isfile(where):

@@ -116,8 +116,7 @@ AT_EXIT = """
 import atexit, signal, sys
 from sluice.cli import entry, main
 
-main.main = lambda: 0
-atexit.register(lambda: signal.raise_signal(signal.SIGINT))
+main.main = lambda: atexit.register(signal.raise_signal, signal.SIGINT) and 0
 sys.exit(entry.main())
 """
 
