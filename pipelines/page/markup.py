@@ -13,6 +13,8 @@ LONGEST = 1200
 """Characters of one text, whatever it is."""
 CELL = 200
 """Characters of a value."""
+_FEW = 5
+"""Columns that fit on a phone with bars beside them."""
 _VOID = frozenset({"meta", "br", "rect", "line"})
 _KEPT = frozenset("\n")
 
@@ -82,7 +84,8 @@ def table(
     cards: Iterable[str] | None = None,
 ) -> Html:
     """A table; `right` names the columns of numbers, those without a name hold bars. Given `cards`, its rows stand as
-    cards on a phone, where these columns' cells, and numbers, carry the names of their columns."""
+    cards on a phone, where these columns' cells, and numbers, carry the names of their columns. Otherwise a table of
+    many columns leaves out its bars there."""
     names, flush = list(columns), set(right)
     kinds = ["n" if n in flush else None if n else "g" for n in names]
     labels = [n if cards is not None and n in {*cards, *flush} else None for n in names]
@@ -94,7 +97,8 @@ def table(
         for row in rows
     )
     inside = (tag("caption", caption), tag("thead", head), tag("tbody", *body))
-    every = tag("table", *inside, class_=None if cards is None else "wide")
+    kind = "wide" if cards is not None else "many" if len(names) > _FEW else None
+    every = tag("table", *inside, class_=kind)
     return tag("div", every, class_="scroll", tabindex="0", role="region", aria_label=caption)
 
 

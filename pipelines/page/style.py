@@ -79,6 +79,7 @@ td code{white-space:nowrap}td .any code{white-space:normal}
 footer{color:var(--soft);font-size:12.5px;padding:6px 20px 40px}
 @media (max-width:560px){main,header,footer{padding-left:12px;padding-right:12px}section{padding:14px 13px}
 h1{font-size:22px}.tile{padding:9px 11px}.bar{min-width:20px}th,td{padding-right:8px}table{font-size:12.5px}
+th,th.n{white-space:normal;vertical-align:bottom;font-size:12px}.g{width:14%}.many .g,#rows .legend{display:none}
 .tile b{font-size:18px}dl{grid-template-columns:1fr}
 dd{margin-bottom:6px}.cards{grid-template-columns:1fr}
 .wide thead{display:none}.wide tr{display:block;border-bottom:1px solid var(--line);padding:9px 0}
