@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -82,8 +83,9 @@ def init(
     """Write a feed file for a topic, after a look at it.
 
     It looks at the topic's newest records, proposes format, types, start and window, and says why in the file. It
-    writes feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none. Kafka is only read: no group is
-    joined, and no offset moves. On a terminal it asks for what you leave out.
+    writes feeds/FEED.yaml, and .gitignore and workspace.yaml where there are none (in a Dagster project of your own no
+    workspace.yaml). Kafka is only read: no group is joined, and no offset moves. On a terminal it asks for what you
+    leave out.
 
     $ sluice init --local
     $ sluice init --bootstrap kafka.example:9092 --topic orders
@@ -338,10 +340,20 @@ def _beside(root: Path) -> list[Path]:
     if not {_STATE, _STATE.rstrip("/"), f"/{_STATE}"} & {line.strip() for line in lines}:
         ignored.write_text("\n".join([*lines, _STATE]) + "\n")
         out.append(ignored)
-    if not workspace.exists():
+    if not workspace.exists() and not _dagster_of_ones_own(root):
         workspace.write_text(_WORKSPACE)
         out.append(workspace)
     return out
+
+
+def _dagster_of_ones_own(root: Path) -> str | None:
+    """The tool by which the folder is a Dagster project already, `dg` or `dagster`: a workspace.yaml would take its
+    place there."""
+    try:
+        said = tomllib.loads((root / "pyproject.toml").read_text()).get("tool", {})
+    except (OSError, ValueError):
+        return None
+    return next((tool for tool in ("dg", "dagster") if tool in said), None)
 
 
 def _view(
@@ -366,12 +378,17 @@ def _view(
     names = [str(p.relative_to(here) if p.is_relative_to(here) else p) for p in written]
     project = "" if root == here.resolve() else f" --project {shlex.quote(str(root))}"
     out += ["", good(f"written: {', '.join(names)}")]
-    return [*out, facts(*((what, f"{how}{project}") for what, how in _next(name)))]
+    return [*out, facts(*((what, f"{how}{project}") for what, how in _next(name)), _in_dagster(root, project))]
 
 
 def _next(name: str) -> tuple[tuple[str, str], ...]:
-    return (
-        ("what it would read", f"sluice plan {name}"),
-        ("land it", f"sluice run {name}"),
-        ("every hour, in Dagster", "sluice ui"),
-    )
+    return ("what it would read", f"sluice plan {name}"), ("land it", f"sluice run {name}")
+
+
+def _in_dagster(root: Path, project: str) -> tuple[str, str]:
+    match _dagster_of_ones_own(root):
+        case "dg":
+            return "every hour, in your Dagster", "dg scaffold defs sluice.dagster.FeedsComponent ingest"
+        case "dagster":
+            return "every hour, in your Dagster", "sluice docs dagster"
+    return "every hour, in Dagster", f"sluice ui{project}"

@@ -95,6 +95,15 @@ def test_what_is_kept_in_a_project_stays(empty: Path, kafka: LocalKafka, orders:
     assert (empty / "workspace.yaml").read_text() == "load_from: []\n"
 
 
+def test_in_a_dagster_project_of_ones_own_no_workspace_takes_its_place(
+    empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
+) -> None:
+    (empty / "pyproject.toml").write_text('[tool.dg]\ndirectory_type = "project"\n')
+    said = sluice("init", "--bootstrap", kafka.bootstrap, "--topic", orders)
+    assert (said.code, (empty / "workspace.yaml").exists()) == (0, False)
+    assert "dg scaffold defs sluice.dagster.FeedsComponent" in said.out
+
+
 def test_nothing_is_asked_without_a_terminal_and_nothing_is_left_of_a_failure(
     empty: Path, kafka: LocalKafka, orders: str, sluice: Sluice
 ) -> None:

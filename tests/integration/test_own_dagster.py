@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 from kafka import KafkaProducer
 
+import sluice
 from sluice.pipelines.vocabulary.units import show_window
 from sluice.resources import edges
 from sluice.resources.local.kafka import LocalKafka
@@ -62,17 +63,23 @@ def test_definitions_with_an_asset_of_ones_own(tmp_path: Path, hour: str, monkey
     assert metadata["revenue"].value == {"EUR": 25.0}
 
 
+def dg_of(project: Path, environ: dict[str, str], *words: str) -> str:
+    """What `dg` prints in the project's folder, where it must succeed."""
+    command = [str(Path(sys.executable).parent / "dg"), *words]
+    environ = {**environ, "PYTHONPATH": str(project / "src")}
+    done = subprocess.run(command, cwd=project, env=environ, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     """Without Kafka, and without its address."""
     project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
-    environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"} | {"PYTHONPATH": str(project / "src")}
+    environ = {k: v for k, v in os.environ.items() if k != "KAFKA_BOOTSTRAP"}
 
     def run(*words: str) -> str:
-        command = [str(Path(sys.executable).parent / "dg"), *words]
-        done = subprocess.run(command, cwd=project, env=environ, check=False, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return dg_of(project, environ, *words)
 
     assert "sluice.dagster.FeedsComponent" in run("list", "components")
     run("scaffold", "defs", "sluice.dagster.FeedsComponent", "more", "--topic", "shop.refunds")
@@ -82,3 +89,16 @@ def test_dg_finds_checks_and_scaffolds_the_component(tmp_path: Path) -> None:
     run("check", "yaml")
     made.unlink()  # it shows the same folder as the other component
     run("check", "defs")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_dg_launch_lands_an_hour(tmp_path: Path, hour: str) -> None:
+    project = shutil.copytree(EXAMPLES / "dg_project", tmp_path / "dg_project")
+    dg_of(project, dict(os.environ), "launch", "--assets", "orders/landed,orders/committed", "--partition", hour)
+    monday = sluice.read("orders", hour, project=project)
+    assert monday.rows == 10
+    assert not (project / ".sluice" / "dagster").exists(), "DAGSTER_HOME names another"
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        landed = instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
+    assert hour in landed
