@@ -20,6 +20,8 @@ def loading() -> Iterator[None]:
     importing Dagster makes a million objects that stay, and a fifth of its time would go into looking at them."""
     was_on = gc.isenabled()
     gc.disable()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # what an interpreter takes apart at its end, it must find: DuckDB tells of the rest
     try:
         yield
     finally:
