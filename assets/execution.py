@@ -7,15 +7,18 @@ and an error of ours as itself. An interrupt cancels the Spark job and the run, 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
-from sluice.assets.factory import catch_up_job, feed_definitions, land_job, many_job, run_config, steps_of_feed
+from sluice.assets import side_by_side
+from sluice.assets.factory import catch_up_job, feed_definitions, land_job, run_config
 from sluice.assets.feeds import FeedFiles, read_feeds, topics_of
+from sluice.assets.fleet import Fleet, many_job
+from sluice.assets.fleet_runs import fleet_config
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.internals import belong
 from sluice.assets.memory import recall
@@ -25,7 +28,7 @@ from sluice.assets.shown import Shown
 from sluice.assets.windows import now, partitions_of
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.committing.commit import CommitResult
-from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.report import load_report
 from sluice.pipelines.vocabulary.errors import Failed, SluiceError
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -85,58 +88,51 @@ def run_feed(
 
 def run_feeds(
     project: Project,
-    names: Sequence[str],
+    asked: Mapping[str, Request],
     report_of: Callable[[str], Reporter],
     open_edges: OpenEdges = open_real_edges,
 ) -> Mapping[str, RunOutcome]:
-    """Land and commit what each of the feeds owes, one after the other, in one run of Dagster for all that have the
-    same Spark. The outcome of each, by its name: an error of one, whatever it is, is its own.
+    """Land and commit what is asked of each of the feeds, several side by side, in one run of Dagster for all that have
+    the same Spark. The outcome of each, by its name: an error of one, whatever it is, is its own.
 
     Raises FeedError for a feed that is not there, before anything runs, and KeyboardInterrupt.
     """
     from sluice.resources.spark import engine
 
     files = read_feeds(project, project.environ())
-    waiting, outcomes = {name: files.feed(name) for name in names}, dict[str, RunOutcome]()
+    waiting, outcomes = {name: files.feed(name) for name in asked}, dict[str, RunOutcome]()
     while waiting:
         spark = next(iter(waiting.values())).spark
-        alike = [name for name, feed in waiting.items() if feed.spark == spark]
+        alike = {name: asked[name] for name, feed in waiting.items() if feed.spark == spark}
         outcomes |= _run_alike(project, alike, files, report_of, open_edges)
         waiting = {name: feed for name, feed in waiting.items() if name not in alike}
         if waiting:
             engine.end()
-    return {name: outcomes[name] for name in names}
+    return {name: outcomes[name] for name in asked}
 
 
 def _run_alike(
     project: Project,
-    names: Sequence[str],
+    asked: Mapping[str, Request],
     files: FeedFiles,
     report_of: Callable[[str], Reporter],
     open_edges: OpenEdges,
 ) -> Mapping[str, RunOutcome]:
-    run_id, witnesses = str(uuid.uuid4()), {name: Witness() for name in names}
+    run_id = str(uuid.uuid4())
     with _attended(project, run_id) as (instance, cancel):
-        plain = RunSession(project, open_edges, on_interrupt=cancel, files=files)
-        sessions = {n: replace(plain, report=report_of(n), witness=w) for n, w in witnesses.items()}
-        job = many_job(list(files.feeds.values()), lambda name: sessions.get(name, plain))
+        fleet = Fleet(RunSession(project, open_edges, on_interrupt=cancel, files=files), report_of=report_of)
         with _canceled_by_interrupt(instance, run_id):
-            result = job.execute_in_process(
-                run_config=_SILENT,
-                instance=instance,
-                raise_on_error=False,
-                run_id=run_id,
-                op_selection=[steps_of_feed(name) for name in names],
-            )
-            if any(w.interrupted for w in witnesses.values()) or _was_interrupted(result):
+            job, config = many_job(fleet), fleet_config(SHARED, asked) | _SILENT
+            result = side_by_side.execute(job, config, instance, run_id)
+            if any(fleet.witness(name).interrupted for name in asked) or _was_interrupted(result):
                 raise KeyboardInterrupt
-    unexplained = not result.success and not any(w.error for w in witnesses.values())
+    unexplained = not result.success and not fleet.failed
     other = _unexplained_failure(run_id, result) if unexplained else None
-    return {name: _outcome_of(run_id, name, w, other) for name, w in witnesses.items()}
+    return {name: _outcome_of(run_id, name, fleet, other) for name in asked}
 
 
-def _outcome_of(run_id: str, name: str, witness: Witness, other: SluiceError | None) -> RunOutcome:
-    error = witness.error
+def _outcome_of(run_id: str, name: str, fleet: Fleet, other: SluiceError | None) -> RunOutcome:
+    witness, error = fleet.witness(name), fleet.error(name)
     if error is not None and not isinstance(error, SluiceError):
         error = Failed(
             f"unforeseen {type(error).__name__}: {error}",

@@ -11,7 +11,7 @@ run, so that addresses and secrets are those of the run.
 # No `from __future__ import annotations` here: Dagster reads the annotation of `config` itself, not as text.
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -21,16 +21,17 @@ from sluice.assets import contracts, internals, steps
 from sluice.assets.books import quarantines
 from sluice.assets.checks import ACCOUNT, FRONTIER, OF_WINDOW
 from sluice.assets.compaction import compact_job
+from sluice.assets.requests import request_config
 from sluice.assets.rows import LandedRows
 from sluice.assets.schedule import schedule_of
 from sluice.assets.session import FEED_TAG, RunSession, pool
 from sluice.assets.shown import Shown, attributes
 from sluice.pipelines.batch.result import Skip
-from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.feed import OWN, SHARED, Feed
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.kafka import TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
-from sluice.pipelines.vocabulary.units import parse_instant, parse_window, show_instant, show_window
+from sluice.pipelines.vocabulary.units import parse_instant, parse_window, show_instant
 
 Windows = dg.TimeWindowPartitionsDefinition
 
@@ -106,21 +107,10 @@ def skip_of(to: str, reason: str) -> Skip | None:
 
 def run_config(feed: str, request: Request, skip: Skip | None = None) -> dict[str, Any]:
     """The configuration of `catch_up_<feed>` that asks for the request."""
-    offsets = [{"topic": r.topic, "partition": r.partition, "start": r.start, "end": r.end} for r in request.ranges]
-    only = [{"topic": p.topic, "partition": p.partition} for p in request.only]
-    asked = {"offsets": offsets, "only": only, "replace": request.replace}
-    asked |= {name: show_window(at) for name in ("window", "until") if (at := getattr(request, name)) is not None}
+    asked = request_config(request)
     if skip:
         asked |= {"skip_to": "latest" if skip.to is None else show_instant(skip.to), "reason": skip.reason}
     return {"ops": {_land_op(feed): {"config": asked}}}
-
-
-MANY = "owed_by_many_feeds"
-"""The job that lands what many feeds owe."""
-_OWED = "_owed"
-_MANY = (
-    "Land what each of the feeds owes, then commit, in one process with one Spark. A feed that fails stops no other."
-)
 
 
 def land_job(feed: str) -> str:
@@ -152,7 +142,7 @@ def feed_definitions(
     return dg.Definitions(
         assets=[*observed, landed, *beside, committed],
         jobs=[_land(feed, [landed, committed]), _catch_up(feed, session), compact_job(feed.name, session)],
-        schedules=[schedule_of(feed, land_job(feed.name), windows, session)],
+        schedules=[schedule_of(feed, land_job(feed.name), windows, session)] if feed.schedule in (SHARED, OWN) else [],
     )
 
 
@@ -228,32 +218,13 @@ def _catch_up(feed: Feed, session: RunSession) -> dg.JobDefinition:
     return catch_up
 
 
-def many_job(feeds: Sequence[Feed], session_of: Callable[[str], RunSession]) -> dg.JobDefinition:
-    """One job over many feeds: for each the steps of its `catch_up_<feed>`, of which no other feed's step waits."""
-    steps_of = [_catch_up_ops(feed, session_of(feed.name), _OWED) for feed in feeds]
-
-    @dg.job(name=MANY, description=_MANY, executor_def=dg.in_process_executor)
-    def catch_up_many() -> None:
-        for land, commit in steps_of:
-            commit(land())
-
-    return catch_up_many
-
-
-def steps_of_feed(feed: str) -> str:
-    """Selects a feed's steps among those of `many_job`."""
-    return f"{_land_op(feed)}{_OWED}*"
-
-
-def _catch_up_ops(feed: Feed, session: RunSession, suffix: str = "") -> tuple[dg.OpDefinition, dg.OpDefinition]:
-    """The steps that land and commit. `suffix` of their names: within a code location, each name has one definition."""
-
-    @dg.op(name=_land_op(feed.name) + suffix, config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
+def _catch_up_ops(feed: Feed, session: RunSession) -> tuple[dg.OpDefinition, dg.OpDefinition]:
+    @dg.op(name=_land_op(feed.name), config_schema=_LAND_CONFIG, pool=pool(feed.name), out=dg.Out(dg.Nothing))
     def land(context: dg.OpExecutionContext) -> Iterator[Any]:
         yield from steps.land_request(context, session, feed.name, LandConfig(**context.op_config))
 
     @dg.op(
-        name=f"{feed.name}__commit{suffix}",
+        name=f"{feed.name}__commit",
         pool=pool(feed.name),
         ins={"landed": dg.In(dg.Nothing)},
         out=dg.Out(dg.Nothing),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -122,10 +123,10 @@ def limit_pools(instance: dg.DagsterInstance, pools: Iterable[str]) -> None:
 def holding(home: Path, run: str) -> Iterator[None]:
     """Hold the run's lock while the block runs. The system releases it however this process ends.
 
-    The run's process holds it, once for the whole run or step by step.
+    The run's process holds it, once for the whole run or step by step, also in several threads.
     """
     path = _locks(home) / run
-    fresh = path.with_name(f".{run}.{os.getpid()}")
+    fresh = path.with_name(f".{run}.{os.getpid()}.{threading.get_ident()}")
     with fresh.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(machine())

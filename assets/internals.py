@@ -17,7 +17,9 @@ import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.events import AssetMaterializationPlannedData
 from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
 from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES,
     AssetCheckExecutionRecordStatus,
@@ -103,6 +105,18 @@ def resolve_among(job: dg.UnresolvedAssetJobDefinition, assets: Sequence[dg.Asse
     return resolved
 
 
+# -- which schedules are on
+
+
+def running_schedules(instance: dg.DagsterInstance) -> set[str]:
+    """The names of the schedules that somebody switched on, of whatever code location."""
+    return {
+        s.name
+        for s in instance.all_instigator_state(instigator_type=InstigatorType.SCHEDULE)
+        if s.status is InstigatorStatus.RUNNING
+    }
+
+
 # -- where runs are kept
 
 
@@ -148,6 +162,17 @@ def planned_evaluations(
     planned = [p for p, status in found if status is AssetCheckExecutionRecordStatus.PLANNED]
     ended = _ended_runs(instance, {p.run for p in planned})
     return [p for p in planned if p.run in ended]
+
+
+def plan_partitions(context: dg.OpExecutionContext, keys: Iterable[dg.AssetKey], partitions: Sequence[str]) -> None:
+    """Note that the step is to materialize these partitions. Dagster does so for a run of assets, which has one
+    partition: it shows what is missing when the run has failed as red."""
+    run, step = context.run, context.get_step_execution_context().step.key
+    for key in keys:
+        for partition in partitions:
+            planned = AssetMaterializationPlannedData(key, partition=partition)
+            event = dg.DagsterEvent.build_asset_materialization_planned_event(run.job_name, step, planned)
+            context.instance.report_dagster_event(event, run.run_id)
 
 
 def evaluate(instance: dg.DagsterInstance, run: str, evaluation: dg.AssetCheckEvaluation) -> None:

@@ -5,21 +5,23 @@ A wrong file shows as an asset that says what is wrong; the others load.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 
-from sluice.assets.factory import feed_definitions, many_job
+from sluice.assets.factory import feed_definitions
 from sluice.assets.feeds import FeedFiles, read_shapes, topics_of
+from sluice.assets.fleet import Fleet, many_job
+from sluice.assets.fleet_schedule import fleet_schedule
 from sluice.assets.memory import recall
 from sluice.assets.reports import read_reports, report_definitions, report_key
 from sluice.assets.sensors import watch_check, watch_sensor
 from sluice.assets.session import RunSession
 from sluice.assets.shown import AssetOf, FeedAsset, Keys, Shown, Translate, landed_key, untranslated
 from sluice.assets.windows import now, partitions_of
-from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.feed import OWN, SHARED, Feed
 from sluice.pipelines.vocabulary.errors import FeedError
 from sluice.resources.project import Project
 
@@ -37,12 +39,25 @@ def build(project: Project, session: RunSession | None = None) -> dg.Definitions
     windows = windows_of(project, files.feeds)
     shown = {name: Shown.of(feed) for name, feed in files.feeds.items()}
     reports = read_reports(project, files.feeds)
-    many = [many_job(list(files.feeds.values()), lambda name: session)] if len(files.feeds) > 1 else []
     broken = [broken_asset("report", report_key(_name(p, reports.reports)), e) for p, e in reports.broken.items()]
     return dg.Definitions.merge(
         feeds_of(project, files, shown, windows, session),
         report_definitions(reports.reports.values(), windows, session),
-        dg.Definitions(assets=broken, jobs=many, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
+        fleets_of(files, windows, session),
+        dg.Definitions(assets=broken, sensors=[watch_sensor(session)], executor=dg.in_process_executor),
+    )
+
+
+def fleets_of(files: FeedFiles, windows: Windows, session: RunSession, without: Collection[str] = ()) -> dg.Definitions:
+    """A job and a schedule for the feeds of each schedule that several may share, `without` some. A single feed shares
+    its schedule only if it names one."""
+    by_name: dict[str, list[Feed]] = {}
+    for feed in files.feeds.values():
+        if feed.schedule not in (OWN, *without) and (feed.schedule != SHARED or len(files.feeds) > 1):
+            by_name.setdefault(feed.schedule, []).append(feed)
+    return dg.Definitions(
+        jobs=[many_job(Fleet(session, name), name) for name in by_name],
+        schedules=[fleet_schedule(name, feeds, windows, session) for name, feeds in by_name.items()],
     )
 
 
@@ -75,7 +90,7 @@ def feeds_of(
     owned = {name: {t: readers[t] for t in mine if readers[t][0] == name} for name, mine in topics.items()}
     return dg.Definitions.merge(
         *(
-            feed_definitions(feed, shown[name], topics[name], owned[name], windows[name], session)
+            feed_definitions(feed, shown[name], topics[name], owned[name], windows[name], session.apart())
             for name, feed in files.feeds.items()
         ),
         dg.Definitions(

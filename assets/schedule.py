@@ -14,6 +14,7 @@ from itertools import islice
 import dagster as dg
 
 from sluice.assets.books import Books
+from sluice.assets.fleet_runs import asked_of
 from sluice.assets.internals import ENDED, PARTITION_TAG
 from sluice.assets.session import AGAIN_TAG, FEED_TAG, RunSession
 from sluice.assets.settling import settle
@@ -31,7 +32,7 @@ ATTEMPTS = 3
 """How many runs of one window the schedule requests at most."""
 
 _CHUNK = 100  # windows whose runs are looked up at once
-_UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in ENDED]
+UNDER_WAY = [s for s in dg.DagsterRunStatus if s not in ENDED]
 
 
 def schedule_of(
@@ -42,7 +43,7 @@ def schedule_of(
     shown = session.keys(feed.name)
 
     @dg.schedule(
-        name=f"{job}_windows",
+        name=schedule_name(job),
         job_name=job,
         cron_schedule=closing_cron(feed.window),
         execution_timezone="UTC",
@@ -51,7 +52,8 @@ def schedule_of(
         f" Oldest first, {AT_ONCE} at a time.",
     )
     def windows_owed(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        keys = [w for w in _owed_windows(context.instance, session, feed.name) if windows.has_partition_key(w)]
+        owed = look_at_windows(context.instance, session, session.feed(feed.name))
+        keys = [key for w in owed if windows.has_partition_key(key := show_window(w))]
         asked = list(islice(_free(context.instance, feed.name, shown, job, keys), AT_ONCE))
         now = context.scheduled_execution_time.isoformat()  # a repeated tick requests nothing twice
         return [dg.RunRequest(f"{key} at {now}", partition_key=key) for key in asked] or _nothing(feed.name, keys)
@@ -59,15 +61,18 @@ def schedule_of(
     return windows_owed
 
 
-def _owed_windows(instance: dg.DagsterInstance, session: RunSession, name: str) -> list[str]:
-    """The keys of the owed windows, by the ledger alone. Also reports windows that killed runs left unreported."""
-    feed = session.feed(name)
+def schedule_name(job: str) -> str:
+    """The name of the schedule that requests runs of a job for windows."""
+    return f"{job}_windows"
+
+
+def look_at_windows(instance: dg.DagsterInstance, session: RunSession, feed: Feed) -> list[int]:
+    """The owed windows, oldest first, by the ledger alone. Also reports windows that killed runs left unreported."""
     with session.open_edges(feed) as edges:
-        ledger = Ledger(edges.lake, name, edges.clock)
-        keys = session.keys(name)
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
+        keys = session.keys(feed.name)
         settle(instance, feed, keys, lambda: Books.open(feed, ledger, edges, keys))
-        state = ledger.read()
-        return [show_window(w) for w in owed_windows(state, feed.window, edges.clock())]
+        return owed_windows(ledger.read(), feed.window, edges.clock())
 
 
 def _free(instance: dg.DagsterInstance, feed: str, shown: Keys, job: str, keys: Sequence[str]) -> Iterator[str]:
@@ -80,12 +85,15 @@ def _free(instance: dg.DagsterInstance, feed: str, shown: Keys, job: str, keys: 
 
 def _busy(instance: dg.DagsterInstance, feed: str, shown: Keys, keys: Sequence[str]) -> set[str]:
     """Windows with a run under way or queued, from any job or backfill."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=_UNDER_WAY, tags={PARTITION_TAG: keys}))
+    runs = instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY, tags={PARTITION_TAG: keys}))
     return {r.tags[PARTITION_TAG] for r in runs if is_of(r, feed, shown)}
 
 
 def is_of(run: dg.DagsterRun, feed: str, shown: Keys) -> bool:
     """Whether the run is one of the feed's, which is shown under these keys, from any job or backfill."""
+    asked = asked_of(run)
+    if asked is not None:
+        return feed in asked or not asked
     return run.tags.get(FEED_TAG) == feed or shown.landed in (run.asset_selection or ())
 
 

@@ -17,6 +17,7 @@ import dagster as dg
 from sluice.assets.feeds import FeedFiles, read_feeds
 from sluice.assets.instance import holding, home_of
 from sluice.assets.shown import Keys
+from sluice.assets.stopping import Stop
 from sluice.pipelines.batch.result import Landed
 from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.feed.feed import Feed
@@ -35,7 +36,8 @@ FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
 """Tag of a run that failed for a reason that passes by itself: the schedule tries again any number of times."""
 
-_AGAIN = (Retryable, WindowHeld, WindowIncomplete)
+PASSES = (Retryable, WindowHeld, WindowIncomplete)
+"""Failures that pass by themselves."""
 
 OpenLake = Callable[[Feed], Lake]
 OpenEdges = Callable[[Feed], AbstractContextManager[Edges]]
@@ -88,7 +90,8 @@ class RunSession:
 
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
     `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
-    run; otherwise each step reads them.
+    run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
+    only.
     """
 
     project: Project
@@ -100,6 +103,8 @@ class RunSession:
     witness: Witness = field(default_factory=Witness)
     keys: Callable[[str], Keys] = Keys.of
     files: FeedFiles | None = None
+    stop: Stop = field(default_factory=Stop)
+    alone: bool = True
 
     @contextmanager
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
@@ -113,6 +118,10 @@ class RunSession:
         with shared_edges(feeds) as open_edges:
             yield replace(self, open_edges=open_edges)
 
+    def apart(self) -> RunSession:
+        """The session for one feed of several in a run: what one landed and committed is not another's."""
+        return replace(self, witness=Witness(), stop=Stop())
+
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""
         return (self.files or read_feeds(self.project, self.project.environ())).feed(name)
@@ -122,8 +131,15 @@ class RunSession:
         return self.project.readable_feed(name)
 
     def reporter(self, log: Logger) -> Reporter:
-        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage."""
-        return self.report or _stages(log)
+        """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
+        that is asked to stop ends there."""
+        report = self.report or _stages(log)
+
+        def heeding(progress: Progress) -> None:
+            self.stop.check()
+            report(progress)
+
+        return heeding
 
     @contextmanager
     def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
@@ -132,11 +148,11 @@ class RunSession:
         The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
         """
         try:
-            with holding(home_of(self.project, context.instance), context.run.run_id):
+            with self._stopped(), holding(home_of(self.project, context.instance), context.run.run_id):
                 yield
         except SluiceError as error:
             self.witness.error = error
-            self._tag(context, type(error).__name__ if isinstance(error, _AGAIN) else "")
+            self._tag(context, type(error).__name__ if isinstance(error, PASSES) else "")
             raise as_failure(error) from error
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             self.witness.interrupted = True
@@ -147,9 +163,20 @@ class RunSession:
             self._tag(context, "")
             raise
 
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Whatever ends a block that was asked to stop, the reason is why."""
+        try:
+            self.stop.check()
+            yield
+        except Exception as error:
+            if (why := self.stop.why) is not None and why is not error:
+                raise why from error
+            raise
+
     def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, again: str) -> None:
         """Say whether the failure passes by itself. Until then, a re-executed run has its parent's tag."""
-        if again or context.run.tags.get(AGAIN_TAG):
+        if self.alone and (again or context.run.tags.get(AGAIN_TAG)):
             context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: again})
 
 

@@ -24,6 +24,7 @@ from sluice.assets.metadata.account import failures_metadata
 from sluice.assets.metadata.committed import commit_metadata
 from sluice.assets.metadata.topics import TopicReader, topic_metadata
 from sluice.assets.session import RunSession
+from sluice.assets.stopping import Stop
 from sluice.pipelines.batch.land import land
 from sluice.pipelines.batch.result import Landed, Skip
 from sluice.pipelines.batch.survey import changed_partitions, open_ledger
@@ -152,12 +153,15 @@ class RunConfig(Protocol):
 
 
 def land_request(context: dg.OpExecutionContext, session: RunSession, name: str, asked: RunConfig) -> Events:
-    """Land what is asked for and owed, in whatever windows it is, and report which of them are complete now.
+    """Land what is asked for and owed, in whatever windows it is, and report which of them are complete now. In a run
+    over many feeds, the feed's windows that are asked for are red until they are complete, as in a run of its own.
 
     Raises dagster.Failure, or an interrupt.
     """
     with session.step(context):
         feed = session.feed(name)
+        if not session.alone:
+            _plan_windows(context, session, feed, asked.request())
         with session.open_edges(feed) as edges:
             landing = _land_asked(context, session, feed, edges, asked)
             yield from _else_commit(context, session, feed, edges, landing)
@@ -171,6 +175,21 @@ def _land_asked(
     said = checks.account(books, landed, context.run.run_id)
     yield checks.feed_evaluation(context.instance, books.keys.landed, ACCOUNT, said)
     landed.check()
+    if not session.alone and (left := [w for w in _windows(feed, asked.request()) if not books.is_complete(w)]):
+        raise _in_part(feed.name, left[0])
+
+
+def _plan_windows(context: dg.OpExecutionContext, session: RunSession, feed: Feed, asked: Request) -> None:
+    windows = [show_window(w) for w in _windows(feed, asked)]
+    keys = evidence.outputs(feed, session.keys(feed.name))
+    internals.plan_partitions(context, keys, windows)
+
+
+def _windows(feed: Feed, asked: Request) -> Sequence[int]:
+    """The whole windows that a request names."""
+    if asked.window is None or asked.only:
+        return ()
+    return range(asked.window, asked.until or asked.window + feed.window.length, feed.window.length)
 
 
 def _land(
@@ -182,7 +201,7 @@ def _land(
     ledger = open_ledger(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, _books(session, feed, ledger, edges))
     settling.settle(context.instance, feed, session.keys(feed.name), lambda: _books(session, feed, ledger, edges))
-    with _canceling(edges.engine), _keeping_refused_report(context, ledger, edges):
+    with _canceling(edges.engine, session.stop), _keeping_refused_report(context, ledger, edges):
         shipping.prepare(feed.spark, report)
         landed = land(feed, edges, request, new_owner(run), report, skip)
     session.witness.landed = landed
@@ -238,10 +257,11 @@ def _keeping_refused_report(context: Context, ledger: Ledger, edges: Edges) -> I
 
 
 @contextmanager
-def _canceling(engine: Engine) -> Iterator[None]:
-    """An interrupt cancels what the engine is doing."""
+def _canceling(engine: Engine, stop: Stop) -> Iterator[None]:
+    """An interrupt cancels what the engine is doing, and so does who asks the step to stop."""
     try:
-        yield
+        with stop.canceling(engine.cancel):
+            yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
         engine.cancel()
         raise

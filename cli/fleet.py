@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -14,20 +15,47 @@ from rich.text import Text
 from sluice.cli.numbers import seconds
 from sluice.cli.terminal import bad, good, heading, table
 from sluice.pipelines.vocabulary.errors import FeedError, SluiceError, UsageError
+from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.units import many
 
 if TYPE_CHECKING:
-    from sluice.assets.execution import RunOutcome
     from sluice.assets.feeds import FeedFiles
+
+LAST_STAGE = "finish"
+"""The stage that a feed's run reports when it has committed."""
+SHOWN = 4
+"""How many feeds at work a meter names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One feed of several: its outcome, and in a few words what landed."""
+    """One feed of several: what went wrong in its runs, and in a few words what landed."""
 
     feed: str
-    outcome: RunOutcome
+    errors: tuple[SluiceError, ...]
     landed: str
+
+
+class Together:
+    """The progress of many feeds as one: how many have come to their end, and which are at work."""
+
+    def __init__(self, report: Reporter, feeds: int) -> None:
+        self._report, self._total, self._lock = report, feeds, Lock()
+        self._stages: dict[str, str] = {}
+
+    def of(self, feed: str) -> Reporter:
+        """Takes the progress of one feed. Feeds report from threads of their own."""
+
+        def report(progress: Progress) -> None:
+            with self._lock:
+                self._stages.pop(feed, None)
+                self._stages[feed] = progress.stage  # the last to be heard of stands last
+                done = sum(stage == LAST_STAGE for stage in self._stages.values())
+                at_work = [name for name, stage in self._stages.items() if stage != LAST_STAGE]
+                note = ", ".join(at_work[-SHOWN:])
+                self._report(Progress("feeds", done, self._total, note, progress.met))
+
+        return report
 
 
 def is_pattern(*names: str) -> bool:
@@ -56,8 +84,7 @@ def chosen(files: FeedFiles, names: Sequence[str], *, everything: bool) -> list[
 
 def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
     rows: list[Sequence[str | Text]] = [
-        (line.feed, bad(_word(line.outcome.error)) if line.outcome.error else good("done"), line.landed)
-        for line in lines
+        (line.feed, bad(_words(line.errors)) if line.errors else good("done"), line.landed) for line in lines
     ]
     failing = failed(lines)
     said = f"{many(len(lines), 'feed')} in {seconds(took)}"
@@ -66,17 +93,17 @@ def view(lines: Sequence[Line], took: float) -> list[RenderableType]:
 
 
 def failed(lines: Sequence[Line]) -> list[str]:
-    return [line.feed for line in lines if line.outcome.error]
+    return [line.feed for line in lines if line.errors]
 
 
 def named(lines: Sequence[Line]) -> Iterator[SluiceError]:
     """The errors, each with its feed in front."""
     for line in lines:
-        if error := line.outcome.error:
+        for error in line.errors:
             told = copy(error)
             told.message = f"{line.feed}: {error.message}"
             yield told
 
 
-def _word(error: SluiceError) -> str:
-    return type(error).__name__
+def _words(errors: Sequence[SluiceError]) -> str:
+    return ", ".join(dict.fromkeys(type(e).__name__ for e in errors))

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -96,8 +97,9 @@ def run(
     Without options it catches up. It runs the feed's Dagster job on the project's instance, so the UI shows it.
     Several windows are several runs, and one that fails does not stop the others.
 
-    Several feeds (--all, a list, or a pattern in quotes) catch up in one process, in one run of Dagster. A feed that
-    fails stops no other; the end names it, and the exit code is that of the worst.
+    Several feeds (--all, a list, or a pattern in quotes) are landed in one process and one run of Dagster, a few side
+    by side. A feed that fails stops no other; the end names it, and the exit code is that of the worst. fleet.yaml
+    bounds how many are at work at once (sluice docs scale).
 
     The next run finishes a run that died: nothing is read twice, and no row is visible twice. Windows and offsets may
     lie below the origin. Where the feed's limits end a run, the next run goes on.
@@ -111,14 +113,18 @@ def run(
     $ sluice run orders --skip-to 2026-11-20T00:00:00Z --reason "test data"
     $ sluice run orders --profile
     $ sluice run --all
-    $ sluice run orders 'clicks-*'
+    $ sluice run orders 'clicks_*'
+    $ sluice run --all --from 2026-11-20 --to 2026-11-21
     """
     typed = WorkOptions(offsets, only, window, start, end, replace, per_run)
     if everything or len(feeds or ()) != 1 or fleet.is_pattern(*(feeds or ())):
-        if typed != WorkOptions() or skip_to or reason or profile:
-            raise UsageError("options that say what to land, for several feeds", remedy="several feeds only catch up")
+        if offsets or only or skip_to or reason or profile:
+            raise UsageError(
+                "options of one feed, for several",
+                remedy="several feeds catch up, or land windows: --window, --from, --to, --replace",
+            )
         names = fleet.chosen(session.files, feeds or (), everything=everything)
-        return _many(session, names, list(session.files.broken.values()) if everything else [])
+        return _many(session, names, typed, list(session.files.broken.values()) if everything else [])
     feed = (feeds or [""])[0]
     found = session.feed(feed)
     asked, skip = typed.requests(session, found), _skip(typed, skip_to, reason)
@@ -134,40 +140,83 @@ def run(
     return ran.outcome.exit_code
 
 
-def _many(session: Session, names: Sequence[str], broken: Sequence[SluiceError]) -> int:
-    """Catch up these feeds; the worst exit code. `broken`: what is wrong with files of others that were meant."""
-    spent, asked = _so_far(), Request(RequestKind.CATCH_UP)
-    compiled = max((_compile_locally(session, n) for n in names[:1]), default=0.0)
-    began, watches = time.monotonic(), dict[str, Stopwatch]()
-    with session.terminal.progress() as meter:
-        session.begin_spark(session.feed(names[0]))
-        with loading():
-            from sluice.assets.execution import run_feeds
-
-        def report_of(name: str) -> Reporter:
-            heard[name] = met.MetRecorder(meter)
-            return watches.setdefault(name, Stopwatch(heard[name], {}, "wait"))
-
-        heard: dict[str, met.MetRecorder] = {}
-        outcomes = run_feeds(session.project, names, report_of, session.open_edges)
-    ran = {
-        n: Ran(n, asked, o, watches[n].stopped(), session.feed(n).contract, heard[n].met) for n, o in outcomes.items()
-    }
-    whole = spent + compiled + time.monotonic() - began
-    lines = [fleet.Line(n, o, _landed_text(ran[n])) for n, o in outcomes.items()]
+def _many(session: Session, names: Sequence[str], typed: WorkOptions, broken: Sequence[SluiceError]) -> int:
+    """Land what is asked of these feeds; the worst exit code. `broken`: what is wrong with files of others that were
+    meant. Several windows are several runs, each over all feeds."""
+    spent, began = _so_far(), time.monotonic()
+    asked, wrong = _asked_of_each(session, names, typed)
+    ran: dict[str, list[Ran]] = {name: [] for name in asked}
+    for turn in zip_longest(*asked.values()):
+        each = {name: request for name, request in zip(asked, turn, strict=True) if request is not None}
+        for done in _together(session, each):
+            ran[done.feed].append(done)
+    whole = spent + time.monotonic() - began
+    lines = [
+        fleet.Line(n, tuple(r.outcome.error for r in each if r.outcome.error), _all_landed(each))
+        for n, each in ran.items()
+    ]
+    lines += [fleet.Line(name, (error,), "") for name, error in wrong.items()]
     session.terminal.show(*fleet.view(lines, whole))
-    errors = [*broken, *(line.outcome.error for line in lines if line.outcome.error)]
     for error in (*broken, *fleet.named(lines)):
         session.terminal.fail(error)
     session.terminal.document(
         {
-            "feeds": [document(r) for r in ran.values()],
+            "feeds": [document(r) for each in ran.values() for r in each],
             "failed": fleet.failed(lines),
             "broken": [e.fields() for e in broken],
             "took": round(whole, 3),
         }
     )
-    return max((e.exit_code for e in errors), default=0)
+    return max((e.exit_code for e in (*broken, *(e for line in lines for e in line.errors))), default=0)
+
+
+def _asked_of_each(
+    session: Session, names: Sequence[str], typed: WorkOptions
+) -> tuple[dict[str, tuple[Request, ...]], dict[str, SluiceError]]:
+    """The requests of each feed, and what is wrong for others. Raises the first error if it is wrong for all."""
+    asked, wrong = dict[str, tuple[Request, ...]](), dict[str, SluiceError]()
+    for name in names:
+        try:
+            asked[name] = typed.requests(session, session.files.feed(name))
+        except SluiceError as error:
+            wrong[name] = error
+    if not asked:
+        raise next(iter(wrong.values()))
+    return asked, wrong
+
+
+def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
+    """One run over these feeds."""
+    first = session.files.feed(next(iter(asked)))
+    compiled = _compile_locally(session, first.name)
+    watches, heard = dict[str, Stopwatch](), dict[str, met.MetRecorder]()
+    feeds = [session.files.feed(name) for name in asked]
+    catching_up = feeds if all(r.kind is RequestKind.CATCH_UP for r in asked.values()) else ()
+    with session.terminal.progress() as meter, session.shared_edges(feeds) as open_edges:
+        session.begin_spark(first, catching_up, open_edges)
+        from sluice.assets.execution import run_feeds
+
+        together = fleet.Together(meter, len(asked))
+
+        def report_of(name: str) -> Reporter:
+            heard[name] = met.MetRecorder(together.of(name))
+            return watches.setdefault(name, Stopwatch(heard[name], {ready.STAGE: compiled} if compiled else {}, "wait"))
+
+        outcomes = run_feeds(session.project, asked, report_of, open_edges)
+    return [
+        Ran(n, asked[n], o, watches[n].stopped(), session.files.feed(n).contract, heard[n].met)
+        for n, o in outcomes.items()
+    ]
+
+
+def _all_landed(ran: Sequence[Ran]) -> str:
+    return _landed_text(ran[0]) if len(ran) == 1 else _sum_text(ran)
+
+
+def _sum_text(ran: Sequence[Ran]) -> str:
+    """What several runs of a feed landed."""
+    landed = sum(_totals(r)[0].landed for r in ran)
+    return f"{many(landed, 'record')} in {many(len(ran), 'run')}"
 
 
 def _profile(ran: Ran, wanted: bool) -> list[RenderableType]:

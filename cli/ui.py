@@ -123,6 +123,8 @@ Servers = dict[str, _Server]
 def _start(project: Project, address: str, servers: Servers) -> None:
     """Start the servers, into `servers`: the code server first, since the others ask it for the code."""
     from sluice.assets import compaction, reports
+    from sluice.assets.feeds import read_shapes
+    from sluice.assets.fleet_runs import fleet_pool
     from sluice.assets.instance import bury_dead_runs, limit_pools, open_instance, prepare_home
     from sluice.assets.internals import LOCATION, MODULE, workspace
     from sluice.assets.session import pool
@@ -131,7 +133,9 @@ def _start(project: Project, address: str, servers: Servers) -> None:
         raise extras.lacks("dagster_webserver")
     home = prepare_home(project)
     with open_instance(project) as instance:
-        limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, project.feeds())])
+        feeds = read_shapes(project).feeds  # a wrong file shows there, and keeps nobody from looking
+        fleets = {fleet_pool(feed.schedule) for feed in feeds.values()}
+        limit_pools(instance, [reports.POOL, compaction.POOL, *map(pool, feeds), *fleets])
         bury_dead_runs(instance, home)  # otherwise runs that wait for their pools would wait for ever
     env = {**os.environ, "DAGSTER_HOME": str(home), "SLUICE_PROJECT": str(project.root)}
     meeting = _meeting_place() / "code.sock"

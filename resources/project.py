@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.feed.fleet import FleetSettings, load_fleet
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
@@ -43,6 +44,10 @@ class Project:
     @property
     def feeds_folder(self) -> Path:
         return self.root / "feeds"
+
+    def fleet(self) -> FleetSettings:
+        """How one run lands many feeds, as `fleet.yaml` says now. Raises FeedError."""
+        return load_fleet(self.root, self.environ())
 
     @property
     def state(self) -> Path:

@@ -46,6 +46,9 @@ from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.schema.schema import EXTRA, KAFKA, Schema, parse_schema
 from sluice.pipelines.vocabulary.kafka import Isolation
 
+SHARED, OWN = "many", "own"
+"""Values of `schedule`: the schedule that all feeds share which name no other, and the feed's own alone."""
+
 
 def _lake(text: str, info: ValidationInfo) -> str:
     if text.startswith("s3://"):
@@ -106,6 +109,7 @@ class Feed(Settings):
     lake: Annotated[Text, AfterValidator(_lake)] = Field(default=".sluice/lake", validate_default=True)
     s3: S3Settings = S3Settings()
     window: WindowSettings = WindowSettings()
+    schedule: Name = SHARED
     publish: PublishPolicy = PublishPolicy.BY_PARTITION
     offsets: OffsetSettings = OffsetSettings()
     commit: Annotated[CommitMode, AfterValidator(_check_commit)] = Field(

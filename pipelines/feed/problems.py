@@ -25,6 +25,7 @@ _REMEDIES = {
     "start": "choose earliest, latest, a time such as 2026-11-20T00:00:00Z, a look-back such as 7d, or fail",
     "kafka": f"{page('security')} has the settings of each way to log in",
     "kafka.bootstrap": _WHERE,
+    "schedule": "write own, or a name that several feeds share, such as hourly: lower-case letters, digits and _",
     "offsets": "write {store: zookeeper, connect: host:2181/chroot}, or {connect: …, dual_commit: true} for both",
     "offsets.connect": "write host:port, several with commas between, and a chroot if there is one: host:2181/kafka",
     "commit": "choose transactional, plain or none; with offsets in ZooKeeper plain or none",

@@ -2,45 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
-from sluice.assets.execution import run_feeds
-from sluice.assets.factory import MANY
+from sluice.assets.execution import RunOutcome, run_feeds
+from sluice.assets.factory import land_job
+from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LEFT_TAG, fleet_config, fleet_job, step_of
 from sluice.assets.instance import open_instance
 from sluice.assets.location import build
-from sluice.pipelines.feed.feed import Feed
-from sluice.pipelines.ports import Edges
-from sluice.pipelines.vocabulary.errors import FeedError, KafkaUnavailable
+from sluice.assets.session import FEED_TAG, RunSession
+from sluice.pipelines.feed.feed import SHARED, Feed
+from sluice.pipelines.ledger import Ledger
+from sluice.pipelines.ports import Edges, Job
+from sluice.pipelines.vocabulary.errors import Failed, FeedError, KafkaUnavailable, LakeUnavailable
+from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.testing.group import MemoryGroup
-from tests.assets.world import FEED, World
+from tests.assets.ui import opened
+from tests.assets.world import CATCH_UP, FEED, MadeUpEngine, World, hour, in_hour
 
 NAMES = ("orders", "refunds", "returns")
+MANY = fleet_job(SHARED)
+AGAIN = """
+mutation ($run: String!) {
+  launchRunReexecution(reexecutionParams: {parentRunId: $run, strategy: FROM_FAILURE}) {
+    __typename
+    ... on LaunchRunSuccess { run { parentRunId pipelineName stepKeysToExecute } }
+    ... on PythonError { message }
+  }
+}"""
 
 
-def feed(name: str) -> str:
-    return FEED.replace("feed: orders", f"feed: {name}").replace("sluice-orders", f"sluice-{name}")
+def feed(name: str, more: str = "") -> str:
+    return FEED.replace("feed: orders", f"feed: {name}").replace("sluice-orders", f"sluice-{name}") + more
+
+
+class WatchedEngine(MadeUpEngine):
+    """Counts the feeds that land at once. At the world's `gate` they wait for each other; the one that is `hung` waits
+    until it is cancelled."""
+
+    def __init__(self, world: Fleet, name: str) -> None:
+        super().__init__(world.lake)
+        self.world, self.name, self.cancelled = world, name, threading.Event()
+
+    def run(self, job: Job, tasks: Sequence[int]):  # type: ignore[no-untyped-def,override]
+        with self.world.counted(self.name):
+            if self.world.gate is not None:
+                self.world.gate.wait(20)
+            if self.name == self.world.hung:
+                self.world.hanging.set()
+                assert self.cancelled.wait(20)
+                raise Failed("the Spark job was cancelled")
+            return super().run(job, tasks)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
 
 
 class Fleet(World):
     """Three feeds of one topic, each with a group of its own; what opens those in `away` finds no Kafka."""
 
     away: frozenset[str] = frozenset()
+    no_lake: frozenset[str] = frozenset()
     bug: str = ""
+    hung: str = ""
+    gate: threading.Barrier | None = None
+    most = 0
+
+    def __init__(self, root: Path, feeds: dict[str, str]) -> None:
+        super().__init__(root, feeds)
+        self.groups: dict[str, MemoryGroup] = {}
+        self.at_work: set[str] = set()
+        self.lock, self.hanging = threading.Lock(), threading.Event()
+
+    @contextmanager
+    def counted(self, name: str) -> Iterator[None]:
+        with self.lock:
+            self.at_work.add(name)
+            self.most = max(self.most, len(self.at_work))
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.at_work.discard(name)
 
     @contextmanager
     def open_edges(self, feed: Feed) -> Iterator[Edges]:
+        if feed.name in self.no_lake:
+            raise LakeUnavailable("the store does not answer", remedy="wait for it")
         if feed.name in self.away:
             raise KafkaUnavailable("no broker answers", remedy="start it")
         if feed.name == self.bug:
             raise ZeroDivisionError("a mistake of ours")
-        groups = self.__dict__.setdefault("groups", {})
-        group = groups.setdefault(feed.name, MemoryGroup())
-        yield Edges(self.cluster, group, self.lake, self.engine, self.liveness, self.clock, None)
+        group = self.groups.setdefault(feed.name, MemoryGroup())
+        engine = WatchedEngine(self, feed.name)
+        yield Edges(self.cluster, group, self.lake, engine, self.liveness, self.clock, None)
+
+    def land(self, *names: str, request: Request = CATCH_UP) -> Mapping[str, RunOutcome]:
+        asked = dict.fromkeys(names or NAMES, request)
+        return run_feeds(self.project, asked, lambda name: self.progress.append, self.open_edges)
+
+    def bury_all(self) -> None:
+        """Every run that has left a plan behind is known dead."""
+        states = (Ledger(self.lake, name, self.clock, "test", self.cluster.id).read() for name in NAMES)
+        self.liveness.dead = {b.owner.token for state in states for b in state.live()}
+
+    def limits(self, text: str) -> None:
+        (self.project.root / "fleet.yaml").write_text(text)
 
 
 @pytest.fixture
@@ -48,51 +123,233 @@ def fleet(root: Path) -> Fleet:
     return Fleet(root, {name: feed(name) for name in NAMES})
 
 
-def test_what_many_feeds_owe_lands_and_is_committed_in_one_run(fleet: Fleet) -> None:
-    outcomes = run_feeds(fleet.project, NAMES, lambda name: fleet.progress.append, fleet.open_edges)
-    assert [o.error for o in outcomes.values()] == [None] * 3
+@pytest.fixture
+def instance(fleet: Fleet) -> Iterator[dg.DagsterInstance]:
+    with open_instance(fleet.project) as found:
+        yield found
+
+
+def only_run(instance: dg.DagsterInstance) -> dg.DagsterRun:
+    (run,) = instance.get_runs()
+    return run
+
+
+def steps(instance: dg.DagsterInstance, run: str) -> dict[str, str]:
+    return {s.step_key: s.status.value if s.status else "" for s in instance.get_run_step_stats(run)}
+
+
+# -- one run
+
+
+def test_what_many_feeds_owe_lands_and_is_committed_in_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.gate = threading.Barrier(3)
+    outcomes = fleet.land()
+    assert [o.error for o in outcomes.values()] == [None] * 3, "side by side: none would go on without the others"
     assert len({o.run_id for o in outcomes.values()}) == 1
     for outcome in outcomes.values():
         assert outcome.landed
         assert sum(b.counts.landed for b in outcome.landed.batches) == 200
         assert outcome.committed
-    with open_instance(fleet.project) as instance:
-        (run,) = instance.get_runs()
-        assert (run.job_name, run.status) == (MANY, dg.DagsterRunStatus.SUCCESS)
-        for name in NAMES:
-            assert len(instance.get_materialized_partitions(dg.AssetKey([name, "landed"]))) >= 4
-            assert instance.fetch_materializations(dg.AssetKey([name, "committed"]), limit=1).records
+    run = only_run(instance)
+    assert (run.job_name, run.status, run.tags[DONE_TAG]) == (MANY, dg.DagsterRunStatus.SUCCESS, "3")
+    for name in NAMES:
+        assert len(instance.get_materialized_partitions(dg.AssetKey([name, "landed"]))) >= 4
+        assert instance.fetch_materializations(dg.AssetKey([name, "committed"]), limit=1).records
 
 
-def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(fleet: Fleet) -> None:
+def test_a_feed_that_fails_stops_no_other_and_lands_with_the_next_run(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
     fleet.away, fleet.bug = frozenset({"orders"}), "refunds"
-    outcomes = run_feeds(fleet.project, NAMES, lambda name: fleet.progress.append, fleet.open_edges)
+    outcomes = fleet.land()
     assert isinstance(outcomes["orders"].error, KafkaUnavailable)
     assert "ZeroDivisionError: a mistake of ours" in str(outcomes["refunds"].error)
     assert outcomes["returns"].error is None
     assert outcomes["returns"].committed
-    with open_instance(fleet.project) as instance:
-        (run,) = instance.get_runs()
-        assert run.status is dg.DagsterRunStatus.FAILURE
-        steps = {s.step_key: s.status.value if s.status else "" for s in instance.get_run_step_stats(run.run_id)}
-        assert steps["orders__land_owed"] == steps["refunds__land_owed"] == "FAILURE"
-        assert steps["returns__commit_owed"] == "SUCCESS"
-        assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
+    run = only_run(instance)
+    assert (run.status, run.tags[FAILED_TAG]) == (dg.DagsterRunStatus.FAILURE, "orders,refunds")
+    came = steps(instance, run.run_id)
+    assert came[step_of("orders")] == came[step_of("refunds")] == "FAILURE"
+    assert came["commit_owed[returns]"] == "SUCCESS"
+    assert not instance.get_materialized_partitions(dg.AssetKey(["orders", "landed"]))
     fleet.away, fleet.bug = frozenset(), ""
-    again = run_feeds(fleet.project, ["orders", "refunds"], lambda name: fleet.progress.append, fleet.open_edges)
+    again = fleet.land("orders", "refunds")
     assert [o.error for o in again.values()] == [None, None]
     assert set(again) == {"orders", "refunds"}
 
 
-def test_the_code_location_has_the_job_with_the_steps_of_every_feed(fleet: Fleet) -> None:
+def test_no_more_feeds_than_the_file_allows_read_from_one_kafka(fleet: Fleet) -> None:
+    fleet.limits("per_kafka: 1\n")
+    assert [o.error for o in fleet.land(request=in_hour(0)).values()] == [None] * 3
+    assert fleet.most == 1
+
+
+def test_a_feed_that_hangs_is_ended_and_the_others_are_done(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.limits("feed_time: 10s\n")
+    fleet.hung = "refunds"
+    outcomes = fleet.land()
+    assert [bool(o.error) for o in outcomes.values()] == [False, True, False]
+    assert "refunds was ended after 10s" in str(outcomes["refunds"].error)
+    assert only_run(instance).tags[FAILED_TAG] == "refunds"
+    fleet.hung = ""
+    fleet.bury_all()
+    assert fleet.land("refunds")["refunds"].error is None
+
+
+def test_what_a_run_does_not_reach_stays_owed_and_is_not_red(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.limits("deadline: 5s\nfeeds_at_once: 1\nfeed_time: 8s\n")
+    fleet.hung = "orders"
+    outcomes = fleet.land(request=in_hour(0))
+    assert "was ended" in str(outcomes["orders"].error)
+    assert "was not reached" in str(outcomes["refunds"].error)
+    run = only_run(instance)
+    assert (run.tags[FAILED_TAG], run.tags[LEFT_TAG], run.tags[DONE_TAG]) == ("orders", "refunds,returns", "0")
+    assert steps(instance, run.run_id)[step_of("refunds")] == "SKIPPED"
+
+
+def test_an_interrupt_reaches_every_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.hung = "refunds"
+
+    def interrupt() -> None:
+        assert fleet.hanging.wait(20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        fleet.land()
+    assert only_run(instance).status is dg.DagsterRunStatus.CANCELED
+    assert not fleet.at_work
+
+
+# -- the code location
+
+
+def test_the_code_location_has_one_job_for_each_schedule_that_feeds_share(root: Path) -> None:
+    apart = {"hourly": "schedule: hourly\n", "own": "schedule: own\n"}
+    fleet = Fleet(root, {name: feed(name, apart.get(name, "")) for name in (*NAMES, *apart)})
     location = build(fleet.project)
     dg.Definitions.validate_loadable(location)
-    job = location.resolve_job_def(MANY)
-    assert {n.name for n in job.nodes} == {f"{name}__{what}_owed" for name in NAMES for what in ("land", "commit")}
+    assert {n.name for n in location.resolve_job_def(MANY).nodes} == {"owed_feeds", "land_owed", "commit_owed"}
+    jobs = {j.name for j in location.resolve_all_job_defs()}
+    assert {fleet_job("hourly"), MANY} <= jobs
+    assert fleet_job("own") not in jobs
+    schedules = {s.name for s in location.get_repository_def().schedule_defs}
+    assert {f"{MANY}_windows", "owed_by_hourly_feeds_windows", "land_own_windows", "land_orders_windows"} <= schedules
+    assert "land_hourly_windows" not in schedules
 
 
-def test_a_feed_that_is_not_there_ends_it_before_anything_runs(fleet: Fleet) -> None:
+def test_a_feed_that_is_not_there_ends_it_before_anything_runs(fleet: Fleet, instance: dg.DagsterInstance) -> None:
     with pytest.raises(FeedError, match="no feed `ordres`"):
-        run_feeds(fleet.project, ["orders", "ordres"], lambda name: fleet.progress.append, fleet.open_edges)
-    with open_instance(fleet.project) as instance:
-        assert not instance.get_runs()
+        fleet.land("orders", "ordres")
+    assert not instance.get_runs()
+
+
+def test_a_wrong_fleet_file_says_what_is_wrong(fleet: Fleet) -> None:
+    fleet.limits("feeds_at_once: 0\nfeed_at_once: 2\n")
+    with pytest.raises(FeedError) as error:
+        fleet.project.fleet()
+    assert "fleet.yaml: feeds_at_once: should be" in str(error.value)
+    assert "did you mean `feeds_at_once`?" in str(error.value)
+
+
+# -- in the UI
+
+
+def test_a_failed_feed_s_windows_alone_are_red_and_it_is_executed_again_by_itself(
+    fleet: Fleet, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.away = frozenset({"refunds"})
+    asked = Request(RequestKind.WINDOW, window=hour(0), until=hour(3))
+    fleet.land(request=asked)
+    with opened(instance, fleet.project, monkeypatch) as pages:
+        shown = {name: pages.asset(dg.AssetKey([name, "landed"]))["partitionStats"] for name in NAMES}
+        assert {n: s["numFailed"] for n, s in shown.items()} == {"orders": 0, "refunds": 3, "returns": 0}
+        assert {n: s["numMaterialized"] for n, s in shown.items()} == {"orders": 4, "refunds": 0, "returns": 4}
+        again = pages.ask(AGAIN, run=only_run(instance).run_id)["launchRunReexecution"]
+        assert again["__typename"] == "LaunchRunSuccess", again
+        assert set(again["run"]["stepKeysToExecute"]) == {step_of("refunds"), "commit_owed[refunds]"}
+
+
+# -- the schedule
+
+
+def evaluated(fleet: Fleet, instance: dg.DagsterInstance) -> Any:
+    defs = build(fleet.project, RunSession(fleet.project, fleet.open_edges))
+    with dg.build_schedule_context(instance, fleet.time(), repository_def=defs.get_repository_def()) as context:
+        return defs.resolve_schedule_def(f"{MANY}_windows").evaluate_tick(context)
+
+
+def tick(fleet: Fleet, instance: dg.DagsterInstance) -> list[dict[str, str]]:
+    """What a tick asks of each feed, a mapping for each run."""
+    return [
+        {f["feed"]: "-".join(f[at][11:16] for at in ("window", "until") if at in f) for f in feeds}
+        for request in evaluated(fleet, instance).run_requests
+        for op in request.run_config["ops"].values()
+        for feeds in (op["config"]["feeds"],)
+    ]
+
+
+def nothing(fleet: Fleet, instance: dg.DagsterInstance) -> str:
+    """Why a tick asks for nothing."""
+    return str(evaluated(fleet, instance).skip_message)
+
+
+def test_a_tick_asks_in_one_run_for_what_all_feeds_owe_the_oldest_first(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    fleet.land("orders", request=in_hour(3))
+    (asked,) = tick(fleet, instance)
+    assert list(asked.items()) == [("orders", "00:00-03:00"), ("refunds", "04:00"), ("returns", "04:00")]
+    fleet.limits("windows: 2\n")
+    (asked,) = tick(fleet, instance)
+    assert asked["orders"] == "00:00-02:00"
+    fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(3)))
+    fleet.land("refunds", "returns")
+    assert "3 feeds looked at: no closed window is owed" in nothing(fleet, instance)
+
+
+def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:
+    fleet.land(request=in_hour(3))
+    (fleet.project.feeds_folder / "returns.yaml").write_text("topics: [")
+    fleet.no_lake = frozenset({"orders"})
+    assert tick(fleet, instance) == [{"refunds": "00:00-03:00"}]
+    fleet.no_lake = frozenset({"orders", "refunds"})
+    said = nothing(fleet, instance)
+    assert "not loaded: returns.yaml" in said
+    assert "orders could not be looked at: the store does not answer" in said
+
+
+def test_feeds_under_way_and_those_with_a_schedule_of_their_own_are_left_alone(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    fleet.land(request=in_hour(3))
+    defs, started = build(fleet.project), dg.DagsterRunStatus.STARTED
+    config = fleet_config(SHARED, {"orders": in_hour(0)})
+    instance.create_run_for_job(
+        defs.resolve_job_def(MANY), status=started, run_config=config, tags={"sluice/fleet": SHARED}
+    )
+    assert tick(fleet, instance) == [dict.fromkeys(NAMES[1:], "00:00-03:00")]
+    instance.create_run_for_job(defs.resolve_job_def(land_job("refunds")), status=started, tags={FEED_TAG: "refunds"})
+    assert tick(fleet, instance) == [{"returns": "00:00-03:00"}]
+    (fleet.project.feeds_folder / "returns.yaml").write_text(feed("returns", "schedule: own\n"))
+    assert "orders is left alone" in nothing(fleet, instance)
+
+
+def test_a_window_that_failed_thrice_waits_and_those_at_work_when_a_run_was_killed_come_last(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    fleet.land(request=in_hour(3))
+    job, failed = build(fleet.project).resolve_job_def(MANY), dg.DagsterRunStatus.FAILURE
+
+    def over(**tags: str) -> dg.DagsterRun:
+        config = fleet_config(SHARED, dict.fromkeys(NAMES, in_hour(0)))
+        said = {FLEET_TAG: SHARED} | {f"sluice/{name}": text for name, text in tags.items()}
+        return instance.create_run_for_job(job, status=failed, run_config=config, tags=said)
+
+    for _ in range(3):
+        over(done="1", failed="orders,refunds", passes="refunds")
+    killed = over()
+    began = dg.DagsterEvent("STEP_START", job.name, step_key=step_of("refunds"), message="began")
+    instance.report_dagster_event(began, killed.run_id)
+    (asked,) = tick(fleet, instance)
+    assert list(asked.items()) == [("returns", "00:00-03:00"), ("orders", "01:00-03:00"), ("refunds", "00:00-03:00")]

@@ -10,12 +10,13 @@ from typing import Any
 import dagster as dg
 
 from sluice.assets.feeds import read_shapes
-from sluice.assets.location import feeds_of, knowing, windows_of
+from sluice.assets.location import feeds_of, fleets_of, knowing, windows_of
 from sluice.assets.reports import WHEN
 from sluice.assets.sensors import SENSOR, watch_sensor
 from sluice.assets.session import RunSession
 from sluice.assets.shown import Shown
 from sluice.dagster.translator import FeedTranslator
+from sluice.pipelines.feed.feed import SHARED
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.resources.project import Project
 
@@ -55,13 +56,15 @@ def feed_definitions(
     files, translate = read_shapes(project), (translator or FeedTranslator()).get_asset_spec
     shown = {name: Shown.of(feed, translate) for name, feed in files.feeds.items()}
     session = knowing(RunSession(project), shown)
-    made = feeds_of(project, files, shown, windows_of(project, files.feeds), session, translate)
+    windows = windows_of(project, files.feeds)
+    made = feeds_of(project, files, shown, windows, session, translate)
+    shared = fleets_of(files, windows, session, without=[SHARED])
     sensors = [] if sensor is None else [watch_sensor(session, sensor)]
     return dg.Definitions(
         assets=made.assets,
         asset_checks=made.asset_checks,
-        jobs=made.jobs,
-        schedules=made.schedules if schedules else [],
+        jobs=[*(made.jobs or ()), *(shared.jobs or ())],
+        schedules=[*(made.schedules or ()), *(shared.schedules or ())] if schedules else [],
         sensors=sensors,
     )
 

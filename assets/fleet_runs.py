@@ -1,0 +1,67 @@
+"""Runs over many feeds, as Dagster's records show them: job and steps, what they were asked, what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from sluice.assets.requests import request_config
+from sluice.pipelines.feed.feed import SHARED
+from sluice.pipelines.vocabulary.plans import Request
+
+FLEET_TAG = "sluice/fleet"
+"""Tag of a run over many feeds: the schedule whose feeds they are."""
+DONE_TAG, FAILED_TAG, PASSES_TAG, LEFT_TAG = "sluice/done", "sluice/failed", "sluice/passes", "sluice/left"
+"""Tags of such a run that has ended: how many feeds are done, which failed, those of them whose failure passes by
+itself, and the feeds that were left to the next run."""
+
+OWED, LAND, COMMIT = "owed_feeds", "land_owed", "commit_owed"
+"""The ops of such a run: what finds the feeds, and the two of each feed."""
+
+
+def fleet_job(schedule: str) -> str:
+    """The name of the job over the feeds of a schedule."""
+    return f"owed_by_{schedule}_feeds"
+
+
+def fleet_pool(schedule: str) -> str:
+    """The Dagster pool of the job: one run of it after the other."""
+    return f"sluice_{fleet_job(schedule)}"
+
+
+def fleet_config(schedule: str, asked: Mapping[str, Request]) -> dict[str, Any]:
+    """The configuration of the job that asks each feed for its request, in that order."""
+    feeds = [{"feed": name} | request_config(request) for name, request in asked.items()]
+    return {"ops": {op_name(OWED, schedule): {"config": {"feeds": feeds}}}}
+
+
+def asked_of(run: dg.DagsterRun) -> Mapping[str, Mapping[str, Any]] | None:
+    """What a run over many feeds was asked, by feed; None if it is no such run. An empty answer: all of its feeds."""
+    schedule = run.tags.get(FLEET_TAG)
+    if schedule is None:
+        return None
+    ops: Any = run.run_config.get("ops", {})
+    found = ops.get(op_name(OWED, schedule), {}).get("config", {}).get("feeds", ())
+    return {str(one["feed"]): one for one in found}
+
+
+def named_in(run: dg.DagsterRun, tag: str) -> set[str]:
+    """The feeds that a tag of the run names."""
+    return {name for name in run.tags.get(tag, "").split(",") if name}
+
+
+def step_of(feed: str, schedule: str = SHARED) -> str:
+    """The key of the step that lands a feed."""
+    return f"{op_name(LAND, schedule)}[{feed}]"
+
+
+def feed_at_work(step: str) -> str:
+    """The feed whose step it is, by the step's key; empty for another step."""
+    return step.partition("[")[2].removesuffix("]")
+
+
+def op_name(op: str, schedule: str) -> str:
+    """The name of an op of the job over the feeds of a schedule."""
+    return op if schedule == SHARED else f"{op}_{schedule}"

@@ -1,0 +1,42 @@
+"""The project's `fleet.yaml`: limits of a run over many feeds. It may be missing; docs/scale.md explains each key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sluice.pipelines.feed.problems import problems_of, raise_problems
+from sluice.pipelines.feed.settings import Count, Duration, Settings
+from sluice.pipelines.feed.yaml_file import YamlError, read_yaml
+from sluice.pipelines.vocabulary.units import HOUR, MINUTE
+
+FLEET = "fleet.yaml"
+"""The name of the file, in the project's folder."""
+
+
+class FleetSettings(Settings):
+    """Limits of a run over many feeds. Durations in ms.
+
+    `feeds_at_once` feeds are at work at the same time, `per_kafka` of them with one Kafka. Feeds that have not begun
+    `deadline` after the run did are left to the next one. A feed's step that takes longer than `feed_time` is ended. A
+    tick asks for `windows` windows of a feed at most.
+    """
+
+    feeds_at_once: Count = 4
+    per_kafka: Count = 4
+    deadline: Duration = 50 * MINUTE
+    feed_time: Duration = HOUR
+    windows: Count = 6
+
+
+def load_fleet(folder: Path, environ: Mapping[str, str]) -> FleetSettings:
+    """The settings in the folder's file, or those without one. Raises FeedError."""
+    path = folder / FLEET
+    if not path.exists():
+        return FleetSettings()
+    try:
+        return FleetSettings.model_validate(read_yaml(path, environ, folder).data)
+    except YamlError as error:
+        raise_problems([(str(path), p) for p in error.problems])
+    except ValueError as error:
+        raise_problems([(str(path), p) for p in problems_of(error, FleetSettings)])
