@@ -64,6 +64,7 @@ _OURS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "sluice.resources.spark.daemon",
+    "spark.scheduler.mode": "FAIR",  # several feeds land at once: one with many tasks does not hold up the others
     **{f"spark.executorEnv.{name}": value for name, value in WORKERS_ENVIRONMENT.items()},
 }
 # Its ports are on this machine alone, and obey nobody who does not know a secret made for this session.
@@ -333,6 +334,7 @@ class _ContextJobs:
 
     def outcomes(self, work: executor.TaskWork) -> list[Outcome | TaskTraffic]:
         self.begin(f"sluice: feed {work.feed}, batch {work.batch}")
+        self._spark.setLocalProperty("spark.scheduler.pool", work.feed)  # within a pool, jobs wait for each other
         count = len(work.queues)
         numbers = self._spark.parallelize(range(count), count)
         return [executor.sent_in(*row) for row in numbers.mapPartitions(partial(executor.run, work)).collect()]
