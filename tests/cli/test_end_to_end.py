@@ -8,15 +8,28 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import duckdb
 import pytest
+from kafka import KafkaAdminClient
 
+from sluice.assets.fleet_runs import fleet_job
+from sluice.assets.instance import open_instance, prepare_home
+from sluice.assets.location import build
+from sluice.pipelines.feed.feed import SHARED
+from sluice.pipelines.feed.sections import WindowSettings
+from sluice.pipelines.vocabulary.units import HOUR, show_window
 from sluice.resources.local.kafka import LocalKafka
+from sluice.resources.project import Project
+from tests.checker.producers import Noting
 from tests.cli.conftest import Sluice
 from tests.resources.kafka.tools import until
 
@@ -194,3 +207,47 @@ def test_the_demo_keeps_no_s3_server(project: Path, sluice: Sluice) -> None:
     refused = sluice("demo", "--lake", "s3", "--keep", "--json")
     assert (refused.code, refused.document["error"]) == (2, "UsageError")
     assert not (project / ".sluice" / "demo").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_one_run_lands_what_many_feeds_owe_and_names_those_that_cannot(
+    topic: str, project: Path, kafka: LocalKafka, sluice: Sluice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds, hours_ago = project / "feeds", -3 * 3_600_000
+    text = (feeds / "orders.yaml").read_text()
+    (feeds / "copy.yaml").write_text(text.replace("group: g-", "group: copy-"))
+    (feeds / "gone.yaml").write_text(text.replace(kafka.bootstrap, "127.0.0.1:9"))
+    (feeds / "wrong.yaml").write_text("topic: orders")
+    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
+        admin.create_topics({topic: {"num_partitions": 2, "configs": {"retention.ms": "-1"}}})
+    with closing(Noting(project / "sent.jsonl", "past", kafka.bootstrap, ahead_ms=hours_ago)) as producer:
+        for partition in range(2):
+            producer.send(topic, partition, 50)
+
+    closed = show_window(WindowSettings().last_boundary(int(time.time() * 1000)) - HOUR)
+    said = sluice("run", "--all", "--window", closed, "--json")
+    assert said.code == 2, "of the file that is wrong"
+    by_feed = {f["feed"]: f for f in said.document["feeds"]}
+    assert said.document["failed"] == ["gone"]
+    assert by_feed["gone"]["error"] == "KafkaUnavailable"
+    assert "wrong.yaml" in said.document["broken"][0]["message"]
+    assert by_feed["orders"]["run"] == by_feed["copy"]["run"]
+
+    monkeypatch.setenv("SLUICE_PROJECT", str(project))
+    with open_instance(Project(project)) as instance:
+        defs, now = build(Project(project)), datetime.now(UTC)
+        with dg.build_schedule_context(instance, now, repository_def=defs.get_repository_def()) as context:
+            (asked,) = (
+                defs.resolve_schedule_def(f"{fleet_job(SHARED)}_windows").evaluate_tick(context).run_requests or ()
+            )
+        config = project / "tick.yaml"
+        config.write_text(json.dumps(asked.run_config))
+        monkeypatch.setenv("DAGSTER_HOME", str(prepare_home(Project(project))))
+        command = ["job", "execute", "-m", "sluice.assets.definitions", "-j", fleet_job(SHARED), "-c", str(config)]
+        subprocess.run([sys.executable, "-m", "dagster", *command], capture_output=True, check=False)
+        run = instance.get_runs(limit=1)[0]
+        assert (run.tags["sluice/done"], run.tags["sluice/failed"]) == ("2", "gone"), run.tags
+    for name in ("copy", "orders"):
+        audited = sluice("audit", name, "--rescan", "--json").document
+        assert (audited["closes"], audited["compared"]) == (True, 100)
