@@ -38,7 +38,7 @@ from sluice.assets.fleet_runs import (
     fleet_pool,
     op_name,
 )
-from sluice.assets.instance import holding, prepare_home
+from sluice.assets.instance import holding, home_of
 from sluice.assets.session import PASSES, RunSession, Witness
 from sluice.assets.side_by_side import Lane
 from sluice.pipelines.feed.feed import SHARED
@@ -96,13 +96,13 @@ class Fleet:
             return self._files
 
     @contextmanager
-    def attended(self, run: str) -> Iterator[None]:
+    def attended(self, instance: dg.DagsterInstance, run: str) -> Iterator[None]:
         """Carry out a run: what an earlier one of this process left is forgotten. Raises FeedError for a wrong
         `fleet.yaml`."""
         self._begun_anew()
         self._limits = self._plain.project.fleet()
         with (
-            holding(prepare_home(self._plain.project), run),
+            holding(home_of(self._plain.project, instance), run),
             self._plain.sharing(self.files.feeds.values()) as self._shared,
         ):
             yield

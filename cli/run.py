@@ -194,7 +194,8 @@ def _together(session: Session, asked: Mapping[str, Request]) -> list[Ran]:
     catching_up = feeds if all(r.kind is RequestKind.CATCH_UP for r in asked.values()) else ()
     with session.terminal.progress() as meter, session.shared_edges(feeds) as open_edges:
         session.begin_spark(first, catching_up, open_edges)
-        from sluice.assets.execution import run_feeds
+        with loading():
+            from sluice.assets.execution import run_feeds
 
         together = fleet.Together(meter, len(asked))
 
