@@ -193,7 +193,7 @@ class Field:
 
     def noted(self, kind: str) -> Path:
         """Where a producer notes what became of what it sent."""
-        path = self.root / f"{kind}-{len(self.notes)}.jsonl"
+        path = self.root / f"{self.name}-{kind}-{len(self.notes)}.jsonl"
         self.notes.append(path)
         return path
 

@@ -1,0 +1,118 @@
+"""One run over many feeds, killed at random times, two of them at once, with feeds among them that cannot land.
+
+Each feed has its own topic, producers and verdict: what happens to one, or to the run, loses or doubles nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.checker.gather import seen
+from tests.faults.account import SEED, Account
+from tests.faults.arena import Arena
+from tests.faults.field import SLUICE, Field, Run, Running
+
+pytestmark = [pytest.mark.faults, pytest.mark.spark]
+
+NAMES = ("orders", "refunds", "returns")
+RATE, KILLS = 40, 4
+AWAY = "{bootstrap: '127.0.0.1:9', bootstrap_timeout_ms: 500}"
+
+
+@pytest.fixture
+def fleet(arena: Arena, account: Account, tmp_path: Path) -> list[Field]:
+    """Three feeds of one project, and a file that is no feed."""
+    (tmp_path / "feeds").mkdir()
+    (tmp_path / "feeds" / "broken.yaml").write_text("topics: [\n")
+    found = []
+    for number, name in enumerate(NAMES):
+        topic = f"fleet-{name}-{account.fault.partition('[')[0].replace('_', '-')}"[:80]
+        arena.create(topic, 2, first=number)
+        found.append(Field(arena, tmp_path, topic, 2, account, name=name))
+        found[-1].feed()
+    return found
+
+
+@contextmanager
+def producing(fleet: list[Field]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for field in fleet:
+            stack.enter_context(field.producing(RATE))
+        yield
+
+
+def started(fleet: list[Field], number: list[int] = [0]) -> Running:  # noqa: B006 - counts on
+    number[0] += 1
+    root = fleet[0].root
+    command = [*SLUICE, "run", "--all", "--project", str(root), "--json"]
+    return Running.alone(command, root / f"fleet-{number[0]}.out")
+
+
+def ended(fleet: list[Field], running: Running, about: str) -> Run:
+    ran = running.wait()
+    for field in fleet:
+        field.observed += seen(field.folder)
+    fleet[0].account.count("runs killed" if ran.code < 0 else "clean runs" if failed(ran) == [] else "runs failed")
+    how = f"was ended by {signal.Signals(-ran.code).name}" if ran.code < 0 else f"ended; failed: {failed(ran)}"
+    fleet[0].account.did(f"{about} {how}, after {ran.seconds:.1f} s")
+    return ran
+
+
+def failed(ran: Run) -> list[str]:
+    """The feeds that a run over all said to have failed. The file that is no feed is told beside them, always."""
+    assert ran.code >= 0, ran
+    (document,) = (line for line in ran.said if "failed" in line)
+    assert [e["error"] for e in document["broken"]] == ["FeedError"], document["broken"]
+    return list(document["failed"])
+
+
+def test_the_run_over_many_feeds_is_killed_at_random_times(fleet: list[Field]) -> None:
+    draw = random.Random(SEED)
+    with producing(fleet):
+        whole = ended(fleet, started(fleet), "a run over all feeds")
+        assert failed(whole) == [], whole
+        for _ in range(KILLS):
+            running = started(fleet)
+            time.sleep(draw.uniform(0.4, 1.0) * whole.seconds)
+            os.killpg(running.process.pid, signal.SIGKILL)
+            ended(fleet, running, "a run over all feeds")
+        again = ended(fleet, started(fleet), "the run after them")
+        assert failed(again) == [], again
+    for field in fleet:
+        field.proven()
+
+
+def test_two_runs_over_many_feeds_at_once(fleet: list[Field]) -> None:
+    with producing(fleet):
+        assert failed(ended(fleet, started(fleet), "a run by itself")) == []  # it makes Dagster's home
+        for _ in range(2):
+            both = [started(fleet) for _ in range(2)]
+            for running in both:
+                ran = ended(fleet, running, "one of two runs at once")
+                assert "Traceback" not in ran.noise, ran.noise
+        again = ended(fleet, started(fleet), "a run by itself")
+        assert failed(again) == [], again
+    for field in fleet:
+        field.proven()
+
+
+def test_a_cluster_that_is_away_for_one_of_many_feeds(fleet: list[Field]) -> None:
+    lost = replace(fleet[1], settings={"kafka": AWAY})
+    with producing(fleet):
+        assert failed(ended(fleet, started(fleet), "a run over all feeds")) == []
+        lost.feed()
+        ran = ended(fleet, started(fleet), f"a run while {lost.name} finds no Kafka")
+        assert failed(ran) == [lost.name], ran
+        fleet[1].feed()
+        assert failed(ended(fleet, started(fleet), "the run after it")) == []
+    for field in fleet:
+        field.proven()
