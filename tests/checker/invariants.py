@@ -8,7 +8,7 @@
  4 tiling      slices of plans do not meet and leave nothing out; what is planned is published or failed; boundaries
                never decrease; a window declared complete is; with `healed`, no hole below what landed
  5 sums        a receipt's classes add up to its span, files have its rows; control and aborted as the segments have it
- 6 order       offsets strictly increase in a file
+ 6 order       offsets strictly increase in a file; where slices share it, in each of them, and each row is of one slice
  7 ahead       each committed offset lies at or below the frontier of the entry that its mark names, and of the time
  8 back        committed offsets of one incarnation never decrease, but by hand
  9 same        a plan's hash is that of its content, parts are named by slice and number, two attempts of a slice agree
@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from bisect import bisect_left, bisect_right
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 from tests.checker import lake as files
 from tests.checker.facts import TP, Committed, Evidence, EvidenceError, Life, Log, Seen, Sent, who
 from tests.checker.lake import Folder, Rows
-from tests.checker.ledger import Book, Broken, Part, Pin, Receipt, _at, fold, receipt_of
+from tests.checker.ledger import Book, Broken, Part, Pin, Plan, Receipt, _at, fold, receipt_of
 
 NAMES = {
     1: "no loss",
@@ -142,6 +143,8 @@ class _Check:
         self.verdict = Verdict(folder.feed)
         self.committed_only = self.book.mode()
         self.files: list[_File] = []
+        self.read: dict[str, Rows | None] = {}
+        """What lies in each file, which slices may share."""
         self.rows: dict[Life, dict[int, tuple[_File, int]]] = defaultdict(dict)
         self.differs: set[tuple[Life, int]] = set()
         """Slices of which a record is lost or a phantom: their sums differ from the log's for that reason."""
@@ -180,10 +183,11 @@ class _Check:
         for r in self.book.live():
             for p in r.parts:
                 self._found(self._file(r, p))
+        self._found(self._shared())
         self.verdict.counts |= {
             "entries": len(self.book.entries),
             "live slices": len(self.book.live()),
-            "files": len(self.files),
+            "files": len({f.part.path for f in self.files}),
             "rows": sum(len(f.rows.records) for f in self.files if f.rows),
         }
 
@@ -197,13 +201,36 @@ class _Check:
         if size is None and not staged:
             self.files.append(_File(r, p, None))
             return
-        if self.folder.size(path) != p.bytes or self.folder.sha256(path) != p.sha256:
+        if self.folder.size(path) != p.file_bytes or self.folder.sha256(path) != p.sha256:
             yield Broken(3, f"{path}: its bytes are not those whose hash entry {r.number} holds", where)
-        try:
-            self.files.append(_File(r, p, self.folder.rows(path)))
-        except EvidenceError as e:
-            self.files.append(_File(r, p, None))
-            yield Broken(3, str(e), where)
+        if path not in self.read:
+            try:
+                self.read[path] = self.folder.rows(path)
+            except EvidenceError as e:
+                self.read[path] = None
+                yield Broken(3, str(e), where)
+        rows = self.read[path]
+        self.files.append(_File(r, p, rows.some(p.first, p.rows) if rows and p.shared else rows))
+
+    def _shared(self) -> Iterator[Broken]:
+        """Each row of a file is of exactly one slice that counts (2, 3); a file that is not shared is of one slice."""
+        held: dict[str, list[_File]] = defaultdict(list)
+        for f in self.files:
+            held[f.part.path].append(f)
+        for path, some in held.items():
+            first = some[0]
+            where = _at(first.receipt.life, first.receipt.start, path=path, number=first.receipt.number)
+            if len(some) > 1 and not all(f.part.shared for f in some):
+                yield Broken(2, f"{path} is the file of {len(some)} slices, and not shared by all of them", where)
+            at = 0
+            for begins, rows in sorted((f.part.first, f.part.rows) for f in some) if first.part.shared else ():
+                if begins != at:
+                    what = "of two slices" if begins < at else "of no slice that counts"
+                    yield Broken(2, f"{path}: rows {min(at, begins)} to {max(at, begins)} are {what}", where)
+                at = max(at, begins + rows)
+            there = self.read.get(path) or self.read.get(first.part.staged)
+            if first.part.shared and (at != first.part.file_rows or (there and len(there.records) != at)):
+                yield Broken(2, f"{path}: slices that count have {at} of its {first.part.file_rows} rows", where)
 
     def _placed(self) -> Iterator[Broken]:
         """Order, place and uniqueness of rows (2, 3, 6)."""
@@ -458,7 +485,7 @@ class _Check:
         for raw in self.folder.staged():
             batch = int(raw["from"].split("/")[3])
             r = receipt_of(raw, batch)
-            mine = {"counts": r.counts, "parts": sorted((p.name, p.rows, p.sha256) for p in r.parts)}
+            mine = {"counts": r.counts, "parts": sorted(self._same_part(p) for p in r.parts)}
             first = attempts.setdefault((batch, r.life, r.start, r.end, r.format), mine)
             if first != mine:
                 yield Broken(
@@ -470,6 +497,9 @@ class _Check:
     def _named_right(self, f: _File) -> Iterator[Broken]:
         r, plan = f.receipt, self.book.plans[f.receipt.batch]
         where = _at(r.life, r.start, path=f.part.path, number=r.batch)
+        if f.part.shared:
+            yield from self._shared_right(f, plan, where)
+            return
         stem = files.part_name(r.life.topic, r.life.partition, r.start, r.end, r.batch, 0).removesuffix(".parquet")
         name = f.part.path.rpartition("/")[2].removesuffix(".parquet")
         rest = name.removeprefix(stem)
@@ -482,6 +512,31 @@ class _Check:
         if about and (about.get("sluice.topic_id") != r.life.incarnation or about.get("sluice.range") != str(r)):
             text = f"{f.part.path} says it holds {about.get('sluice.range')} of {about.get('sluice.topic_id')}, not {r}"
             yield Broken(12, text, where)
+
+    def _shared_right(self, f: _File, plan: Plan, where: dict[str, Any]) -> Iterator[Broken]:
+        """A shared file is named by its first slice, and its footer names all slices, of one life of the topic."""
+        r, path = f.receipt, f.part.path
+        mine = sorted((o for o in self.files if o.part.path == path), key=lambda o: o.part.first)
+        first = mine[0].receipt
+        name = files.shared_name(first.life.topic, first.life.partition, first.start, first.end, r.batch)
+        if path.rpartition("/")[2] != name:
+            yield Broken(9, f"{path} is not how a file of {first} and others by plan {r.batch} is named", where)
+        about = f.rows.about if f.rows else {}
+        if about and about.get("sluice.plan_hash") != plan.hash:
+            yield Broken(11, f"{path} was written for another plan {r.batch} than the one that stands there", where)
+        told = [[str(o.receipt), o.part.rows] for o in mine]
+        if about and (about.get("sluice.topic_id") != r.life.incarnation or json.loads(about["sluice.slices"]) != told):
+            yield Broken(12, f"{path} says it holds {about.get('sluice.slices')}, and not {told}", where)
+
+    def _same_part(self, p: Part) -> tuple[Any, ...]:
+        """What attempts at a slice agree in. Which others share its file, and so its hash, may differ."""
+        if not p.shared:
+            return p.name, p.rows, p.sha256
+        try:
+            rows = self.folder.rows(p.staged).some(p.first, p.rows)
+        except EvidenceError:  # of an attempt that died
+            return p.kind, p.rows, ""
+        return p.kind, p.rows, hashlib.sha256(repr((rows.records, rows.typed)).encode()).hexdigest()
 
     def _visible(self) -> Iterator[Broken]:
         live = {f.part.path for f in self.files}

@@ -33,6 +33,11 @@ class Rows:
     def offsets(self) -> list[int]:
         return [r.offset for r in self.records]
 
+    def some(self, first: int, rows: int) -> Rows:
+        """Rows of a file that slices share."""
+        records, places, typed = (x[first : first + rows] for x in (self.records, self.places, self.typed))
+        return Rows(records, places, typed, self.has_value, self.about)
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -133,6 +138,11 @@ def part_name(topic: str, partition: int, start: int, end: int, batch: int, sequ
     """The only name that DESIGN §5 allows for a part, by the encoding of topics as it is documented."""
     suffix = f"-{sequence}" if sequence else ""
     return f"{encoded(topic)}-{partition}-{start}-{end}-b{batch}{suffix}.parquet"
+
+
+def shared_name(topic: str, partition: int, start: int, end: int, batch: int) -> str:
+    """The only name for a file that slices share, by the first of them."""
+    return f"{encoded(topic)}-{partition}-{start}-{end}-b{batch}-shared.parquet"
 
 
 def encoded(topic: str) -> str:

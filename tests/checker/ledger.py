@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from tests.checker.facts import EvidenceError, Life
 
-FORMAT = 1
+FORMATS = {"publish": (1, 2)}
+"""Of entries by kind; 1 for all others. In a publish entry of format 2 slices share files."""
 _KINDS = {"origin", "boundary", "plan", "own", "publish", "intent", "commit", "moved", "loss", "skip", "abandon"} | {
     "accept",
     "retire",
@@ -59,6 +60,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
+    """A slice's rows in a file: all of it; or, of a shared one, `rows` rows from row `first` on."""
+
     path: str
     staged: str
     name: str
@@ -66,6 +69,10 @@ class Part:
     rows: int
     bytes: int
     sha256: str
+    first: int = 0
+    shared: bool = False
+    file_rows: int = 0
+    file_bytes: int = 0
 
 
 @dataclass
@@ -189,7 +196,8 @@ def fold(entries: Mapping[int, dict[str, Any]]) -> Book:
         if number != expected:
             book.broken.append(Broken(11, f"entry {expected} is missing ({number} stands)", {"number": expected}))
             break
-        if entry.get("format") != FORMAT or entry.get("kind") not in _KINDS:
+        kind = entry.get("kind")
+        if entry.get("format") not in FORMATS.get(str(kind), (1,)) or kind not in _KINDS:
             raise EvidenceError(f"entry {number}: format {entry.get('format')}, kind {entry.get('kind')} is not known")
         _once(book, writes, number, entry)
         _cluster(book, number, entry)
@@ -492,10 +500,17 @@ def _slice(raw: dict[str, Any]) -> tuple[Life, int, int]:
 
 def _receipt(number: int, batch: int, raw: dict[str, Any]) -> Receipt:
     life, start, end = _slice(raw["slice"])
-    names = ("path", "staged", "name", "kind", "rows", "bytes", "sha256")
-    parts = tuple(Part(*(p[n] for n in names)) for p in raw["parts"])
+    parts = tuple(_part(p) for p in raw["parts"])
     relanded, mended = (tuple((a, b) for a, b in raw[n]) for n in ("relanded", "mended"))
     return Receipt(number, batch, life, start, end, raw["counts"], parts, relanded, mended, raw["format"])
+
+
+def _part(raw: dict[str, Any]) -> Part:
+    names = ("path", "staged", "name", "kind", "rows", "bytes", "sha256")
+    said, shared = {n: raw[n] for n in names}, raw.get("shared")
+    if shared is None:
+        return Part(**said, file_rows=raw["rows"], file_bytes=raw["bytes"])
+    return Part(**said, first=shared["first"], shared=True, file_rows=shared["rows"], file_bytes=shared["bytes"])
 
 
 def receipt_of(raw: dict[str, Any], batch: int) -> Receipt:
