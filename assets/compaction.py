@@ -18,6 +18,7 @@ from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.planning.windows import check_aligned
 from sluice.pipelines.rewriting.compaction import Compacted, compact
 from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.receipts import count_files
 from sluice.pipelines.vocabulary.units import parse_window, show_window
 from sluice.resources.liveness import new_owner
 
@@ -90,7 +91,7 @@ def _compaction_metadata(done: Compacted) -> dict[str, Any]:
     made = [r for _, r in done.merged if r is not None]
     return {
         "files_before": sum(len(m.parts) for m, _ in done.merged),
-        "files_after": sum(len(r.parts) for r in made),
+        "files_after": count_files(made),
         "bytes_before": sum(m.bytes for m, _ in done.merged),
         "bytes_after": sum(p.bytes for r in made for p in r.parts),
         "batches": ", ".join(map(str, done.batches)) or "none",

@@ -17,6 +17,7 @@ from sluice.cli.rewritten import name
 from sluice.cli.session import FeedName, Session, command
 from sluice.cli.terminal import good, heading, shorten, table, warn
 from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.receipts import count_files
 from sluice.pipelines.vocabulary.units import many, show_window
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _row(receipts: Sequence[Receipt]) -> list[str]:
 
 def _amounts(receipts: Sequence[Receipt]) -> tuple[int, int, int]:
     parts = [p for r in receipts for p in r.parts]
-    return len(parts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
+    return count_files(receipts), sum(p.rows for p in parts), sum(p.bytes for p in parts)
 
 
 def _windows(feed: Feed, found: Retirement) -> Iterator[tuple[int | None, list[Receipt]]]:

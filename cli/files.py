@@ -37,15 +37,18 @@ def files(
     """List the files of a window.
 
     One address per line, ready for a pipe. The list comes from the ledger alone. Exit 3 when the window is not
-    complete. --json adds the rows, bytes, SHA-256 and offsets of each file.
+    complete. --json adds rows, bytes, offsets and the file's SHA-256 for each slice; where slices share a file, `first`
+    is the row at which a slice begins in it.
 
     $ sluice files orders --window 2026-11-20T14
     $ sluice files orders --from 2026-11-20 --to 2026-11-21 | xargs ls -l
     """
+    from sluice.pipelines.publishing import files as reading
+
     found = session.feed(feed)
     kind = PartKind.QUARANTINED if quarantine else PartKind.LANDED
     asked, listed = _list_files(session, found, (window, start, end), kind, partial)
-    session.terminal.lines(f.address for f in listed)
+    session.terminal.lines(f.address for f in reading.one_each(listed))
     session.terminal.document(document(feed, asked, kind, listed))
 
 
@@ -89,4 +92,5 @@ def _file(f: File) -> dict[str, Any]:
         "rows": f.rows,
         "bytes": f.bytes,
         "sha256": f.sha256,
+        "first": f.first,
     }

@@ -32,7 +32,7 @@ from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Receipt, count_files
 from sluice.pipelines.vocabulary.units import many
 from sluice.pipelines.watching.traffic import notable
 from sluice.resources.local import process
@@ -471,7 +471,7 @@ def _adopted_text(ran: Ran) -> str:
 
 def _totals(ran: Ran) -> tuple[Counts, int, str]:
     counts = sum((b.counts for b in ran.batches), Counts())
-    files = sum(len(r.parts) for b in ran.batches for r in b.receipts)
+    files = count_files(r for b in ran.batches for r in b.receipts)
     return counts, files, size(sum(b.bytes for b in ran.batches))
 
 

@@ -98,7 +98,8 @@ def instant(when: When) -> int:
 
 @dataclass(frozen=True, repr=False)
 class Windows:
-    """Complete windows of a feed, by their starts (ms), and the files that hold their rows, in log order."""
+    """Complete windows of a feed, by their starts (ms), and where their rows are, slice by slice in log order. Slices
+    may share a file."""
 
     feed: Feed = field(repr=False)
     starts: tuple[int, ...]
@@ -119,12 +120,17 @@ class Windows:
         last = show_window(self.starts[-1] + self.feed.window.length)
         span = first if len(self.starts) == 1 else f"{first} to {last}"
         kind = "" if self.kind is PartKind.LANDED else f", {self.kind}"
-        return f"Windows({self.feed.name}{kind}, {span}, {units.many(len(self.files), 'file')}, {self.rows:,} rows)"
+        return f"Windows({self.feed.name}{kind}, {span}, {units.many(len(self._each), 'file')}, {self.rows:,} rows)"
 
     @property
     def paths(self) -> list[str]:
         """Where the files are: absolute paths or URLs."""
-        return [f.address for f in self.files]
+        return [f.address for f in self._each]
+
+    @cached_property
+    def _each(self) -> list[File]:
+        """Each file once."""
+        return reading.one_each(self.files)
 
     @property
     def rows(self) -> int:
@@ -155,7 +161,7 @@ class Windows:
 
     @cached_property
     def _footers(self) -> list[pq.FileMetaData]:
-        return [_footer(self._filesystem, *paths) for paths in zip(self.files, self._arrow_paths, strict=True)]
+        return [_footer(self._filesystem, *paths) for paths in zip(self._each, self._arrow_paths, strict=True)]
 
     @cached_property
     def _filesystem(self) -> FileSystem | None:
@@ -178,6 +184,7 @@ class Windows:
     def arrow(self, columns: list[str] | None = None) -> pa.Table:
         """All rows in memory, by window and in log order in each partition; with `columns`, only these columns.
 
+        Slices that share files and were landed in another order than the log's keep that one.
         Raises PartUnreadable if a file is gone or damaged.
         """
         try:
@@ -189,7 +196,7 @@ class Windows:
     def _demand_readable(self) -> None:
         """Raise PartUnreadable for the first damaged file."""
         lake = open_lake(self.feed)
-        for file in self.files:
+        for file in self._each:
             for _ in batches(lake, file.path, 1 << 16):
                 pass
 

@@ -18,7 +18,7 @@ from sluice.pipelines.planning import windows
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.validation.drift import drift_of
 from sluice.pipelines.vocabulary.kafka import Key
-from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, DriftKind, Part, PartKind, Receipt, count_files
 from sluice.pipelines.vocabulary.traffic import SHARES, BrokerTraffic, Traffic, all_brokers
 from sluice.pipelines.watching.timings import spent
 from sluice.pipelines.watching.traffic import TopicTraffic, by_topic, notable
@@ -115,9 +115,9 @@ def _reasons(lake: Lake, parts: Sequence[Part]) -> dg.TableMetadataValue:
 
     found: Counter[tuple[str, ...]] = Counter()
     names = ("stage", "reason", "field", "expectation")
-    for part in parts:
+    for path in dict.fromkeys(p.path for p in parts):
         with suppress(OSError, pa.ArrowException):
-            for f in faults_of([part.path], lake):
+            for f in faults_of([path], lake):
                 found[tuple(getattr(f.kind, name) or "" for name in names)] += f.records
     rows: list[dict[str, str | int]] = [
         {"rows": n} | dict(zip(names, why, strict=True)) for why, n in found.most_common()
@@ -131,7 +131,7 @@ def _amounts(receipts: Sequence[Receipt]) -> Metadata:
         "rows": counts.landed,
         "bytes": sum(p.bytes for r in receipts for p in r.parts),
         "input_bytes": sum(r.input_bytes for r in receipts),
-        "files": sum(len(r.parts) for r in receipts),
+        "files": count_files(receipts),
         "quarantined": counts.quarantined,
         "dropped": counts.dropped,
         "invisible": counts.invisible,

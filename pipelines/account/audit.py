@@ -24,7 +24,7 @@ from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.vocabulary.errors import Terminal
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, count_files
 from sluice.pipelines.vocabulary.side_by_side import each
 
 
@@ -105,8 +105,12 @@ def audit(ledger: Ledger, lake: Lake, feed: str, *, hashes: bool = False) -> Aud
         *_commits(state),
         *_strangers(state, lake, feed, {p.path for _, p in parts}),
     ]
-    problems += [x for found in each(lambda rp: _file(lake, feed, *rp, hashes=hashes), parts) for x in found]
-    return AuditReport(feed, accounts, tuple(problems), len(parts), sum(p.rows for _, p in parts))
+    files: dict[str, list[tuple[Receipt, Part]]] = {}
+    for r, p in parts:
+        files.setdefault(p.path, []).append((r, p))
+    checked = each(lambda held: _file(lake, feed, held, hashes=hashes), list(files.values()))
+    problems += [x for found in checked for x in found]
+    return AuditReport(feed, accounts, tuple(problems), len(files), sum(p.rows for _, p in parts))
 
 
 def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> PartitionAccount:
@@ -122,7 +126,7 @@ def _account(state: State, key: Key, receipts: Sequence[Receipt]) -> PartitionAc
         committed=state.commits.get(key),
         holes=state.holes(key),
         reserved=state.reserved(key),
-        files=sum(len(r.parts) for r in mine),
+        files=count_files(mine),
         bytes=sum(p.bytes for r in mine for p in r.parts),
         relanded=sum(x.span for r in mine for x in r.relanded),
         mended=sum(x.span for r in mine for x in r.mended),
@@ -181,41 +185,71 @@ def _strangers(state: State, lake: Lake, feed: str, live: set[str]) -> Iterator[
             yield AuditProblem(10, f"{path} is in no publish entry of the ledger")
 
 
-def _file(lake: Lake, feed: str, r: Receipt, part: Part, *, hashes: bool) -> list[AuditProblem]:
+def _file(lake: Lake, feed: str, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> list[AuditProblem]:
+    """What is wrong with one file, whose slices are given."""
+    r, part = held[0]
     size = lake.size(part.path)
+    said = f"{part.path} ({_slices(held)}, {sum(p.rows for _, p in held)} rows)"
     if size is None and lake.size(part.staged) is not None:
         what, way_out = "not visible yet", f"the next run makes it visible: sluice run {feed}"
-        return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is {what}", part.path, way_out)]
-    found, way_out = _wrong(lake, r, part, size, hashes), parquet.of_slice(feed, r.slice)
+        return [AuditProblem(1, f"{said} is {what}", part.path, way_out)]
+    missing = [AuditProblem(1, f"{said} is missing")]
+    found, way_out = missing if size is None else _wrong(lake, held, size, hashes), parquet.of_slice(feed, r.slice)
     return [replace(p, file=part.path, remedy=way_out) for p in found]
 
 
-def _wrong(lake: Lake, r: Receipt, part: Part, size: int | None, hashes: bool) -> list[AuditProblem]:
-    """What is wrong with the file in the part's place, which has this many bytes."""
-    if size is None:
-        return [AuditProblem(1, f"{part.path} ({r.slice}, {part.rows} rows) is missing")]
-    if size != part.bytes:
-        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.bytes}")]
+def _slices(held: Sequence[tuple[Receipt, Part]]) -> str:
+    """The first slice and how many more there are."""
+    return f"{held[0][0].slice}" + (f" and {len(held) - 1} more slices" if len(held) > 1 else "")
+
+
+def _wrong(lake: Lake, held: Sequence[tuple[Receipt, Part]], size: int, hashes: bool) -> list[AuditProblem]:
+    """What is wrong with the file, which has this many bytes."""
+    part = held[0][1]
+    if any(p.file_bytes != size for _, p in held):
+        return [AuditProblem(3, f"{part.path} has {size} bytes, the ledger says {part.file_bytes}")]
     try:
         with parquet.readable(part.path):
-            return list(_content(lake, r, part, hashes=hashes))
+            return list(_content(lake, held, hashes=hashes))
     except Terminal as e:  # damaged, or the lake refuses it for good
         return [AuditProblem(3, e.message)]
 
 
-def _content(lake: Lake, r: Receipt, part: Part, *, hashes: bool) -> Iterator[AuditProblem]:
+def _content(lake: Lake, held: Sequence[tuple[Receipt, Part]], *, hashes: bool) -> Iterator[AuditProblem]:
+    part = held[0][1]
     if hashes:
         with lake.open(part.path) as f:
             digest = sha256(f)
-        if digest != part.sha256:
+        if any(p.sha256 != digest for _, p in held):
             yield AuditProblem(3, f"{part.path}: its SHA-256 is not the ledger's")
             return
+    yield from _shared(held)
     with parquet.open_parquet(lake, part.path) as file:
-        if file.metadata.num_rows != part.rows:
-            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {part.rows}")
-        column = landed_columns.offset_column(file.schema_arrow)
-        offsets = file.read(columns=[column]).column(0)
-    yield from _offsets(r, part, offsets)
+        told = part.shared.rows if part.shared else part.rows
+        if file.metadata.num_rows != told:
+            yield AuditProblem(5, f"{part.path} has {file.metadata.num_rows} rows, the ledger says {told}")
+        offset = landed_columns.offset_column(file.schema_arrow)
+        partition = offset.replace("offset", "partition")
+        found = file.read(columns=[offset, partition] if part.shared else [offset])
+    for r, p in held:
+        own = found.slice(p.shared.first, p.rows) if p.shared else found
+        yield from _offsets(r, p, own.column(offset))
+        if p.shared and pc.unique(own.column(partition)).to_pylist() != [r.slice.partition]:
+            yield AuditProblem(3, f"{p.path}: the rows of {r.slice} are not all of its partition")
+
+
+def _shared(held: Sequence[tuple[Receipt, Part]]) -> Iterator[AuditProblem]:
+    """The rows of a shared file are each of one slice that counts; any other file is of one alone."""
+    part, at = held[0][1], 0
+    if len(held) > 1 and any(p.shared is None for _, p in held):
+        yield AuditProblem(2, f"{part.path} is the file of {_slices(held)}, and not as one that they share")
+    elif part.shared:
+        for first, rows in sorted((p.shared.first, p.rows) for _, p in held if p.shared):
+            if first != at:
+                yield AuditProblem(2 if first < at else 3, f"{part.path}: rows {at} to {first} are of no one slice")
+            at = max(at, first + rows)
+        if at != part.shared.rows:
+            yield AuditProblem(3, f"{part.path}: {part.shared.rows - at} of its rows are of no slice that counts")
 
 
 def _offsets(r: Receipt, part: Part, offsets: pa.ChunkedArray) -> Iterator[AuditProblem]:

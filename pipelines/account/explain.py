@@ -174,14 +174,24 @@ def _row(lake: Lake, part: Part, offset: int) -> tuple[int, int] | None:
     with _open_part(lake, part) as file:
         column = landed_columns.offset_column(file.schema_arrow)
         index = file.schema_arrow.get_field_index(column)
-        for group in range(file.metadata.num_row_groups):
+        groups, before = parquet.row_groups(file.metadata, part)
+        for group in range(file.metadata.num_row_groups) if groups is None else groups:
+            rows = file.metadata.row_group(group).num_rows
+            first, end = (0, rows) if part.shared is None else _own_places(part.shared.first - before, part.rows, rows)
+            before += rows
             stats = file.metadata.row_group(group).column(_leaf(file, index)).statistics
             if stats is not None and stats.has_min_max and not stats.min <= offset <= stats.max:
                 continue
-            row = _place(file.read_row_group(group, columns=[column]).column(0), offset)
+            row = _place(file.read_row_group(group, columns=[column]).column(0).slice(first, end - first), offset)
             if row is not None:
-                return group, row
+                return group, first + row
     return None
+
+
+def _own_places(first: int, own: int, rows: int) -> tuple[int, int]:
+    """Of `own` rows that begin `first` rows after the beginning of a row group with `rows` rows, those that lie in
+    it."""
+    return max(first, 0), min(first + own, rows)
 
 
 def _place(offsets: pa.ChunkedArray, offset: int) -> int | None:

@@ -287,7 +287,7 @@ def _parts(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
 def _batches(r: Receipt, lake: Lake, kind: PartKind) -> Iterator[pa.RecordBatch]:
     for part in r.parts:
         if part.kind is kind:
-            yield from parquet.batches(lake, part.path, 1 << 16)
+            yield from parquet.rows_of_part(lake, part, part.path, 1 << 16)
 
 
 class _RowCursor:

@@ -23,7 +23,7 @@ from sluice.pipelines.planning.held_back import HeldBack
 from sluice.pipelines.planning.origins import Refusal
 from sluice.pipelines.planning.plan import Owed
 from sluice.pipelines.ports import Cluster, Edges
-from sluice.pipelines.publishing.manifest import receipts_meeting
+from sluice.pipelines.publishing.manifest import receipts_meeting, with_sharers
 from sluice.pipelines.vocabulary.errors import (
     KafkaUnavailable,
     UnknownTopic,
@@ -134,11 +134,12 @@ def boundaries_due(call: Call, state: State, partitions: Mapping[Key, PartitionS
 
 
 def receipts_replaced(call: Call, found: Survey, state: State) -> Sequence[Receipt]:
-    """The receipts that a replacing request would replace: those that count in what it asks for."""
+    """The receipts that a replacing request would replace: those that count in what it asks for, and those that share
+    a file with them."""
     if not call.request.replace:
         return ()
     asked = planning.asked_ranges(call.request, state, found.partitions, call.feed.window)
-    return receipts_meeting(call.ledger, state, list(asked))
+    return with_sharers(call.ledger, state, receipts_meeting(call.ledger, state, list(asked)))
 
 
 def plan_for(

@@ -202,7 +202,10 @@ class Layout(StrEnum):
 
 
 class LandingSettings(Settings):
-    """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`."""
+    """How parts are written. A row group has at most `row_group_rows`; a part ends at about `target_file_bytes`.
+
+    With `shared_files`, small slices of one task and window share files up to that size.
+    """
 
     layout: Layout = Layout.WINDOW
     compression: Compression = Compression.ZSTD
@@ -211,6 +214,7 @@ class LandingSettings(Settings):
     )
     row_group_rows: Annotated[Count, Field(le=1 << 24)] = 1 << 18
     target_file_bytes: Size = 256 << 20
+    shared_files: bool = False
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:

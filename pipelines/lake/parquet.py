@@ -7,7 +7,7 @@ unchanged, as long as the rows come from `batches`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import pyarrow as pa
@@ -43,6 +43,51 @@ def batches(
     """A file's rows in batches of at most `rows`: these columns and row groups (None: all). Raises PartUnreadable."""
     with open_parquet(lake, path) as file:
         yield from read(file, path, rows, columns, groups, use_threads=use_threads)
+
+
+def rows_of_part(
+    lake: Lake,
+    part: Part,
+    path: str,
+    rows: int,
+    columns: Sequence[str] | None = None,
+    *,
+    use_threads: bool = True,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a part whose file lies at `path`, as `batches` gives them: in a shared file, the slice's own."""
+    with open_parquet(lake, path) as file:
+        groups, before = row_groups(file.metadata, part)
+        yield from own_rows(read(file, path, rows, columns, groups, use_threads=use_threads), part, before)
+
+
+def row_groups(footer: pq.FileMetaData, part: Part) -> tuple[list[int] | None, int]:
+    """The row groups of a file that hold rows of the part (None: all), and how many rows lie before the first of
+    them."""
+    if part.shared is None:
+        return None, 0
+    found, at, before = list[int](), 0, 0
+    for number in range(footer.num_row_groups):
+        after = at + footer.row_group(number).num_rows
+        if at < part.shared.first + part.rows and part.shared.first < after:
+            before = before if found else at
+            found.append(number)
+        at = after
+    return found, before
+
+
+def own_rows(batches: Iterable[pa.RecordBatch], part: Part, before: int) -> Iterator[pa.RecordBatch]:
+    """Of the rows of a file from its row `before` on, those of the part."""
+    if part.shared is None:
+        yield from batches
+        return
+    skipped, left = part.shared.first - before, part.rows
+    for batch in batches:
+        own = batch.slice(min(skipped, batch.num_rows), left)
+        skipped, left = max(skipped - batch.num_rows, 0), left - own.num_rows
+        if own.num_rows:
+            yield own
+        if not left:
+            return
 
 
 def read(

@@ -16,7 +16,8 @@
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
 `encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
-`-2`, … to their names. `<folder>` is empty outside windows. The same plan gives the same names.
+`-2`, … to their names. A file that several slices share has the name of its first slice, with `-shared` after the
+batch. `<folder>` is empty outside windows. The same plan gives the same names.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
 
-_PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?\.parquet")
+_PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?(-shared)?\.parquet")
 
 SLUICE = "_sluice"
 """The folder of everything that readers do not see."""
@@ -249,7 +250,8 @@ def report_path(report: str, window: int, length: int) -> str:
 
 
 class PartName(NamedTuple):
-    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file."""
+    """The parts of a file name. `topic` is encoded; `sequence` is 0 for a slice's first file. Of a `shared` file, it
+    tells the first slice."""
 
     topic: str
     partition: int
@@ -257,6 +259,7 @@ class PartName(NamedTuple):
     end: int
     batch: int
     sequence: int = 0
+    shared: bool = False
 
 
 def slice_name(s: Slice) -> str:
@@ -268,10 +271,18 @@ def part_name(s: Slice, batch: int, sequence: int = 0) -> str:
     return f"{slice_name(s)}-b{batch}{suffix}.parquet"
 
 
+def shared_name(first: Slice, batch: int) -> str:
+    """The name of a file that several slices share, by the first of them. A slice has at most one file that counts in
+    a batch, so no two such files have one name."""
+    return f"{slice_name(first)}-b{batch}-shared.parquet"
+
+
 def parse_part(path: str) -> PartName | None:
     """The file name at `path`, taken apart; None if it is no part's name."""
-    found = _PART.fullmatch(path.rpartition("/")[2])
-    return PartName(found[1], *(int(n or 0) for n in found.groups()[1:])) if found else None
+    if (found := _PART.fullmatch(path.rpartition("/")[2])) is None:
+        return None
+    partition, start, end, batch, sequence = (int(n or 0) for n in found.groups()[1:6])
+    return PartName(found[1], partition, start, end, batch, sequence, bool(found[7]))
 
 
 def _join(*parts: str) -> str:

@@ -1,8 +1,10 @@
 """The proof of a slice: its receipt is checked against the plan and the staged files themselves.
 
 A receipt that passes may be published. Checked are the position and the counts against the range; names and paths; and
-each file's size, footer (rows, own metadata) and the offsets that its row groups span. A receipt that fails becomes a
-SliceFailure that says what does not add up. Nothing is repaired here.
+each file's size, footer (rows, own metadata) and the offsets that its row groups span. In a file that slices share,
+partition and offset of each row are read: every row is one of a slice whose receipt is there. A receipt that fails
+becomes a SliceFailure that says what does not add up; with it fail those that share a file with it, since a file counts
+whole or not at all. Nothing is repaired here.
 """
 
 from __future__ import annotations
@@ -10,18 +12,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import BinaryIO
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
 from sluice.pipelines.lake import parquet, paths
-from sluice.pipelines.landing.writer import file_metadata
+from sluice.pipelines.landing.writer import file_metadata, shared_metadata, shares_of
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.schema.arrays import int64s
 from sluice.pipelines.vocabulary.errors import PartUnreadable, ProofFailed, Retryable, SluiceError, Unknown
 from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.receipts import Counts, Outcome, Part, PartKind, Receipt, SliceFailure, sharing
 from sluice.pipelines.vocabulary.side_by_side import each
 
 _RECEIPT: TypeAdapter[Receipt] = TypeAdapter(Receipt)
@@ -31,14 +37,24 @@ def prove(plan: Plan, batch: int, outcomes: Iterable[Outcome], lake: Lake) -> tu
     """The proven receipts and the failures of a plan: one of the two for each slice, in the plan's order.
 
     A task that ran more than once may leave several receipts; the first that holds, in order of attempt, is chosen.
+    Those that share a file are chosen together, or not at all.
     """
-    by_slice: dict[Slice, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_slice.setdefault(outcome.slice, []).append(outcome)
+    said = list(outcomes)
+    failures: dict[Slice, list[SliceFailure]] = {}
+    for o in said:
+        if isinstance(o, SliceFailure):
+            failures.setdefault(o.slice, []).append(o)
     claim = Claim(plan.feed, batch, plan.hash)
-    judged = each(lambda s: _judge(claim, s, by_slice.get(s, ()), lake), plan.slices)
-    receipts = [o for o in judged if isinstance(o, Receipt)]
-    return receipts, [o for o in judged if isinstance(o, SliceFailure)]
+    groups = sharing(sorted((o for o in said if isinstance(o, Receipt)), key=lambda r: r.attempt))
+    chosen: dict[Slice, Receipt] = {}
+    for group, wrong in zip(groups, each(lambda g: _why_not(claim, g, lake), groups), strict=True):
+        if wrong is not None:
+            for r in group:
+                failures.setdefault(r.slice, []).insert(0, failure(r.slice, wrong))
+        elif not any(r.slice in chosen for r in group):
+            chosen |= {r.slice: r for r in group}
+    receipts = [chosen[s] for s in plan.slices if s in chosen]
+    return receipts, [_failure_of(s, failures.get(s, ())) for s in plan.slices if s not in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +66,15 @@ class Claim:
     plan_hash: str
 
 
-def _judge(claim: Claim, s: Slice, outcomes: Sequence[Outcome], lake: Lake) -> Outcome:
-    failures = [o for o in outcomes if isinstance(o, SliceFailure)]
-    for receipt in sorted((o for o in outcomes if isinstance(o, Receipt)), key=lambda r: r.attempt):
-        try:
-            check(claim, receipt, lake)
-            return receipt
-        except SluiceError as e:
-            failures.insert(0, failure(s, e))
+def _why_not(claim: Claim, group: Sequence[Receipt], lake: Lake) -> SluiceError | None:
+    try:
+        check_together(claim, group, lake)
+    except SluiceError as e:
+        return e
+    return None
+
+
+def _failure_of(s: Slice, failures: Sequence[SliceFailure]) -> SliceFailure:
     return failures[0] if failures else failure(s, _proof_failed(s, "no task reported this slice"))
 
 
@@ -74,31 +91,44 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, SluiceError) and not isinstance(error, Retryable | Unknown)
 
 
-def check(claim: Claim, r: Receipt, lake: Lake) -> None:
-    """Raises ProofFailed unless the receipt agrees with its files.
+def check_together(claim: Claim, group: Sequence[Receipt], lake: Lake) -> None:
+    """Raises ProofFailed unless receipts that share files, and no others, agree with these and with their own files.
 
     Names are checked first, so that no other path is ever opened.
     """
-    check_account(r)
-    for kind in PartKind:
-        parts = r.of(kind)
-        _check_names(claim, r, parts)
-        groups = [_row_groups(claim, r, part, lake) for part in parts]
-        for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
-            _check_offsets(r.slice, follows)
+    shared: dict[str, list[tuple[Receipt, Part]]] = {}
+    for r in group:
+        check_account(r)
+        for kind in PartKind:
+            parts = r.of(kind)
+            if len(parts) == 1 and parts[0].shared:
+                shared.setdefault(parts[0].staged, []).append((r, parts[0]))
+                continue
+            _check_names(claim, r, parts)
+            groups = [_row_groups(claim, r, part, lake) for part in parts]
+            for follows in groups if r.slice.by_time else [[g for of_part in groups for g in of_part]]:
+                _check_offsets(r.slice, follows)
+    for held in shared.values():
+        _check_shared(claim, sorted(held, key=lambda rp: rp[1].shared.first if rp[1].shared else 0), lake)
 
 
 def check_account(r: Receipt) -> None:
-    """Raises ProofFailed unless the slice was read to its end and its counts add up (invariant 5)."""
+    """Raises ProofFailed unless the slice was read to its end, and counts and rows add up (invariant 5)."""
+    check_classes(r)
+    counts = r.counts
+    for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
+        rows = sum(p.rows for p in r.of(kind))
+        if rows != expected:
+            raise _proof_failed(r.slice, f"{expected} records {kind}, {rows} rows in its parts")
+
+
+def check_classes(r: Receipt) -> None:
+    """Raises ProofFailed unless the slice was read to its end and its counts add up to its span."""
     s, counts = r.slice, r.counts
     if r.position < s.end:
         raise _proof_failed(s, f"reading stopped at {r.position}, before the end")
     if counts.total != s.span or min(_each(counts)) < 0:
         raise _proof_failed(s, f"{counts} adds up to {counts.total}, the range spans {s.span}")
-    for kind, expected in ((PartKind.LANDED, counts.landed), (PartKind.QUARANTINED, counts.quarantined)):
-        rows = sum(p.rows for p in r.of(kind))
-        if rows != expected:
-            raise _proof_failed(s, f"{expected} records {kind}, {rows} rows in its parts")
 
 
 def _each(counts: Counts) -> Iterator[int]:
@@ -111,7 +141,7 @@ def _check_names(claim: Claim, r: Receipt, parts: Sequence[Part]) -> None:
         name = paths.part_name(r.slice, claim.batch, sequence)
         staged = paths.staged_path(claim.feed, claim.batch, r.attempt, part.kind, folder, name)
         path = paths.part_path(claim.feed, part.kind, folder, name)
-        if (part.name, part.staged, part.path) != (name, staged, path):
+        if (part.name, part.staged, part.path) != (name, staged, path) or part.shared:
             raise _proof_failed(r.slice, f"part {sequence} is called {part.path}, it should be {path}")
 
 
@@ -136,11 +166,66 @@ def _row_groups(claim: Claim, r: Receipt, part: Part, lake: Lake) -> list[Range]
         raise _proof_failed(r.slice, e.message) from None
     if footer.num_rows != part.rows:
         raise _proof_failed(r.slice, f"{part.staged} has {footer.num_rows} rows, its receipt says {part.rows}")
-    said = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
-    for key, expected in file_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice).items():
-        if said.get(key) != expected:
-            raise _proof_failed(r.slice, f"{part.staged} says {key} = {said.get(key)!r}, expected {expected!r}")
+    _check_metadata(r.slice, part, footer, file_metadata(claim.feed, claim.batch, claim.plan_hash, r.slice))
     return [_offsets(r.slice, part, footer, i) for i in range(footer.num_row_groups)]
+
+
+def _check_metadata(s: Slice, part: Part, footer: pq.FileMetaData, wanted: dict[str, str]) -> None:
+    said = {k.decode(): v.decode("utf-8", "replace") for k, v in (footer.metadata or {}).items()}
+    for key, expected in wanted.items():
+        if said.get(key) != expected:
+            raise _proof_failed(s, f"{part.staged} says {key} = {said.get(key)!r}, expected {expected!r}")
+
+
+def _check_shared(claim: Claim, held: Sequence[tuple[Receipt, Part]], lake: Lake) -> None:
+    """Check a file that slices share, given in its order, against all of their receipts."""
+    (r, part), s = held[0], held[0][0].slice
+    name, kind = paths.shared_name(s, claim.batch), part.kind
+    staged = paths.staged_path(claim.feed, claim.batch, r.attempt, kind, s.folder, name)
+    path = paths.part_path(claim.feed, kind, s.folder, name)
+    slices = [(other.slice, p.rows) for other, p in held]
+    rows, size = sum(n for _, n in slices), part.file_bytes
+    whole = Part(name, kind, staged, path, rows, size, part.sha256)
+    shares = shares_of(whole, slices) if rows else {}
+    lot = (s.topic, s.incarnation, s.window, s.folder, 0)
+    for other, p in held:
+        o = other.slice
+        if p != shares.get(o) or (o.topic, o.incarnation, o.window, o.folder, o.by_time) != lot:
+            raise _proof_failed(o, f"its rows are not where its receipt says, in {p.path}, beside those of {s}")
+    ranges = [((o.partition, o.start), (o.partition, o.end)) for o, _ in slices]
+    if any(after < end for (_, end), (after, _) in pairwise(ranges)):
+        raise _proof_failed(s, f"the slices in {path} do not follow each other")
+    if lake.size(staged) != size:
+        raise _proof_failed(s, f"{staged} has {lake.size(staged)} bytes, its receipts say {size}")
+    try:
+        with parquet.open_parquet(lake, staged) as file:
+            footer, names = file.metadata, file.schema_arrow.names
+            columns = [f"{'kafka_' if 'kafka_offset' in names else ''}{n}" for n in ("partition", "offset")]
+            if footer.num_rows != rows:
+                raise _proof_failed(s, f"{staged} has {footer.num_rows} rows, its receipts say {rows}")
+            _check_metadata(s, part, footer, shared_metadata(claim.feed, claim.batch, claim.plan_hash, slices))
+            _check_rows(staged, slices, file.read(columns=columns))
+    except PartUnreadable as e:
+        raise _proof_failed(s, e.message) from None
+
+
+def _check_rows(staged: str, slices: Sequence[tuple[Slice, int]], found: pa.Table) -> None:
+    """Every row is one of its slice, in order of offsets."""
+    partitions, offsets = (np.concatenate([fixed(c) for c in found.column(i).chunks]) for i, fixed in _COORDINATES)
+    at = 0
+    for s, rows in slices:
+        mine, whose = offsets[at : at + rows], partitions[at : at + rows]
+        inside = rows and mine[0] >= s.start and mine[-1] < s.end and bool(np.all(mine[1:] > mine[:-1]))
+        if not inside or bool(np.any(whose != s.partition)):
+            raise _proof_failed(s, f"the rows from {at} on in {staged} are not those of its range, in order")
+        at += rows
+
+
+def _int32s(column: pa.Array) -> np.ndarray:
+    return np.frombuffer(column.buffers()[1], np.int32, len(column), column.offset * 4)
+
+
+_COORDINATES = ((0, _int32s), (1, int64s))
 
 
 def _offsets(s: Slice, part: Part, footer: pq.FileMetaData, index: int) -> Range:
@@ -171,17 +256,18 @@ def receipt_at(path: str, lake: Lake) -> Receipt | None:
     return receipt
 
 
-def files_stand(r: Receipt, lake: Lake) -> bool:
-    """Whether every part of the receipt is in staging, with the size and SHA-256 that the receipt names."""
-    return all(_stands(part, lake) for part in r.parts)
+def files_stand(receipts: Sequence[Receipt], lake: Lake) -> bool:
+    """Whether every file of the receipts is in staging, with the size and SHA-256 that they name."""
+    files = {(p.staged, p.file_bytes, p.sha256) for r in receipts for p in r.parts}
+    return all(_stands(*file, lake) for file in files)
 
 
-def _stands(part: Part, lake: Lake) -> bool:
-    if lake.size(part.staged) != part.bytes:
+def _stands(staged: str, size: int, digest: str, lake: Lake) -> bool:
+    if lake.size(staged) != size:
         return False
     try:
-        with lake.open(part.staged) as f:
-            return sha256(f) == part.sha256
+        with lake.open(staged) as f:
+            return sha256(f) == digest
     except FileNotFoundError:
         return False
 

@@ -35,16 +35,21 @@ def check_source(lake: Lake, feed: str, part: Part) -> None:
     )
 
 
-def rows_of(lake: Lake, path: str) -> Rows:
-    """The rows of one file, in batches that take little memory. Raises PartUnreadable."""
+def rows_of(lake: Lake, part: Part, path: str) -> Rows:
+    """The rows of a part whose file lies at `path`, in batches that take little memory. Raises PartUnreadable."""
     with parquet.readable(path), lake.open(path) as opened:
-        yield from rows_in(opened)
+        yield from rows_in(opened, part)
 
 
-def rows_in(opened: BinaryIO, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
-    """The rows of an open file, in batches of at most `most`. `columns` None means all."""
+def rows_in(opened: BinaryIO, part: Part, columns: Sequence[str] | None = None, most: int = READ_ROWS) -> Rows:
+    """The rows of a part in its open file, in batches of at most `most`. `columns` None means all."""
     file = pq.ParquetFile(opened)
-    for index in range(file.num_row_groups):
+    groups, before = parquet.row_groups(file.metadata, part)
+    yield from parquet.own_rows(_read(file, groups, columns, most), part, before)
+
+
+def _read(file: pq.ParquetFile, groups: Sequence[int] | None, columns: Sequence[str] | None, most: int) -> Rows:
+    for index in range(file.num_row_groups) if groups is None else groups:
         group = file.metadata.row_group(index)
         at_once = max(READ_BYTES * group.num_rows // max(group.total_byte_size, 1), 1)
         yield from file.iter_batches(min(at_once, most), [index], columns, use_threads=False)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import parquet
 from sluice.pipelines.landing.task import Assignment, Tools, run_task
 from sluice.pipelines.ledger import State
 from sluice.pipelines.planning.windows import range_between
@@ -111,7 +112,8 @@ def read_landed(receipts: Iterable[Receipt], lake: Lake, names: Sequence[str]) -
         with lake.open(part.staged) as file:
             read = pq.ParquetFile(file)
             gone = [TOMBSTONE] if TOMBSTONE in read.schema_arrow.names else []
-            rows = read.read(columns=[*names, *gone])
+            first = part.shared.first if part.shared else 0
+            rows = read.read(columns=[*names, *gone]).slice(first, part.rows)
         found.append(rows.filter(pc.invert(rows.column(TOMBSTONE))).select(names) if gone else rows)
     return pa.concat_tables(found) if found else pa.table({})
 
@@ -147,7 +149,9 @@ def _read_rows_at(part: Part, lake: Lake, offsets: set[int]) -> pa.Table:
     with lake.open(part.staged) as file:
         read = pq.ParquetFile(file)
         name = offset_column(read.schema_arrow)
-        batches = (b.filter(pc.is_in(b.column(name), pa.array([*offsets], pa.int64()))) for b in read.iter_batches())
+        groups, before = parquet.row_groups(read.metadata, part)
+        own = parquet.own_rows(read.iter_batches(row_groups=groups), part, before)
+        batches = (b.filter(pc.is_in(b.column(name), pa.array([*offsets], pa.int64()))) for b in own)
         return pa.Table.from_batches([b for b in batches if b.num_rows], schema=read.schema_arrow)
 
 

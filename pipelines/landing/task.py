@@ -7,13 +7,16 @@ to its span, and its parts are whole in staging. A slice that fails stops no oth
 after the other slices are done, so that the engine tries the task again; the new attempt adopts what is finished. On
 the last try the error becomes a SliceFailure. `Assignment.memory` bounds memory, whatever the topic holds.
 
+Small slices share files (`sharing`): such a slice is held in memory until it was read to its end, and its receipt is
+written with those of the slices beside it. One with more rows than estimated gets files of its own.
+
 One thread does the work while the fetcher reads ahead in another. The engine runs one task per core.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -22,7 +25,17 @@ import pyarrow as pa
 
 from sluice.pipelines.feed.sections import LandingSettings
 from sluice.pipelines.lake import paths
-from sluice.pipelines.landing.proof import Claim, check, check_account, failure, files_stand, is_final, receipt_at
+from sluice.pipelines.landing.proof import (
+    Claim,
+    check_account,
+    check_classes,
+    check_together,
+    failure,
+    files_stand,
+    is_final,
+    receipt_at,
+)
+from sluice.pipelines.landing.sharing import SMALL_BYTES, WAITING_BYTES, Held, Sharing, may_share
 from sluice.pipelines.landing.writer import ROW_GROUP_BYTES, PartTarget, PartWriter
 from sluice.pipelines.ports import Fetched, Fetcher, FetchFailed, Lake
 from sluice.pipelines.records.decode import BatchDecoder
@@ -32,7 +45,7 @@ from sluice.pipelines.validation.drift import Drifts
 from sluice.pipelines.vocabulary.errors import CorruptBatch, Failed, KafkaUnavailable, ProofFailed
 from sluice.pipelines.vocabulary.kafka import FetchLimits, Isolation
 from sluice.pipelines.vocabulary.plans import Slice, Task, to_json
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, Outcome, PartKind, Receipt, Tally, sharing
 
 RESERVED_BYTES = 256 << 20
 """What the interpreter and its libraries take of a task's memory."""
@@ -104,29 +117,34 @@ def adopt(slices: Sequence[Slice], work: Assignment, tools: Tools) -> dict[Slice
 
     A receipt counts if it is of exactly this slice and this shape (the feed's schema may have changed since), lies
     where its attempt wrote it, would pass the proof, and its files have the SHA-256 that it names. Hashing a file is
-    far cheaper than reading its slice again, and trusts nothing. Unproven, a bad receipt would come back for ever.
+    far cheaper than reading its slice again, and trusts nothing. Unproven, a bad receipt would come back for ever. The
+    slices of a shared file are adopted together, or not at all: its rows count once, and all of them.
     """
     wanted = {paths.slice_name(s): s for s in slices}
-    found: dict[Slice, Receipt] = {}
+    known: list[Receipt] = []
     for path in tools.lake.list(paths.staging_folder(work.feed, work.batch)):
         s = wanted.get(paths.receipt_slice(path) or "")
-        if s is not None and s not in found:
-            receipt = receipt_at(path, tools.lake)
-            if receipt is not None and receipt.slice == s and _holds(receipt, path, work, tools.lake):
-                found[s] = replace(receipt, adopted=True)
+        receipt = receipt_at(path, tools.lake) if s is not None else None
+        if receipt is not None and receipt.slice == s and _is_ours(receipt, path, work):
+            known.append(receipt)
+    found: dict[Slice, Receipt] = {}
+    for together in sharing(known):
+        if not any(r.slice in found for r in together) and _hold(together, work, tools.lake):
+            found |= {r.slice: replace(r, adopted=True) for r in together}
     return found
 
 
-def _holds(receipt: Receipt, path: str, work: Assignment, lake: Lake) -> bool:
-    if receipt.format != work.shape:
-        return False
-    if path != paths.receipt_path(work.feed, work.batch, receipt.attempt, receipt.slice):
-        return False
+def _is_ours(receipt: Receipt, path: str, work: Assignment) -> bool:
+    own = paths.receipt_path(work.feed, work.batch, receipt.attempt, receipt.slice)
+    return receipt.format == work.shape and path == own
+
+
+def _hold(together: Sequence[Receipt], work: Assignment, lake: Lake) -> bool:
     try:
-        check(Claim(work.feed, work.batch, work.plan_hash), receipt, lake)
+        check_together(Claim(work.feed, work.batch, work.plan_hash), together, lake)
     except ProofFailed:
         return False
-    return files_stand(receipt, lake)
+    return files_stand(together, lake)
 
 
 class _Reading:
@@ -135,20 +153,32 @@ class _Reading:
     def __init__(self, slices: Sequence[Slice], work: Assignment, tools: Tools) -> None:
         self.landed: dict[Slice, Receipt] = {}
         self.failed: dict[Slice, Exception] = {}
-        self._slices, self._work, self._tools = slices, work, tools
+        self._work, self._tools = work, tools
         self._begun: dict[Slice, _Landing] = {}
-        self._chunks, self._limits = memory_shares(slices, work)
+        small = may_share(slices, work.landing)
+        self._small = frozenset(small)
+        self._slices = [*(s for s in slices if s not in self._small), *small]
+        self._chunks, self._limits = memory_shares(slices, work, self._small)
+        target = PartTarget(work.feed, work.batch, work.plan_hash, work.attempt, small[0]) if small else None
+        self._sharing = Sharing(small, work.landing, tools.lake, target)
 
     def run(self) -> tuple[dict[Slice, Receipt], dict[Slice, Exception]]:
         """The receipts and the errors. Every slice is in one of the two; nothing is left half written."""
+        error: Exception = KafkaUnavailable("fetching ended before the slice did", remedy="run again")
         try:
             self._follow()
         except Exception as e:  # noqa: BLE001 - becomes an outcome, or is raised by run_task
-            self._fail_rest(e)
+            error = e
+        except BaseException:
+            self._sharing.abandon()
+            raise
         finally:
             for landing in self._begun.values():
                 landing.abandon()
-        self._fail_rest(KafkaUnavailable("fetching ended before the slice did", remedy="run again"))
+        self._sharing.finish()
+        self.landed |= self._sharing.landed
+        self.failed |= self._sharing.failed
+        self._fail_rest(error)
         return self.landed, self.failed
 
     def _follow(self) -> None:
@@ -166,14 +196,26 @@ class _Reading:
             if isinstance(got, FetchFailed):
                 raise got.error
             if s not in self._begun:
-                self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s])
-            if receipt := self._begun[s].take(got):
-                self.landed[s] = receipt
-                del self._begun[s]
+                self._begun[s] = _Landing(s, self._work, self._tools, self._chunks[s], held=s in self._small)
+            ended = self._begun[s].take(got)
         except Exception as e:  # noqa: BLE001 - becomes this slice's outcome, or is raised by run_task
             self.failed[s] = e
             if landing := self._begun.pop(s, None):
                 landing.abandon()
+            if s in self._small:
+                self._sharing.leave_out(s)
+            return
+        if ended is not None:
+            del self._begun[s]
+            self._end(s, ended)
+
+    def _end(self, s: Slice, ended: Receipt | Held) -> None:
+        if isinstance(ended, Held):
+            self._sharing.take(ended)
+            return
+        self.landed[s] = ended
+        if s in self._small:
+            self._sharing.leave_out(s)
 
     def _fail_rest(self, error: Exception) -> None:
         for s in self._slices:
@@ -181,18 +223,24 @@ class _Reading:
                 self.failed.setdefault(s, error)
 
 
-def memory_shares(slices: Sequence[Slice], work: Assignment) -> tuple[dict[Slice, int], FetchLimits]:
+def memory_shares(
+    slices: Sequence[Slice], work: Assignment, small: Collection[Slice] = ()
+) -> tuple[dict[Slice, int], FetchLimits]:
     """How many bytes of rows each slice may hold, and the fetch limits that keep the task within its memory.
 
-    A slice's share depends on the slice alone, so that it gets the same row groups whatever is read beside it.
+    A slice's share depends on the slice alone, so that it gets the same row groups whatever is read beside it. `small`
+    slices share files: all of their rows are held until they end.
     """
     least, most = CHUNK_BYTES
     chunks = {s: min(max(4 * s.estimated_bytes, least), most) for s in slices}
     limits = work.limits
     left = work.memory - RESERVED_BYTES - limits.ahead_bytes - limits.request_bytes
+    left -= WAITING_BYTES + 2 * ROW_GROUP_BYTES if small else 0
     active = 0
-    for chunk in sorted(chunks.values(), reverse=True):
-        left -= 5 * chunk + SCRATCH_BYTES  # one being filled; what typing and encoding the last one took; gaps left
+    held = {s: SMALL_BYTES if s in small else 0 for s in slices}
+    for s in sorted(slices, key=lambda s: chunks[s] + held[s], reverse=True):
+        # One being filled; what typing and encoding the last one took; gaps left.
+        left -= 5 * chunks[s] + SCRATCH_BYTES + held[s]
         if left < 0 or active == limits.active_slices:
             break
         active += 1
@@ -225,9 +273,10 @@ class RowFindings:
 
 
 class _Landing:
-    """One slice on its way from record bytes to parts."""
+    """One slice on its way from record bytes to parts. With `held`, its rows are kept for a file that slices share, as
+    long as they take no more than `SMALL_BYTES` and a row group."""
 
-    def __init__(self, s: Slice, work: Assignment, tools: Tools, chunk_bytes: int) -> None:
+    def __init__(self, s: Slice, work: Assignment, tools: Tools, chunk_bytes: int, *, held: bool = False) -> None:
         self._slice, self._work, self._tools, self._chunk_bytes = s, work, tools, chunk_bytes
         self._decoder = BatchDecoder(
             s.topic,
@@ -239,6 +288,8 @@ class _Landing:
             chunk_bytes=chunk_bytes,
         )
         self._writers: dict[PartKind, PartWriter] = {}
+        self._held: dict[PartKind, list[pa.RecordBatch]] | None = {} if held else None
+        self._held_size = 0, 0
         self._counts = Counts()
         self._seen = RowFindings()
         self._input_bytes = 0
@@ -246,8 +297,9 @@ class _Landing:
         self._typed = 0
         self._validated = 0
 
-    def take(self, got: Fetched) -> Receipt | None:
-        """Land what was fetched. Returns the receipt after the last. Raises CorruptBatch, ProofFailed, LakeFull."""
+    def take(self, got: Fetched) -> Receipt | Held | None:
+        """Land what was fetched. Returns, after the last, the receipt, or what is held for a shared file. Raises
+        CorruptBatch, ProofFailed, LakeFull."""
         self._input_bytes += len(got.records)
         self._waited += got.waited_ns
         self._land(self._decoder.feed(got.records, got.aborted))
@@ -286,6 +338,20 @@ class _Landing:
             self._typed += time.perf_counter_ns() - begun
 
     def _write(self, kind: PartKind, rows: pa.RecordBatch) -> None:
+        landed = kind is PartKind.LANDED
+        self._counts += Counts(rows.num_rows) if landed else Counts(quarantined=rows.num_rows)
+        if self._held is None:
+            self._write_out(kind, rows)
+            return
+        self._held.setdefault(kind, []).append(rows)
+        self._held_size = self._held_size[0] + rows.num_rows, self._held_size[1] + rows.nbytes
+        if self._held_size[0] > self._work.landing.row_group_rows or self._held_size[1] > SMALL_BYTES:
+            so_far, self._held = self._held, None
+            for of, batches in so_far.items():
+                for batch in batches:
+                    self._write_out(of, batch)
+
+    def _write_out(self, kind: PartKind, rows: pa.RecordBatch) -> None:
         writer = self._writers.get(kind)
         if writer is None:
             work = self._work
@@ -293,10 +359,8 @@ class _Landing:
             writer = PartWriter(self._tools.lake, target, rows.schema, self._work.landing, self._chunk_bytes)
             self._writers[kind] = writer
         writer.write(rows)
-        landed = kind is PartKind.LANDED
-        self._counts += Counts(rows.num_rows) if landed else Counts(quarantined=rows.num_rows)
 
-    def _finish(self, position: int) -> Receipt:
+    def _finish(self, position: int) -> Receipt | Held:
         """Close the parts, check the counts, write the receipt beside the parts."""
         parts = tuple(part for writer in self._writers.values() for part in writer.close())
         s, work = self._slice, self._work
@@ -305,6 +369,9 @@ class _Landing:
         receipt = Receipt(
             s, position, account, parts, work.attempt, self._input_bytes, timings, work.shape, tallies, drift
         )
+        if self._held is not None:
+            check_classes(receipt)
+            return Held(receipt, {kind: _own(rows) for kind, rows in self._held.items()})
         check_account(receipt)
         path = paths.receipt_path(work.feed, work.batch, work.attempt, s)
         self._tools.lake.put(path, to_json(receipt).encode())
@@ -331,3 +398,8 @@ class _Landing:
             "encode": sum(w.encode_ns for w in writers),
             "write": sum(w.write_ns for w in writers),
         }
+
+
+def _own(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows in one batch, in buffers of their own: a decoder's are larger than what is in them."""
+    return pa.concat_batches([*batches, batches[0].slice(0, 0)])

@@ -1,19 +1,21 @@
-"""Writes the rows of one slice, in offset order, into staged Parquet files that can be proven.
+"""Writes the rows of slices, in offset order, into staged Parquet files that can be proven.
 
 Promises: equal rows give equal bytes, because row groups and files are cut by rows alone. Offsets strictly increase
 (invariant 6). A file appears in staging only when it is whole. Its own metadata names feed, topic id, range, batch and
 plan hash. A slice without rows, or one that fails, leaves no file. Size and SHA-256 are taken while writing. Where a
 feed is laid out by record time, rows go to the folder of their own time. A slice fills at most `MAX_FOLDERS` of these,
-whatever its stamps, and one more for rows without a usable time.
+whatever its stamps, and one more for rows without a usable time. `PartWriter` makes files for one slice alone,
+`SharedWriter` one file for several.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,7 +31,7 @@ from sluice.pipelines.records import landed_columns
 from sluice.pipelines.schema.arrays import fixed_width, int64s
 from sluice.pipelines.vocabulary.errors import ProofFailed
 from sluice.pipelines.vocabulary.plans import Slice
-from sluice.pipelines.vocabulary.receipts import Part, PartKind
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, SharedFile
 
 FORMAT_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20
@@ -52,11 +54,21 @@ class PartTarget:
 
 def file_metadata(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
     """What a part's footer says about the part, under keys that begin with `sluice.`."""
+    return _about(feed, batch, plan_hash, s) | {"sluice.range": str(s)}
+
+
+def shared_metadata(feed: str, batch: int, plan_hash: str, slices: Sequence[tuple[Slice, int]]) -> dict[str, str]:
+    """What the footer of a shared file says: its slices in order, each with its number of rows. All are of one life of
+    one topic."""
+    told = json.dumps([[str(s), rows] for s, rows in slices])
+    return _about(feed, batch, plan_hash, slices[0][0]) | {"sluice.slices": told}
+
+
+def _about(feed: str, batch: int, plan_hash: str, s: Slice) -> dict[str, str]:
     return {
         "sluice.format_version": FORMAT_VERSION,
         "sluice.feed": feed,
         "sluice.topic_id": s.incarnation,
-        "sluice.range": f"{s.topic}:{s.partition}:{s.start}-{s.end}",
         "sluice.batch": str(batch),
         "sluice.plan_hash": plan_hash,
     }
@@ -75,7 +87,6 @@ class PartWriter:
     ) -> None:
         self._lake, self._target, self._schema, self._settings = lake, target, schema, settings
         self._row_group_bytes = row_group_bytes
-        self._offsets = schema.get_field_index(landed_columns.offset_column(schema))
         self._last = target.slice.start - 1
         self._times = schema.get_field_index(landed_columns.time_column(schema))
         self._pending: list[pa.RecordBatch] = []
@@ -98,7 +109,7 @@ class PartWriter:
         """Add rows. Raises ProofFailed if their offsets do not increase from the last one or leave the slice."""
         if not rows.num_rows:
             return
-        self._last = self._checked(rows.column(self._offsets))
+        self._last = check_increasing(self._target.slice, rows, self._last)
         self._pending.append(rows)
         held = sum(b.num_rows for b in self._pending), sum(b.nbytes for b in self._pending)
         if held[0] >= self._settings.row_group_rows or held[1] >= self._row_group_bytes:
@@ -119,20 +130,6 @@ class PartWriter:
             self._lake.remove(part.staged)
         self._files, self._pending, self._parts = {}, [], {}
 
-    def _checked(self, column: pa.Array) -> int:
-        offsets = int64s(column)
-        first, last, s = int(offsets[0]), int(offsets[-1]), self._target.slice
-        if first <= self._last or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
-            raise ProofFailed(
-                f"{s}: offsets {first}..{last} do not strictly increase from {self._last} within the slice",
-                remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
-                topic=s.topic,
-                partition=s.partition,
-                start=s.start,
-                end=s.end,
-            )
-        return last
-
     def _flush(self) -> None:
         if not self._pending:
             return
@@ -150,9 +147,16 @@ class PartWriter:
     def _add(self, folder: str, rows: pa.Table) -> None:
         if folder not in self._files:
             chosen = options(rows, self._settings)
-            self._files[folder] = _PartFile(self._lake, self._target, folder, self._opened, self._schema, chosen)
+            self._files[folder] = self._open(folder, chosen)
             self._opened += 1
         self._files[folder].add(rows)
+
+    def _open(self, folder: str, chosen: dict[str, Any]) -> _PartFile:
+        target, sequence = self._target, self._opened
+        name = paths.part_name(target.slice, target.batch, sequence)
+        file = _PartFile(self._lake, target, folder, name, sequence, self._schema, chosen)
+        file.about(file_metadata(target.feed, target.batch, target.plan_hash, target.slice))
+        return file
 
     def _by_folder(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """The rows, split by the folder that they go to. Each share keeps offset order."""
@@ -178,6 +182,108 @@ class PartWriter:
         self._ns += time.perf_counter_ns() - begun
 
 
+SHARED_ROWS = 1 << 16
+"""From so many rows on, a row group of a shared file ends, with a slice. Fewer take longer to write, more give readers
+of one partition more to leave out (docs/performance.md)."""
+
+
+class SharedWriter:
+    """Writes the rows of one kind of several slices, one slice after the other, into one file. End it with `close` or
+    `abandon`.
+
+    The file has the name of its first slice. Row groups hold whole slices. `encode_ns` and `write_ns` as `PartWriter`.
+    """
+
+    def __init__(self, lake: Lake, first: PartTarget, schema: pa.Schema, settings: LandingSettings) -> None:
+        self._lake, self._first, self._schema, self._settings = lake, first, schema, settings
+        self._held: list[tuple[Slice, int]] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._waiting = 0, 0
+        self._file: _PartFile | None = None
+        self._ns = 0
+
+    @property
+    def bytes(self) -> int:
+        """What is in the file so far."""
+        return self._file.sink.bytes if self._file else 0
+
+    @property
+    def encode_ns(self) -> int:
+        return self._ns - self.write_ns
+
+    @property
+    def write_ns(self) -> int:
+        return self._file.sink.ns if self._file else 0
+
+    def add(self, s: Slice, rows: pa.RecordBatch) -> None:
+        """Add all rows of a slice. Raises ProofFailed if their offsets do not increase, or leave the slice."""
+        check_increasing(s, rows, s.start - 1)
+        if self._waiting[0] + rows.num_rows > self._settings.row_group_rows:
+            self._flush()
+        self._held.append((s, rows.num_rows))
+        self._pending.append(rows)
+        self._waiting = self._waiting[0] + rows.num_rows, self._waiting[1] + rows.nbytes
+        if self._waiting[0] >= min(SHARED_ROWS, self._settings.row_group_rows) or self._waiting[1] >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> dict[Slice, Part]:
+        """Finish the staged file. Returns the part of each slice."""
+        self._flush()
+        begun = time.perf_counter_ns()
+        if (file := self._file) is None:
+            return {}
+        first = self._first
+        file.about(shared_metadata(first.feed, first.batch, first.plan_hash, self._held))
+        whole = file.finish()
+        self._ns += time.perf_counter_ns() - begun
+        return shares_of(whole, self._held)
+
+    def abandon(self) -> None:
+        """Remove everything that was written."""
+        if self._file is not None:
+            self._file.discard()
+            self._lake.remove(self._file.staged)
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        begun = time.perf_counter_ns()
+        rows = pa.Table.from_batches(self._pending, self._schema).unify_dictionaries()
+        self._pending, self._waiting = [], (0, 0)
+        if self._file is None:
+            first, name = self._first, paths.shared_name(self._first.slice, self._first.batch)
+            chosen = options(rows, self._settings)
+            self._file = _PartFile(self._lake, first, first.slice.folder, name, 0, self._schema, chosen)
+        self._file.add(rows)
+        self._ns += time.perf_counter_ns() - begun
+
+
+def shares_of(whole: Part, slices: Sequence[tuple[Slice, int]]) -> dict[Slice, Part]:
+    """The parts of a shared file, by the slices in it and their rows. Its bytes are shared out by rows."""
+    out, at = dict[Slice, Part](), 0
+    for s, rows in slices:
+        start, end = (whole.bytes * n // whole.rows for n in (at, at + rows))
+        out[s] = replace(whole, rows=rows, bytes=end - start, shared=SharedFile(at, whole.rows, whole.bytes))
+        at += rows
+    return out
+
+
+def check_increasing(s: Slice, rows: pa.RecordBatch, after: int) -> int:
+    """The last offset of the rows. Raises ProofFailed if they do not increase from `after`, or leave the slice."""
+    offsets = int64s(rows.column(rows.schema.get_field_index(landed_columns.offset_column(rows.schema))))
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first <= after or last >= s.end or not bool(np.all(offsets[1:] > offsets[:-1])):
+        raise ProofFailed(
+            f"{s}: offsets {first}..{last} do not strictly increase from {after} within the slice",
+            remedy="this is a bug in decoding or in the format; nothing of this slice was landed",
+            topic=s.topic,
+            partition=s.partition,
+            start=s.start,
+            end=s.end,
+        )
+    return last
+
+
 _NO_TIME = -1
 
 
@@ -196,19 +302,28 @@ class _PartFile:
     """One part on its way into staging."""
 
     def __init__(
-        self, lake: Lake, target: PartTarget, folder: str, sequence: int, schema: pa.Schema, options: dict[str, Any]
+        self,
+        lake: Lake,
+        target: PartTarget,
+        folder: str,
+        name: str,
+        sequence: int,
+        schema: pa.Schema,
+        options: dict[str, Any],
     ) -> None:
-        s = target.slice
-        name = paths.part_name(s, target.batch, sequence)
         self.sequence, self._name, self._kind, self._rows = sequence, name, target.kind, 0
         feed, batch, kind = target.feed, target.batch, target.kind
-        self._staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
+        self.staged = paths.staged_path(feed, batch, target.attempt, kind, folder, name)
         self._path = paths.part_path(feed, kind, folder, name)
-        self._block: AbstractContextManager[BinaryIO] = lake.create(self._staged)
+        self._block: AbstractContextManager[BinaryIO] = lake.create(self.staged)
         self.sink, self._open = _HashingSink(self._block.__enter__()), True
         with self._whole_or_nothing():
             self._writer = pq.ParquetWriter(self.sink, schema, **options)
-            self._writer.add_key_value_metadata(file_metadata(feed, batch, target.plan_hash, s))
+
+    def about(self, metadata: dict[str, str]) -> None:
+        """What the file's footer is to say of it. Say it before `finish`."""
+        with self._whole_or_nothing():
+            self._writer.add_key_value_metadata(metadata)
 
     def add(self, rows: pa.Table) -> None:
         with self._whole_or_nothing():
@@ -221,7 +336,7 @@ class _PartFile:
         self._open = False
         self._block.__exit__(None, None, None)
         sink = self.sink
-        return Part(self._name, self._kind, self._staged, self._path, self._rows, sink.bytes, sink.sha256)
+        return Part(self._name, self._kind, self.staged, self._path, self._rows, sink.bytes, sink.sha256)
 
     def discard(self) -> None:
         with suppress(_Abandoned), self._whole_or_nothing():

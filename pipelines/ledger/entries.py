@@ -7,7 +7,7 @@ anything else that does not parse raises `LedgerCorrupt`. Nothing is skipped in 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -31,7 +31,9 @@ from sluice.pipelines.vocabulary.ranges import Range
 from sluice.pipelines.vocabulary.receipts import Owner, Receipt, SliceFailure
 from sluice.pipelines.vocabulary.traffic import Traffic
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
+SHARED_FORMAT: Literal[2] = 2
+"""Of a publish entry in which slices share files: who knows only format 1 would count the rows of a file for each."""
 
 
 class _Model(BaseModel):
@@ -68,11 +70,18 @@ class KeyRange(_Model):
 class _Entry(_Model):
     """What all entries have: `write` is unique to this attempt to write, `at` is in ms, `run` is the Dagster run id."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 1
     write: str = ""
     run: str = ""
     at: int = 0
     cluster: str = ""
+    newest_format: ClassVar[int] = FORMAT
+
+    @model_validator(mode="after")
+    def _of_a_known_format(self) -> Self:
+        if self.format > self.newest_format:
+            raise ValueError("a format that entries of this kind do not have")
+        return self
 
 
 class OriginEntry(_Entry):
@@ -135,6 +144,7 @@ class PublishEntry(_Entry):
     for the batch as a whole. `traffic` is what all of its tasks together asked of brokers."""
 
     kind: Literal["publish"] = "publish"
+    newest_format: ClassVar[int] = SHARED_FORMAT
     batch: int
     token: str
     receipts: tuple[Receipt, ...]
@@ -330,10 +340,11 @@ def _unreadable(data: bytes, path: str, error: ValidationError) -> LedgerTooNew 
 
 def _newer(raw: dict[str, object], path: str) -> LedgerTooNew | None:
     version, kind = raw.get("format"), raw.get("kind")
-    if (isinstance(version, int) and version > FORMAT) or (isinstance(kind, str) and kind not in KINDS):
+    known = PublishEntry.newest_format if kind == "publish" else FORMAT
+    if (isinstance(version, int) and version > known) or (isinstance(kind, str) and kind not in KINDS):
         return LedgerTooNew(
             f"ledger entry {path} was written by a newer Sluice (format {version!r}, kind {kind!r}; "
-            f"this one reads format {FORMAT})",
+            f"this one reads format {known})",
             remedy="upgrade Sluice on this machine; nothing was changed",
         )
     return None

@@ -14,6 +14,7 @@ its entry. Nothing that landed and counts is touched, and nothing is deleted.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,7 +44,7 @@ from sluice.pipelines.ledger.marks import Mark, traces
 from sluice.pipelines.ledger.tip import Tip, Trace
 from sluice.pipelines.planning import origins
 from sluice.pipelines.planning import plan as planning
-from sluice.pipelines.ports import Edges, Fetcher, FetchFailed
+from sluice.pipelines.ports import Edges, Fetcher, FetchFailed, Lake
 from sluice.pipelines.publishing import lost, owners
 from sluice.pipelines.records.decode import BatchDecoder
 from sluice.pipelines.vocabulary.errors import (
@@ -376,7 +377,7 @@ def accept_ledger(feed: Feed, edges: Edges, reason: str) -> Accepted:
     # From here on the loss is known, even if this process dies.
     edges.lake.put(paths.tip_path(feed.name), Tip(left.ledger_id, after - 1).dump())
     aside = lost.strays(feed, edges.lake, left.state)
-    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(left, aside)
+    begun, gone = _begun_at(edges, left, aside), _not_in_kafka(edges.lake, left, aside)
     lost.set_aside(edges.lake, feed.name, after, aside)
     appended = ledger.append(lambda state: _gap(left, after, reason) if state.number == left.state.number else None)
     if appended is None:
@@ -424,10 +425,11 @@ def _gap(left: _LedgerRemains, after: int, reason: str) -> GapEntry:
 
 def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple[OriginItem, ...]:
     """New origins for partitions whose origin is lost: the first offset of this log that had landed."""
-    names = sorted((name.start, path) for path in aside if (name := paths.parse_part(path)))
+    names = sorted((start, path, tp) for path in aside for tp, (start, _) in _ranges_in(edges.lake, path))
     found: dict[TopicPartition, OriginItem] = {}
     for p in origins.missing_origins(left.state, left.partitions):
-        first = (start for start, path in names if _is_of(path, p) and _life(edges, path) == p.topic_id)
+        mine = (encode_topic(p.topic), p.partition)
+        first = (start for start, path, tp in names if tp == mine and _life(edges, path) == p.topic_id)
         if (start := next(first, None)) is not None:
             held = left.committed.get(p.tp)
             found[p.tp] = OriginItem(
@@ -439,9 +441,29 @@ def _begun_at(edges: Edges, left: _LedgerRemains, aside: Iterable[str]) -> tuple
     return tuple(found.values())
 
 
-def _is_of(path: str, p: PartitionState) -> bool:
-    name = paths.parse_part(path)
-    return name is not None and (name.topic, name.partition) == (encode_topic(p.topic), p.partition)
+def _ranges_in(lake: Lake, path: str) -> list[tuple[tuple[str, int], Range]]:
+    """The slices of a part's file, each as (encoded topic, partition) and range; none of another file.
+
+    They are in its name, or, of a shared file, in its footer. A shared one that cannot be read tells its first slice.
+    """
+    if (name := paths.parse_part(path)) is None:
+        return []
+    own = [((name.topic, name.partition), Range(name.start, name.end))]
+    if not name.shared:
+        return own
+    try:
+        with lake.open(path) as file:
+            about = pq.read_metadata(file).metadata or {}
+        return [_slice_named(text) for text, _ in json.loads(about[b"sluice.slices"])]
+    except (OSError, pa.ArrowException, ValueError, TypeError, KeyError):
+        return own
+
+
+def _slice_named(text: str) -> tuple[tuple[str, int], Range]:
+    """A slice as it is written: `topic:partition:start-end`."""
+    topic, partition, offsets = text.rsplit(":", 2)
+    start, end = offsets.split("-")
+    return (encode_topic(topic), int(partition)), Range(int(start), int(end))
 
 
 def _life(edges: Edges, path: str) -> str:
@@ -461,12 +483,12 @@ def _originate(feed: Feed, edges: Edges, ledger: Ledger, left: _LedgerRemains, b
         ledger.append(lambda _: OriginEntry(items=items))
 
 
-def _not_in_kafka(left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
+def _not_in_kafka(lake: Lake, left: _LedgerRemains, aside: Iterable[str]) -> tuple[KeyRange, ...]:
     """What the parts cover and the logs no longer hold: the next run cannot land it again."""
-    moved, out = list(aside), list[KeyRange]()
+    named, out = [each for path in aside for each in _ranges_in(lake, path)], list[KeyRange]()
     for p in left.partitions:
-        names = [paths.parse_part(path) for path in moved if _is_of(path, p)]
-        below = union(Range(n.start, min(n.end, p.log_start)) for n in names if n and n.start < p.log_start)
+        mine = (r for tp, r in named if tp == (encode_topic(p.topic), p.partition))
+        below = union(Range(r.start, min(r.end, p.log_start)) for r in mine if r.start < p.log_start)
         out += [KeyRange(key=origins.key_of(left.state, p), range=r) for r in below]
     return tuple(out)
 

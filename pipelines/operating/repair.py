@@ -191,7 +191,7 @@ def _strangers(place: RepairTarget) -> Iterator[RepairFinding]:
     visible = _visible(place)
     state = place.ledger.read()
     receipts = live_receipts(place.ledger, state)
-    parts = [p for r in receipts for p in r.parts]
+    parts = list({p.path: p for r in receipts for p in r.parts}.values())
     nobodys = tuple(sorted(visible - {p.path for p in parts} - state.replaced))
     if nobodys:
         text = f"{many(len(nobodys), 'file')} of which the ledger knows nothing: {ends(nobodys)}"

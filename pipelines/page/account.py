@@ -22,7 +22,7 @@ from sluice.pipelines.validation.whole import hold_whole
 from sluice.pipelines.vocabulary.errors import UsageError
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, SliceFailure
+from sluice.pipelines.vocabulary.receipts import Counts, Part, PartKind, Receipt, SliceFailure, count_files
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.traffic import NO_TRAFFIC, Traffic
 from sluice.pipelines.watching.outlook import Outlook
@@ -99,7 +99,7 @@ class BatchAccount:
 
     @cached_property
     def files(self) -> int:
-        return sum(len(r.parts) for r in self.receipts)
+        return count_files(self.receipts)
 
     @property
     def took(self) -> int | None:

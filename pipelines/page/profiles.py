@@ -96,9 +96,9 @@ def profiles(
     all_ = sum(p.rows for _, p in parts)
     with _open_duckdb() as db:
         table = _SampleTable(db, wanted[:MOST_COLUMNS])
-        for receipt, path, source, groups in _choose_row_groups(parts, lake, published, most):
+        for (receipt, part), path, source, groups in _choose_row_groups(parts, lake, published, most):
             try:
-                table.add(str(receipt.slice.tp), path, source, groups, most)
+                table.add(str(receipt.slice.tp), part, path, source, groups, most)
             except PartUnreadable:
                 table.missing += 1
         table.ready()
@@ -129,19 +129,23 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 def _choose_row_groups(
     parts: Sequence[Placed], lake: Lake, published: bool, most: int
-) -> Iterator[tuple[Receipt, str, pq.ParquetFile | None, list[int]]]:
-    """Files with the row groups to read of each; None for one that is gone or damaged."""
+) -> Iterator[tuple[Placed, str, pq.ParquetFile | None, list[int]]]:
+    """Parts with their files and the row groups to read of each; None for a file that is gone or damaged."""
     files = _evenly([x for x in parts if x[1].rows], MOST_FILES)
     rows = sum(p.rows for _, p in files)
     for receipt, part in files:
         path = part.path if published else part.staged
         try:
             with parquet.open_parquet(lake, path) as file:
+                own, _ = parquet.row_groups(file.metadata, part)
+                if own is not None:
+                    yield (receipt, part), path, file, own
+                    continue
                 groups = list(range(file.num_row_groups))
                 fair = max(1, len(groups) * most // rows) if rows > most else len(groups)
-                yield receipt, path, file, _evenly(groups, fair)
+                yield (receipt, part), path, file, _evenly(groups, fair)
         except PartUnreadable:
-            yield receipt, path, None, []
+            yield (receipt, part), path, None, []
 
 
 class _SampleColumn(NamedTuple):
@@ -162,7 +166,9 @@ class _SampleTable:
         self._read: list[pa.RecordBatch] = []
         self._bytes = self.rows = self.missing = 0
 
-    def add(self, partition: str, path: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int) -> None:
+    def add(
+        self, partition: str, part: Part, path: str, file: pq.ParquetFile | None, groups: Sequence[int], most: int
+    ) -> None:
         if file is None:
             self.missing += 1
             return
@@ -174,7 +180,9 @@ class _SampleTable:
         if partition not in self._partitions:
             self._partitions.append(partition)
         if groups and set(self.columns) <= set(schema.names):
-            for batch in parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups):
+            _, before = parquet.row_groups(file.metadata, part)
+            read = parquet.read(file, path, ROWS_AT_ONCE, [*{*self.columns, offset}], groups)
+            for batch in parquet.own_rows(read, part, before):
                 if self.rows >= most or self._bytes >= MOST_BYTES:
                     return
                 self._keep(self._partitions.index(partition), offset, batch.slice(0, most - self.rows))

@@ -66,15 +66,18 @@ Placed = tuple[Receipt, Part]
 def rejects(parts: Sequence[Placed], lake: Lake, *, published: bool) -> Rejects:
     """What the quarantined parts hold. Files that are gone (landed anew, retired) or damaged count as unread."""
     faults: list[Fault] = []
-    unread = [p for _, p in parts[MOST_FILES:]]
-    for _, part in parts[:MOST_FILES]:
+    files: dict[str, int] = {}
+    for _, part in parts:
+        files[_path(part, published)] = files.get(_path(part, published), 0) + part.rows
+    unread = [*files][MOST_FILES:]
+    for path in [*files][:MOST_FILES]:
         try:
-            faults += faults_of([_path(part, published)], lake)
+            faults += faults_of([path], lake)
         except PartUnreadable:
-            unread.append(part)
+            unread.append(path)
     found = sorted(rank_faults(faults), key=lambda f: (-f.records, f.first))
     kinds = [Reject(f, _samples(f, parts, lake, published) if i < SHOWN else ()) for i, f in enumerate(found)]
-    return Rejects(tuple(kinds), sum(p.rows for p in unread), len(unread))
+    return Rejects(tuple(kinds), sum(files[path] for path in unread), len(unread))
 
 
 def _path(part: Part, published: bool) -> str:
@@ -108,7 +111,7 @@ def _search(offset: int, partition: str, part: Part, lake: Lake, published: bool
 
 def _batches(part: Part, lake: Lake, published: bool) -> Iterator[pa.RecordBatch]:
     """The rows, one row group after the other. In a file that several windows share, they are in offset order, too."""
-    return parquet.batches(lake, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
+    return parquet.rows_of_part(lake, part, _path(part, published), ROWS_AT_ONCE, list(_COLUMNS))
 
 
 def _kind_values(batch: pa.RecordBatch, row: int) -> list[str | None]:

@@ -22,7 +22,7 @@ from sluice.pipelines.vocabulary.errors import OffsetsLost, SluiceError, UsageEr
 from sluice.pipelines.vocabulary.kafka import Isolation, Key, PartitionState, TopicPartition
 from sluice.pipelines.vocabulary.plans import AskedRange, Plan, Request, RequestKind, Slice
 from sluice.pipelines.vocabulary.ranges import Range, cut, intersect, subtract, union
-from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.receipts import Receipt, sharing
 from sluice.pipelines.vocabulary.units import show_window
 
 DEFAULT_RECORD_BYTES = 256
@@ -67,14 +67,15 @@ def owed_ranges(
 ) -> tuple[tuple[Owed, ...], tuple[Refusal, ...]]:
     """What the request still owes in each partition, and the partitions that cannot take part.
 
-    A request that replaces owes everything that it asks for, widened to whole slices of the receipts in `replaced`.
-    Owed offsets below a partition's log start go into `lost`. Raises UsageError when a range names an unknown partition
-    or reaches beyond the stable end.
+    A request that replaces owes everything that it asks for, and the whole slices of all receipts in `replaced`. Owed
+    offsets below a partition's log start go into `lost`. Raises UsageError when a range names an unknown partition or
+    reaches beyond the stable end.
     """
     found: list[Owed] = []
     refused: list[Refusal] = []
     for key, wanted in _widen_to_slices(asked_ranges(request, state, partitions, window), replaced):
-        partition = partitions[key]
+        if (partition := partitions.get(key)) is None:
+            raise _not_readable(key, wanted)
         if wrong := _unreadable(request, wanted, key, partition, state):
             refused.append(Refusal(key.tp, wrong))
             continue
@@ -97,13 +98,23 @@ def _accounted_ranges(request: Request, state: State, key: Key) -> Iterable[Rang
 
 
 def _widen_to_slices(named: Iterable[tuple[Key, Range]], replaced: Sequence[Receipt]) -> Iterator[tuple[Key, Range]]:
-    """The ranges, each widened to the whole of every replaced slice that it meets."""
+    """The ranges and those of the replaced slices, which meet them or share a file with one that does."""
     if not replaced:
         yield from named
         return
-    slices = by_key((r.slice.key, r.slice.range) for r in replaced)
-    wide = by_key((key, each) for key, r in named for each in (r, *(m for m in slices.get(key, ()) if m.meets(r))))
+    wide = by_key((*named, *((r.slice.key, r.slice.range) for r in replaced)))
     yield from ((key, r) for key, ranges in wide.items() for r in union(ranges))
+
+
+def _not_readable(key: Key, wanted: Range) -> UsageError:
+    return UsageError(
+        f"{key}: {wanted} shares a file with what is to be landed anew, and is no partition of the feed in Kafka now",
+        remedy="what landed stays: the slices of a file are landed anew together",
+        topic=key.topic,
+        partition=key.partition,
+        start=wanted.start,
+        end=wanted.end,
+    )
 
 
 def _unreadable(
@@ -244,15 +255,38 @@ def build(
         return None
     if request.replace and within != due:
         raise _beyond_limits(due)
+    _check_whole_files(due, replaced)
     size = _slice_size(within, sizing)
     slices = [(o.partition.leader, s) for o in within for s in _slices(o, size, state, window, sizing.by_time)]
     return Plan(feed, cluster, request, isolation, assignment.tasks(slices, sizing), _parts(due, replaced))
 
 
 def _parts(due: Sequence[Owed], replaced: Sequence[Receipt]) -> tuple[str, ...]:
+    return tuple(sorted({p.path for r in _covered(due, replaced) for p in r.parts}))
+
+
+def _covered(due: Sequence[Owed], replaced: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts that are landed anew."""
     asked = by_key((o.key, o.asked) for o in due)
-    mine = (r for r in replaced if any(a.meets(r.slice.range) for a in asked.get(r.slice.key, ())))
-    return tuple(sorted(p.path for r in mine for p in r.parts))
+    return [r for r in replaced if any(a.meets(r.slice.range) for a in asked.get(r.slice.key, ()))]
+
+
+def _check_whole_files(due: Sequence[Owed], replaced: Sequence[Receipt]) -> None:
+    """Raises UsageError if a file would be replaced of which a slice cannot be read."""
+    covered = {r.slice for r in _covered(due, replaced)}
+    for group in sharing(replaced):
+        left = [r.slice for r in group if r.slice not in covered]
+        if left and len(left) < len(group):
+            s, more = left[0], f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise UsageError(
+                f"{s}{more} cannot be landed anew now, and shares a file with what is asked for",
+                remedy="what landed stays: the slices of a file are landed anew together. `sluice plan` says what is"
+                " wrong with that partition",
+                topic=s.topic,
+                partition=s.partition,
+                start=s.start,
+                end=s.end,
+            )
 
 
 def _beyond_limits(due: Sequence[Owed]) -> UsageError:

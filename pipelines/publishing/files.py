@@ -6,8 +6,9 @@ which a part is still being made visible, raises WindowIncomplete, unless the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from sluice.pipelines.feed.sections import WindowSettings
 from sluice.pipelines.ledger import Ledger
@@ -23,9 +24,10 @@ from sluice.pipelines.vocabulary.units import show_window
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One Parquet file of a window: rows of `[start, end)` of a partition, in offset order.
+    """Rows of `[start, end)` of a partition, in offset order, in a Parquet file of a window.
 
-    `address` is how other tools read it (an absolute path or a URL), `path` its place in the lake.
+    `address` is how other tools read the file (an absolute path or a URL), `path` its place in the lake. Slices may
+    share a file: then the rows begin at row `first` of it, and `bytes` is their share of it.
     """
 
     window: int
@@ -39,6 +41,45 @@ class File:
     rows: int
     bytes: int
     sha256: str
+    first: int = 0
+
+
+def one_each(found: Sequence[File]) -> list[File]:
+    """An entry for each Parquet file, in an order in which the rows of each partition follow each other.
+
+    There may be none where slices share files: if what lies before was landed later, beside what lies behind. Then the
+    files come as their first slices do.
+    """
+    first: dict[str, File] = {}
+    for f in found:
+        first.setdefault(f.path, f)
+    if len(first) == len(found):
+        return list(found)
+    last: dict[tuple[str, int], str] = {}
+    after: dict[str, dict[str, None]] = {path: {} for path in first}
+    for f in found:
+        before = last.get((f.topic, f.partition), f.path)
+        last[f.topic, f.partition] = f.path
+        if before != f.path:
+            after[before][f.path] = None
+    return [first[path] for path in _in_order(after)]
+
+
+def _in_order(after: Mapping[str, Mapping[str, None]]) -> list[str]:
+    """The names so that each comes before those that are after it; as they are given, where this cannot be."""
+    place = {name: i for i, name in enumerate(after)}
+    waits = dict.fromkeys(after, 0)
+    for name in (n for names in after.values() for n in names):
+        waits[name] += 1
+    ready = [i for name, i in place.items() if not waits[name]]
+    names, out = list(after), list[str]()
+    while ready:
+        out.append(names[heappop(ready)])
+        for name in after[out[-1]]:
+            waits[name] -= 1
+            if not waits[name]:
+                heappush(ready, place[name])
+    return out if len(out) == len(names) else names
 
 
 def files(
@@ -70,7 +111,7 @@ def files(
 def _demand(found: Sequence[WindowFiles], missing: set[str], feed: str) -> None:
     for window in found:
         manifest.demand_complete(window, feed)
-        if unseen := sum(p.path in missing for p in window.parts):
+        if unseen := len({p.path for p in window.parts} & missing):
             shown = show_window(window.window)
             raise WindowIncomplete(
                 f"window {shown} of feed {feed} has landed, but {unseen} of its files are still being made visible",
@@ -83,5 +124,5 @@ def _placed_parts(found: Sequence[WindowFiles], kind: PartKind) -> Iterator[tupl
 
 
 def _file(lake: Lake, window: int, s: Slice, p: Part) -> File:
-    address = lake.locate(p.path)
-    return File(window, p.kind, address, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256)
+    at, first = lake.locate(p.path), p.shared.first if p.shared else 0
+    return File(window, p.kind, at, p.path, s.topic, s.partition, s.start, s.end, p.rows, p.bytes, p.sha256, first)

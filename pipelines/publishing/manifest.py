@@ -22,7 +22,7 @@ from sluice.pipelines.vocabulary.errors import WindowIncomplete, WindowRetired
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.ranges import Range
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, sharing
 from sluice.pipelines.vocabulary.side_by_side import each
 from sluice.pipelines.vocabulary.units import show_instant, show_window
 
@@ -191,6 +191,21 @@ def receipts_meeting(ledger: Ledger, state: State, wanted: Iterable[tuple[Key, R
     published = ((n, e) for n in sorted(numbers) if isinstance(e := ledger.entry(n), PublishEntry))
     receipts = (r for n, e in published for r in state.receipts(n, e))
     return [r for r in receipts if any(r.slice.range.meets(x) for x in asked.get(r.slice.key, ()))]
+
+
+def with_sharers(ledger: Ledger, state: State, receipts: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts, and every other that counts and shares a file with one of them, directly or through others.
+
+    The slices of a file lie in one window, so those of its window are looked at.
+    """
+    if not any(p.shared for r in receipts for p in r.parts):
+        return list(receipts)
+    asked = {(r.slice, r.attempt) for r in receipts}
+    lie_in = {r.slice.window for r in receipts if any(p.shared for p in r.parts)}
+    beside = receipts_lying(ledger, state, lambda w: w in lie_in)
+    others = [r for r in beside if (r.slice, r.attempt) not in asked]
+    groups = sharing([*receipts, *others])
+    return [r for g in groups if any((r.slice, r.attempt) in asked for r in g) for r in g]
 
 
 def demand_complete(found: WindowFiles, feed: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sluice.pipelines.contract.results import Result
 from sluice.pipelines.lake import paths
 from sluice.pipelines.ledger import Appended, Batch, BatchStatus, Ledger, State
-from sluice.pipelines.ledger.entries import AbandonEntry, PublishEntry
+from sluice.pipelines.ledger.entries import FORMAT, SHARED_FORMAT, AbandonEntry, PublishEntry
 from sluice.pipelines.ports import Lake
 from sluice.pipelines.publishing import lost
 from sluice.pipelines.vocabulary.errors import LedgerCorrupt, OwnershipLost
@@ -36,7 +36,9 @@ def publish(
     `results` are those of the contract for the batch as a whole, `traffic` is what it asked of brokers. Guarantee: the
     decision is made on the state just below the entry's number, and again by every reader that folds it.
     """
+    shared = any(p.shared for r in receipts for p in r.parts)
     entry = PublishEntry(
+        format=SHARED_FORMAT if shared else FORMAT,
         batch=batch,
         token=owner.token,
         receipts=tuple(receipts),
@@ -107,7 +109,7 @@ def roll_forward(ledger: Ledger, lake: Lake, feed: str) -> RolledForward:
     state = lost.check_names(ledger, state, (path for some in staged.values() for path in some))
     published = [state.batches[b] for b in sorted(staged) if _status(state, b) is BatchStatus.PUBLISHED]
     receipts = [r for b in published for r in _receipts(ledger, b)]
-    parts = [part for r in receipts for part in r.parts]
+    parts = list({part.staged: part for r in receipts for part in r.parts}.values())  # slices may share a file
     each(lake.remove, [p.staged for p in parts if p.path in state.replaced])
     replaced = [path for b in published for path in _replaced_paths(ledger, b)]
     hidden = [path for path, size in zip(replaced, each(lake.size, replaced), strict=True) if size is not None]

@@ -164,7 +164,8 @@ def _count_kinds(
     lake: Lake, part: Part, asked: Filter, tp: TopicPartition
 ) -> Iterator[tuple[QuarantineKind, int, int]]:
     columns = ["offset", *QuarantineKind._fields]
-    for rows in parquet.batches(lake, parquet.place(lake, part), ROWS_AT_ONCE, columns, use_threads=False):
+    place = parquet.place(lake, part)
+    for rows in parquet.rows_of_part(lake, part, place, ROWS_AT_ONCE, columns, use_threads=False):
         yield from kinds_of(asked.split(rows, tp)[0])
 
 
@@ -175,7 +176,7 @@ def samples(lake: Lake, receipts: Iterable[Receipt], asked: Filter, most: int) -
     """The first `most` rows that are asked for, whole, with the receipts that hold them."""
     for r in receipts:
         for part in r.of(PartKind.QUARANTINED):
-            for rows in rows_of(lake, parquet.place(lake, part)):
+            for rows in rows_of(lake, part, parquet.place(lake, part)):
                 found = asked.split(rows, r.slice.tp)[0].slice(0, most)
                 most -= found.num_rows
                 if found.num_rows:

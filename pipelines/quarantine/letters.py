@@ -180,7 +180,7 @@ def _open_part(lake: Lake, part: Part) -> Iterator[BinaryIO]:
 def _rows(lake: Lake, part: Part, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """The due rows of a part, in its order, a few at a time."""
     with _open_part(lake, part) as opened:
-        for rows in rows_in(opened, _COLUMNS, _READ_ROWS):
+        for rows in rows_in(opened, part, _COLUMNS, _READ_ROWS):
             stamps = rows.column("timestamp").cast(pa.int64())
             stamped = rows.set_column(rows.schema.get_field_index("timestamp"), "timestamp", stamps)
             due = np.flatnonzero(inside(int64s(rows.column("offset")), ranges))

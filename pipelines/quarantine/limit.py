@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -103,14 +104,15 @@ def _way_out(counts: Counts, policies: Policies) -> str:
 
 
 def _places(parts: Sequence[Part], lake: Lake) -> str:
-    more = f" and {many(len(parts) - 1, 'more file')}" if len(parts) > 1 else ""
+    files = {p.staged for p in parts}
+    more = f" and {many(len(files) - 1, 'more file')}" if len(files) > 1 else ""
     return lake.locate(parts[0].staged) + more
 
 
 def faults_of(files: Iterable[str], lake: Lake) -> list[Fault]:
-    """What is wrong with the records of quarantined parts (lake paths), the most frequent first. Reads reasons and no
-    values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
-    return rank_faults(fault for path in files for fault in _faults(path, lake))
+    """What is wrong with the records of quarantined files (lake paths), the most frequent first. Each file counts once.
+    Reads reasons and no values; memory is bounded by `MOST_FAULTS` and a row group. Raises PartUnreadable."""
+    return rank_faults(fault for path in dict.fromkeys(files) for fault in _faults(path, lake))
 
 
 def rank_faults(faults: Iterable[Fault]) -> list[Fault]:
@@ -127,12 +129,23 @@ _OTHERS = QuarantineKind("", "others", None, None, "of further kinds")
 
 
 def _faults(path: str, lake: Lake) -> Iterator[Fault]:
-    """The faults in one file, whose rows are all of one partition."""
+    """The faults in one file, whose rows lie partition by partition."""
     columns = ["topic", "partition", "offset", *QuarantineKind._fields]
-    for rows in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
-        for kind, records, first in kinds_of(rows):
-            topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
-            yield Fault(_printable(kind), records, f"{_plain(topic)}:{partition}:{first}")
+    for batch in parquet.batches(lake, path, ROWS_AT_ONCE, columns):
+        for rows in _by_partition(batch):
+            for kind, records, first in kinds_of(rows):
+                topic, partition = (rows.column(name)[0].as_py() for name in ("topic", "partition"))
+                yield Fault(_printable(kind), records, f"{_plain(topic)}:{partition}:{first}")
+
+
+def _by_partition(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows, cut where another partition begins. Offsets increase within each, so none is cut but there."""
+    topics = rows.column("topic").to_pylist()
+    partitions = rows.column("partition").to_pylist()
+    places = list(zip(topics, partitions, strict=True))
+    cuts = [i for i in range(1, len(places)) if places[i] != places[i - 1]]
+    for start, end in pairwise([0, *cuts, len(places)]):
+        yield rows.slice(start, end - start)
 
 
 def kinds_of(rows: pa.RecordBatch) -> list[tuple[QuarantineKind, int, int]]:

@@ -6,7 +6,7 @@ with the feed's files as they are now. The answer is stored nowhere, so mending 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.lake import paths
@@ -19,18 +19,29 @@ from sluice.pipelines.validation.decision import check_contract
 from sluice.pipelines.validation.drift import check_drift
 from sluice.pipelines.vocabulary.errors import BatchRefused
 from sluice.pipelines.vocabulary.plans import Plan
-from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.receipts import Receipt, sharing
 from sluice.pipelines.vocabulary.side_by_side import each
 
 
 def receipts_in_staging(lake: Lake, plan: Plan, batch: int) -> tuple[Receipt, ...]:
-    """One receipt for each slice that has any: the first by attempt, as the proof chooses."""
+    """One receipt for each slice that has any: the first by attempt, those of a shared file together, as the proof
+    chooses."""
     staged = [p for p in lake.list(paths.staging_folder(plan.feed, batch)) if paths.receipt_slice(p)]
     found = [r for r in each(lambda p: receipt_at(p, lake), staged) if r]
     first: dict[str, Receipt] = {}
-    for r in sorted(found, key=lambda r: r.attempt):
-        first.setdefault(paths.slice_name(r.slice), r)
+    for together in sharing(sorted(found, key=lambda r: r.attempt)):
+        names = {paths.slice_name(r.slice): r for r in together}
+        if first.keys().isdisjoint(names) and _are_all(together):
+            first |= names
     return tuple(first[name] for s in plan.slices if (name := paths.slice_name(s)) in first)
+
+
+def _are_all(together: Sequence[Receipt]) -> bool:
+    """Whether the receipts of a shared file are all there: its attempt may have died while it wrote them."""
+    rows: dict[str, int] = {}
+    for p in (p for r in together for p in r.parts if p.shared):
+        rows[p.staged] = rows.get(p.staged, p.shared.rows if p.shared else 0) - p.rows
+    return not any(rows.values())
 
 
 def staged_batches(feed: Feed, ledger: Ledger, state: State, lake: Lake) -> Iterator[tuple[Batch, tuple[Receipt, ...]]]:

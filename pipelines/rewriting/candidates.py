@@ -14,6 +14,7 @@ from sluice.pipelines.landing.rows import check_source, rows_of
 from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.planning.shapes import effective_shape
 from sluice.pipelines.ports import Lake
+from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine.held import Filter
 from sluice.pipelines.records.shape import Shape
 from sluice.pipelines.rewriting.mending import Mender
@@ -23,7 +24,7 @@ from sluice.pipelines.schema.recast import unfit
 from sluice.pipelines.vocabulary.errors import LakeUnavailable, PartUnreadable, ProofFailed
 from sluice.pipelines.vocabulary.plans import Slice
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt, sharing
 
 OFFSET_WEIGHT = 8 << 10
 """How many bytes of files a re-landed record counts for: in batches of 2 GiB, an entry names some 250,000."""
@@ -53,17 +54,22 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class ReplayCandidates:
     """What a replay would do, by the state below entry `number`: the candidates in order. `unfit` are slices whose
-    landed rows would lose something in today's types, each with what it would lose."""
+    landed rows would lose something in today's types, each with what it would lose. `beside` are slices that share a
+    file with a candidate: what is written anew are whole files."""
 
     number: int
     shape: Shape
     candidates: tuple[Candidate, ...]
     unfit: tuple[tuple[Slice, str], ...] = ()
+    beside: tuple[Candidate, ...] = ()
 
     @property
     def fitting(self) -> tuple[Candidate, ...]:
+        """The candidates of which a record fits, and those that share a file with one."""
         lost = {s for s, _ in self.unfit}
-        return tuple(c for c in self.candidates if c.trial.fit.total() and c.slice not in lost)
+        groups = sharing([*self.candidates, *self.beside])
+        chosen = (g for g in groups if any(c.trial.fit.total() for c in g) and lost.isdisjoint(c.slice for c in g))
+        return tuple(c for g in chosen for c in g)
 
 
 def find(
@@ -89,7 +95,11 @@ def find(
     for c in (c for c in candidates if c.trial.fit):
         with _still_there(ledger, c.receipt):
             reasons.append((c.slice, _unfit(lake, c.receipt, shape.landed)))
-    return ReplayCandidates(state.number, shape, tuple(candidates), tuple((s, why) for s, why in reasons if why))
+    known = {c.slice for c in candidates}
+    sharers = manifest.with_sharers(ledger, state, [c.receipt for c in candidates if c.trial.fit])
+    beside = tuple(Candidate(r, Trial()) for r in sharers if r.slice not in known)
+    unfit_slices = tuple((s, why) for s, why in reasons if why)
+    return ReplayCandidates(state.number, shape, tuple(candidates), unfit_slices, beside)
 
 
 @contextmanager
@@ -113,7 +123,7 @@ def _replaced_meanwhile(r: Receipt) -> LakeUnavailable:
 def _try_records(lake: Lake, r: Receipt, asked: Filter, shape: Shape, mender: Mender | None) -> Trial:
     sorter = Sorter(r.slice, shape, mender)
     for part in r.of(PartKind.QUARANTINED):
-        for rows in rows_of(lake, part.path):
+        for rows in rows_of(lake, part, part.path):
             chosen, _ = asked.split(rows, r.slice.tp)
             if chosen.num_rows:
                 sorter.sort_out(chosen)

@@ -79,11 +79,13 @@ def find(feed: Feed, ledger: Ledger, asked: Sequence[int] | None = None) -> Pend
 
 
 def _merges(state: State, receipts: Iterable[Receipt], settings: CompactionSettings) -> Iterator[Merge]:
-    """Runs of small receipts with the same key, window and folder that fit into one file and save files."""
+    """Runs of small receipts with the same key, window and folder that fit into one file and save files.
+
+    Files that slices share are left alone: they are few already."""
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for r in receipts:
         s = r.slice
-        if state.current.get(s.tp) == s.key:
+        if state.current.get(s.tp) == s.key and not any(p.shared for p in r.parts):
             alike.setdefault((s.key, s.window, s.folder, s.by_time, r.format), []).append(r)
     for held in alike.values():
         in_order = sorted(held, key=lambda r: r.slice.start)

@@ -25,7 +25,7 @@ from sluice.pipelines.vocabulary.errors import UsageError, WindowIncomplete
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Receipt
+from sluice.pipelines.vocabulary.receipts import Receipt, sharing
 from sluice.pipelines.vocabulary.units import show_window
 
 ENDLESS = 1 << 63
@@ -51,7 +51,7 @@ class Retirement:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(p.path for r in self.receipts for p in r.parts)
+        return tuple(dict.fromkeys(p.path for r in self.receipts for p in r.parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,11 @@ def _retirement(ledger: Ledger, state: State, before: int, settings: WindowSetti
     _check_free(state, feed, ends, liveness)
     earlier = (r for r in manifest.receipts_lying(ledger, state, lambda w: w is None or w < before))
     receipts = sorted(earlier, key=lambda r: (r.slice.key, r.slice.start))
-    below = tuple(r for r in receipts if r.slice.end <= ends[r.slice.key])
-    across = tuple(r for r in receipts if r.slice.start < ends[r.slice.key] < r.slice.end)
-    return Retirement(before, below, across)
+    groups = sharing(receipts)
+    below = [r for g in groups if all(r.slice.end <= ends[r.slice.key] for r in g) for r in g]
+    gone = {r.slice for r in below}
+    across = [r for r in receipts if r.slice not in gone and r.slice.start < ends[r.slice.key]]
+    return Retirement(before, tuple(sorted(below, key=lambda r: (r.slice.key, r.slice.start))), tuple(across))
 
 
 def _check_pinned(state: State, feed: str, before: int, settings: WindowSettings) -> None:

@@ -76,13 +76,13 @@ class RewriteContext:
     def rows(self, receipts: Sequence[Receipt], kind: PartKind, place: Callable[[Part], str]) -> Rows:
         """The rows of the receipts' parts of one kind, in offset order."""
         for r in receipts:
-            files = [self.rows_of(place(p)) for p in r.of(kind)]
+            files = [self.rows_of(p, place(p)) for p in r.of(kind)]
             # Files by the records' own time lie beside each other in the order, all others one after the other.
             yield from in_order(files) if r.slice.by_time and len(files) > 1 else chain.from_iterable(files)
 
-    def rows_of(self, path: str) -> Rows:
-        """The rows of one file, in batches that take little memory."""
-        for rows in rows_of(self.lake, path):
+    def rows_of(self, part: Part, path: str) -> Rows:
+        """The rows of one part, in batches that take little memory."""
+        for rows in rows_of(self.lake, part, path):
             if self.stop.is_set():
                 raise Failed("it was ended early", remedy="nothing was changed; run it again")
             yield rows

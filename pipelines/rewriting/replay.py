@@ -40,7 +40,7 @@ from sluice.pipelines.rewriting.candidates import Candidate, ReplayCandidates, f
 from sluice.pipelines.rewriting.compaction import threads
 from sluice.pipelines.rewriting.mending import Mender
 from sluice.pipelines.rewriting.merging import RewriteContext, staged_path, sum_tallies_and_drift, visible_path
-from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, company, give_up_dead, is_free, rewriting
+from sluice.pipelines.rewriting.rewriting import RewriteMethod, Rewriting, are_free, company, give_up_dead, rewriting
 from sluice.pipelines.rewriting.sorter import NO_OFFSETS, Sorted, Sorter, with_offsets
 from sluice.pipelines.rewriting.trial import Trial, total
 from sluice.pipelines.schema.arrays import fixed_width
@@ -49,7 +49,7 @@ from sluice.pipelines.vocabulary.errors import Failed, ProofFailed
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.pipelines.vocabulary.ranges import Range, union
-from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, Drift, DriftKind, Met, Owner, Part, PartKind, Receipt, sharing
 
 REQUEST = Request(RequestKind.REPLAY)
 
@@ -94,7 +94,8 @@ def foresee_replay(feed: Feed, edges: Edges, asked: Filter, mender: Mender | Non
     found, busy = find(feed, edges.lake, ledger, asked, mender, report), dict[int | None, int]()
     state = ledger.read()
     dead = {i for i, said in owners.judge_batches(edges.liveness, rewriting(state)).items() if said.dead}
-    free = [c for c in found.fitting if is_free(state, c.slice, found.number, busy, dead)]
+    groups = sharing(found.fitting)
+    free = [c for g in groups if are_free(state, g, found.number, busy, dead) for c in g]
     met = company(feed.name, ledger, edges.liveness, busy.values())
     return Replayed(found, tuple((c, None) for c in free), busy=busy, met=met)
 

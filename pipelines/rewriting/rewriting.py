@@ -26,7 +26,7 @@ from sluice.pipelines.rewriting.merging import RewriteContext
 from sluice.pipelines.vocabulary.errors import PlanBusy, ProofFailed, SluiceError
 from sluice.pipelines.vocabulary.plans import Plan, Request, RequestKind, Slice, Task
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
-from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict
+from sluice.pipelines.vocabulary.receipts import Met, Owner, Part, Receipt, Verdict, sharing
 
 MAX_PIECES = 1000
 """The most pieces that one batch writes."""
@@ -102,8 +102,19 @@ def is_free(
     return state.current.get(s.tp) == s.key
 
 
+def are_free(
+    state: State, group: Sequence[P], since: int, busy: dict[int | None, int], dead: Container[int] = frozenset()
+) -> bool:
+    """Whether all pieces of a group that shares files are free."""
+    free = [is_free(state, p.slice, since, busy, dead) for p in group]  # each may add to `busy`
+    return all(free)
+
+
 class Rewriting(Generic[P]):
-    """One call that rewrites what counted below entry `since`. `done`, `batches` and `busy` grow as it goes on."""
+    """One call that rewrites what counted below entry `since`. Pieces that share files are written in one batch.
+
+    `done`, `batches` and `busy` grow as it goes on.
+    """
 
     def __init__(
         self,
@@ -139,7 +150,7 @@ class Rewriting(Generic[P]):
             for batch in rewriting(state):
                 if batch.request.kind is kind:
                     raise _one_at_once(self._feed.name, batch, owners.NEW)
-            left = [p for p in pieces if is_free(state, p.slice, self._since, self.busy)]
+            left = [p for g in sharing(pieces) if are_free(state, g, self._since, self.busy) for p in g]
             plan = self._plan(state, left)
             return PlanEntry(plan=plan, hash=plan.hash, owner=self._owner) if left else None
 
@@ -150,7 +161,7 @@ class Rewriting(Generic[P]):
 
     def _plan(self, state: State, pieces: Sequence[P]) -> Plan:
         tasks = tuple(Task(i, -1, (p.slice,)) for i, p in enumerate(pieces))
-        replaces = tuple(part.path for p in pieces for part in p.parts)
+        replaces = tuple(dict.fromkeys(part.path for p in pieces for part in p.parts))
         return Plan(self._feed.name, state.cluster, self._how.request, self._feed.isolation, tasks, replaces)
 
     def _carry_out(self, batch: int, plan: Plan, pieces: Sequence[P]) -> None:
@@ -194,12 +205,13 @@ class Rewriting(Generic[P]):
 
 
 def _batches(pieces: Iterable[P], most: int) -> Iterator[list[P]]:
-    """The pieces in order, in groups of at most `most` bytes."""
+    """The pieces in order, in groups of at most `most` bytes, or of one shared file."""
     batch: list[P] = []
-    for p in pieces:
-        if batch and (len(batch) == MAX_PIECES or sum(b.bytes for b in batch) + p.bytes > most):
+    for group in sharing(list(pieces)):
+        size = sum(p.bytes for p in group)
+        if batch and (len(batch) + len(group) > MAX_PIECES or sum(b.bytes for b in batch) + size > most):
             yield batch
             batch = []
-        batch.append(p)
+        batch += group
     if batch:
         yield batch

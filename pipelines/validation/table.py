@@ -80,7 +80,7 @@ class StagedTable:
         needed = [n for n in (*self._types, self._tombstone, self._offset) if n]
         for at, receipt in enumerate(receipts):
             for part in receipt.of(PartKind.LANDED):
-                for batch in parquet.batches(lake, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
+                for batch in parquet.rows_of_part(lake, part, part.staged, ROWS_AT_ONCE, list(dict.fromkeys(needed))):
                     self._insert(at, batch)
         if self._made:
             (self.rows,) = self._one("select count(*) from t")

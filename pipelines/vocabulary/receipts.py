@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from sluice.pipelines.schema.wider import join_texts
 from sluice.pipelines.vocabulary.plans import Request, Slice
@@ -18,8 +20,23 @@ class PartKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A Parquet file that several slices share, as one of them sees it: its own rows begin at row `first`, and the
+    whole file has `rows` rows and `bytes` bytes."""
+
+    first: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """One Parquet file. `staged` is its lake path before publishing, `path` its lake path afterwards."""
+    """The rows of one slice in one Parquet file. `staged` is the file's lake path before publishing, `path` its lake
+    path afterwards, and `sha256` its hash.
+
+    `rows` and `bytes` are the slice's. If `shared` is not set, the file holds nothing else. In a shared file, the bytes
+    of all slices add up to the file's.
+    """
 
     name: str
     kind: PartKind
@@ -28,6 +45,12 @@ class Part:
     rows: int
     bytes: int
     sha256: str
+    shared: SharedFile | None = None
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the whole file."""
+        return self.shared.bytes if self.shared else self.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +164,41 @@ class Receipt:
     def of(self, kind: PartKind) -> tuple[Part, ...]:
         """The parts that hold rows of this kind."""
         return tuple(p for p in self.parts if p.kind is kind)
+
+
+class HasParts(Protocol):
+    """A receipt, or what stands for some."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]: ...
+
+
+H = TypeVar("H", bound=HasParts)
+
+
+def count_files(receipts: Iterable[HasParts]) -> int:
+    """How many Parquet files hold the rows: one that slices share counts once."""
+    return len({p.staged for r in receipts for p in r.parts})
+
+
+def sharing(receipts: Sequence[H]) -> list[list[H]]:
+    """The receipts in groups: those that share a file, directly or through others, are in one. Order is kept."""
+    above = list(range(len(receipts)))
+
+    def top(at: int) -> int:
+        while above[at] != at:
+            at = above[at]
+        return at
+
+    first: dict[str, int] = {}
+    for at, receipt in enumerate(receipts):
+        for path in (p.staged for p in receipt.parts if p.shared):
+            one, other = sorted((top(first.setdefault(path, at)), top(at)))
+            above[other] = one
+    groups: dict[int, list[H]] = {}
+    for at, receipt in enumerate(receipts):
+        groups.setdefault(top(at), []).append(receipt)
+    return list(groups.values())
 
 
 @dataclass(frozen=True, slots=True)

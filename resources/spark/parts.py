@@ -33,19 +33,26 @@ class Share:
 
 
 def shares(lake: Lake, files: Sequence[File]) -> list[Share]:
-    """The files in order, in shares of about `TASK_BYTES`."""
+    """The files in order, each once, in shares of about `TASK_BYTES`."""
+    from sluice.pipelines.publishing.files import one_each  # late: workers have no need of it
+
     out: list[Share] = []
     group: list[tuple[str, tuple[int, ...] | None]] = []
     held = 0
+    sizes: dict[str, int] = {}
+    for f in one_each(files):
+        sizes[f.path] = 0
     for f in files:
-        large = f.bytes > TASK_BYTES
-        if group and (large or held + f.bytes > TASK_BYTES):
+        sizes[f.path] += f.bytes
+    for path, size in sizes.items():
+        large = size > TASK_BYTES
+        if group and (large or held + size > TASK_BYTES):
             out.append(Share(tuple(group)))
             group, held = [], 0
         if large:
-            out += [Share(((f.path, groups),)) for groups in _row_groups(lake, f.path)]
+            out += [Share(((path, groups),)) for groups in _row_groups(lake, path)]
         else:
-            group, held = [*group, (f.path, None)], held + f.bytes
+            group, held = [*group, (path, None)], held + size
     return [*out, Share(tuple(group))] if group else out
 
 

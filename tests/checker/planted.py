@@ -39,8 +39,9 @@ Entry = dict[str, Any]
 class Sound:
     """A feed that keeps every promise, in memory; `place` puts its lake into a folder, where faults are planted."""
 
-    def __init__(self, root: Path, more: str = "") -> None:
-        (root / "orders.yaml").write_text(FEED + more)
+    def __init__(self, root: Path, more: str = "", *, shared: bool = False) -> None:
+        said = FEED + more + ("landing: {shared_files: true}\n" if shared else "")
+        (root / "orders.yaml").write_text(said)
         self.world, self.root = World(load_feed(root / "orders.yaml", {})), root / "lake"
         self.sent: dict[facts.Who, Sent] = {}
         self.offsets: list[Committed] = []

@@ -201,8 +201,8 @@ def test_records_dropped_by_policy_are_counted_and_no_more(tmp_path: Path) -> No
 class Told:
     """What random runs left: a feed, and the evidence of it."""
 
-    def __init__(self, root: Path, script: list[Any], commits: set[int]) -> None:
-        self.sound = Sound(root)
+    def __init__(self, root: Path, script: list[Any], commits: set[int], *, shared: bool = False) -> None:
+        self.sound = Sound(root, shared=shared)
         for n, step in enumerate(script):
             with suppress(SluiceError):
                 act(self.sound.world, step)
@@ -221,9 +221,11 @@ histories = st.builds(
 
 
 @settings(max_examples=15, deadline=None)
-@given(history=histories)
-def test_no_history_of_sluices_own_raises_an_alarm(tmp_path_factory: pytest.TempPathFactory, history: Any) -> None:
-    found = Told(tmp_path_factory.mktemp("any"), *history).check()
+@given(history=histories, shared=st.booleans())
+def test_no_history_of_sluices_own_raises_an_alarm(
+    tmp_path_factory: pytest.TempPathFactory, history: Any, shared: bool
+) -> None:
+    found = Told(tmp_path_factory.mktemp("any"), *history, shared=shared).check()
     assert found.holds, str(found)
 
 

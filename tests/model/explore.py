@@ -52,6 +52,8 @@ class Scenario:
     by_windows: bool = False
     slow_copies: bool = False
     layout: str = "window"
+    shared: bool = False
+    """Whether slices of a task share files."""
 
     @property
     def moved(self) -> bool:
@@ -81,7 +83,7 @@ def feed_of(s: Scenario) -> Feed:
     letters = f"dead_letters: {{topic: {DLQ}}}\n" if s.letters else ""
     return _feed(
         f"kafka: {{bootstrap: 'a:1'}}\ntopics: orders\nstart: {s.start}\nwindow: 1h\n"
-        f"landing: {{layout: {s.layout}}}\n{policies}{letters}"
+        f"landing: {{layout: {s.layout}, shared_files: {str(s.shared).lower()}}}\n{policies}{letters}"
     )
 
 

@@ -15,6 +15,8 @@ A_RECORD: Spec = ("event", "0: a record")
 MORE: tuple[Spec, ...] = (("catch",), A_RECORD)
 LOST: tuple[Spec, ...] = (*MORE, ("catch",), ("event", "the ledger loses its newest 3"))
 NO_NOTE: Spec = ("event", "the note of the newest entry is gone")
+SIDE = ("cc", "ct")
+"""Two partitions, whose slices one task reads."""
 PIECES: tuple[Spec, ...] = (("bf", 0, 0, 1), ("bf", 0, 1, 2))
 """Two small parts in a window that is complete."""
 
@@ -131,6 +133,78 @@ SCENARIOS = (
         letters=True,
         prelude=(("land",),),
     ),
+    # -- slices that share a file
+    _s("side by side", TWICE, {"append": 1, "crash": 1}, logs=SIDE, shared=True),
+    _s("side by side, lost answers", TWICE, {"lost": 1, "crash": 1}, logs=SIDE, shared=True),
+    _s("side by side, taken for dead", TWICE, {"wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
+    _s("side by side, one lost", TWICE, {"retain": 1, "wrongdead": 1, "crash": 1}, logs=SIDE, shared=True),
+    _s("side by side, one truncated", TWICE, {"trunc": 1, "crash": 1}, logs=SIDE, shared=True),
+    _s("side by side, recreated", (("catch",), ("accept",)), {"recreate": 1}, logs=SIDE, shared=True, prelude=LANDED),
+    _s("side by side, pieces", (("bf", 0, 0, 1), ("catch",)), logs=SIDE, shared=True),
+    _s("side by side, anew", (("catch",), ("rep", 1, 0, 1)), logs=SIDE, shared=True, prelude=LANDED),
+    _s(
+        "side by side, anew twice",
+        (("rep", 0, 0, 2), ("rep", 1, 1, 2)),
+        {"wrongdead": 1, "crash": 1},
+        logs=SIDE,
+        shared=True,
+        prelude=LANDED,
+    ),
+    _s(
+        "side by side, anew while retention takes",
+        (("rep", 0, 0, 2), ("catch",)),
+        {"retain": 1, "crash": 1},
+        logs=SIDE,
+        shared=True,
+        prelude=LANDED,
+    ),
+    _s(
+        "side by side, one truncated, anew",
+        (("accept",), ("rep", 0, 0, 2)),
+        {"trunc": 1, "crash": 1},
+        logs=SIDE,
+        shared=True,
+        prelude=LANDED,
+    ),
+    _s(
+        "side by side, anew, slow copies",
+        (("rep", 0, 0, 2), ("catch",)),
+        {"append": 1, "crash": 1},
+        logs=SIDE,
+        shared=True,
+        prelude=(("land",),),
+        slow_copies=True,
+    ),
+    _s("side by side, merged", (("compact",), ("catch",)), logs=SIDE, hours=2, shared=True, prelude=PIECES),
+    _s("side by side, expired", (("expire", 1), ("rep", 0, 0, 2)), logs=SIDE, hours=2, shared=True, prelude=LANDED),
+    _s(
+        "side by side, replayed",
+        (("replay",), ("replay",)),
+        {"wrongdead": 1, "crash": 1},
+        logs=("cb", "bc"),
+        hours=2,
+        shared=True,
+        prelude=LANDED,
+    ),
+    _s(
+        "side by side, replayed and landed anew",
+        (("replay",), ("rep", 1, 0, 2)),
+        {"wrongdead": 1, "crash": 1},
+        logs=("cb", "cc"),
+        hours=2,
+        shared=True,
+        prelude=LANDED,
+    ),
+    _s(
+        "side by side, replayed and sent",
+        (("replay",), ("catch",)),
+        {"lost": 1, "crash": 1},
+        logs=("cb", "b"),
+        letters=True,
+        shared=True,
+        prelude=(("land",),),
+    ),
+    _s("side by side, lost entries", (("ledger",), ("catch",)), logs=SIDE, prelude=LOST, shared=True),
 )
 BY_NAME = {s.name: s for s in SCENARIOS}
 
@@ -166,6 +240,7 @@ def random_scenario(seed: int) -> Scenario:
         by_windows,
         chance.random() < 0.2,
         chance.choice(("window", "window", "record_time")),
+        chance.random() < 0.4,
     )
 
 

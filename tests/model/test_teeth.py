@@ -17,6 +17,9 @@
 | fromorigin | the frontier begins at the lowest landed offset | an alarm that is not true |
 | latepart | a partition that comes later opens no window | windows that are never complete |
 | – | a plan that nobody can carry out stays live | no clean run reaches the stable end |
+| – | landing anew takes the slices it was asked for, and not those that share a file with them | rows of nobody |
+| – | landing anew goes on without a slice of the file that Kafka no longer has | rows that are nowhere |
+| – | a replay writes its slices anew, and not those beside them | rows of nobody |
 | – | look-ups by time take markers for records, as Kafka's do (a port's rule) | records beside their window |
 
 The others of the model's rules live in ports (`link`, `generation`, `tidcheck`), or are by construction here and cannot
@@ -38,6 +41,7 @@ from sluice.pipelines.committing import commit
 from sluice.pipelines.ledger import Appended, Ledger, State
 from sluice.pipelines.operating import accept
 from sluice.pipelines.planning import plan, windows
+from sluice.pipelines.publishing import manifest
 from sluice.pipelines.quarantine import letters
 from sluice.pipelines.vocabulary.kafka import Key, OffsetAtTime
 from sluice.pipelines.vocabulary.ranges import contiguous_end
@@ -191,6 +195,18 @@ def held_for_ever(patch: Patch) -> None:
         patch.setattr(module, "never_possible", lambda *_: "")
 
 
+def widened(patch: Patch) -> None:
+    patch.setattr(survey, "with_sharers", lambda ledger, state, receipts: list(receipts))
+
+
+def whole_files(patch: Patch) -> None:
+    patch.setattr(plan, "_check_whole_files", lambda due, replaced: None)
+
+
+def beside(patch: Patch) -> None:
+    patch.setattr(manifest, "with_sharers", lambda ledger, state, receipts: list(receipts))
+
+
 def markers(patch: Patch) -> None:
     def first(self: Kafka, tp: Any, time: int) -> OffsetAtTime | None:
         records = p.records if (p := self._world.now_of(tp)) else ()
@@ -215,6 +231,9 @@ TEETH: tuple[tuple[Callable[[Patch], None], str, str], ...] = (
     (fromorigin, "far below the origin", "A|I8"),
     (latepart, "a partition later", "I14"),
     (held_for_ever, "retention", "I14"),
+    (widened, "side by side, anew", "I1|I2"),
+    (whole_files, "side by side, anew while retention takes", "I1|I2"),
+    (beside, "side by side, replayed and landed anew", "I1|I2"),
     (markers, "lagging transactions", "I16"),
 )
 

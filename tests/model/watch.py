@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, Key, TopicPartition
 from tests.checker.facts import Life
-from tests.checker.ledger import Book, Receipt, fold
+from tests.checker.ledger import Book, Part, Receipt, fold
 from tests.model.world import FEED, HOUR, START, World, visible
 
 LOG = f"_sluice/{FEED}/log/"
@@ -34,6 +34,12 @@ def rows_of(data: bytes) -> tuple[tuple[str, int, int, bytes], ...]:
     """Topic, partition, offset and value of the rows of a file."""
     table = pq.read_table(io.BytesIO(data), columns=["topic", "partition", "offset", "value"])
     return tuple(zip(*(table.column(n).to_pylist() for n in table.column_names), strict=True))
+
+
+def own_rows(data: bytes, part: Part) -> tuple[tuple[str, int, int, bytes], ...]:
+    """Those of the file's rows that are the slice's."""
+    rows = rows_of(data)
+    return rows[part.first : part.first + part.rows] if part.shared else rows
 
 
 class Watch:
@@ -80,6 +86,8 @@ class Watch:
             for r in book.receipts:
                 if r.number == number and (bad := self._landed(r) or self._named_lost(r)):
                     return bad
+            if bad := self._shared(book):
+                return bad
         if entry["kind"] == "loss":
             return self._lost(entry)
         if entry["kind"] == "accept" and (bad := self._happened(entry)):
@@ -97,7 +105,9 @@ class Watch:
             data = self.world.files.get(part.staged) or self.world.files.get(part.path)
             if data is None:
                 return f"I1: {part.path} is published, and neither staged nor visible"
-            mine = rows_of(data)
+            mine = own_rows(data, part)
+            if {row[1] for row in mine} - {r.life.partition}:
+                return f"I3: {part.path} has rows of another partition where those of {r} are to be"
             if [row[2] for row in mine] != sorted({row[2] for row in mine}):
                 return f"I6: offsets of {part.path} do not increase"
             rows += mine
@@ -105,6 +115,24 @@ class Watch:
         logs = self.world.logs(_key(r.life))
         if not any(r.end <= p.end and found == sorted(visible(p.records, r.start, r.end)) for p in logs):
             return f"I1/I3: the rows of {r} (entry {r.number}) are {found}, not the committed records of that range"
+        return ""
+
+    def _shared(self, book: Book) -> str:
+        """2, 3: each row of a file that counts is of exactly one slice that counts."""
+        held: dict[str, list[tuple[int, int]]] = {}
+        for r in book.live():
+            for part in r.parts:
+                held.setdefault(part.path, []).append((part.first, part.rows))
+        for path, some in held.items():
+            parts = [p for r in book.live() for p in r.parts if p.path == path]
+            at = 0
+            for first, rows in sorted(some):
+                if first != at:
+                    return f"I2: rows {min(at, first)} to {max(at, first)} of {path} are not of one slice that counts"
+                at += rows
+            data = self.world.files.get(parts[0].staged) or self.world.files.get(path)
+            if data is not None and len(rows_of(data)) != at:
+                return f"I2: slices that count have {at} of the {len(rows_of(data))} rows of {path}"
         return ""
 
     def _named_lost(self, r: Receipt) -> str:
@@ -216,7 +244,7 @@ class Watch:
 
     def _rows(self, part: Any) -> tuple[tuple[str, int, int, bytes], ...]:
         data = self.world.files.get(part.path) or self.world.files.get(part.staged)
-        return rows_of(data) if data is not None else ()
+        return own_rows(data, part) if data is not None else ()
 
     def _back(self, book: Book, life: Life, before: CommittedOffset | None, to: int) -> str:
         """8: neither behind what we committed, nor behind what somebody else did in this life."""
@@ -276,6 +304,8 @@ class Watch:
         for r in book.live():
             if bad := self._landed(r):
                 return bad
+        if bad := self._shared(book):
+            return bad
         left = [p for p in self.world.files if p.startswith(f"_sluice/{FEED}/staging/")]
         live = {p.number for p in book.plans.values() if p.status == "planned"}
         orphans = [p for p in left if int(p.split("/staging/")[1].split("/")[0]) not in live]

@@ -141,7 +141,8 @@ class World:
 
     def edges(self, drops: frozenset[int] = frozenset()) -> Edges:
         engine = Dropping(self.lake, self.topic.fetcher, self.feed.landing, drops=drops)
-        return Edges(self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None)  # type: ignore[arg-type]
+        tasks = 1 if self.feed.landing.shared_files else 2  # slices of one task share files
+        return Edges(self.topic, self.group, self.lake, engine, self.liveness, lambda: self.now, None, tasks)  # type: ignore[arg-type]
 
     @property
     def ledger(self) -> Ledger:
@@ -197,7 +198,7 @@ def act(world: World, step: tuple[Any, ...]) -> None:
                 world.land(Request(RequestKind.OFFSETS, ranges=asked, replace=anew), drops)
 
 
-@pytest.fixture(scope="module", params=["window", "record_time"])
+@pytest.fixture(scope="module", params=["window", "record_time", "window, shared_files: true"])
 def feed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Feed:
     path: Path = tmp_path_factory.mktemp("feeds") / "orders.yaml"
     path.write_text(
@@ -254,7 +255,7 @@ def check(world: World) -> None:
         assert files.complete
         spans = {k.partition: windows.range_of(state, k, window, world.feed.window) for k in state.origins}
         inside = [(p, o) for p, o in visible if (r := spans[p]) is not None and r.start <= o < r.end]
-        assert sorted(world.rows(p.path for p in files.parts)) == sorted(inside)
+        assert sorted(world.rows({p.path for p in files.parts})) == sorted(inside)
 
 
 def _visible(world: World, tp: TopicPartition) -> list[dict[str, Any]]:

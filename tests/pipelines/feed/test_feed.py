@@ -451,7 +451,9 @@ FULL: dict[str, Any] = {
     "topics": {"include": ["a"], "exclude": ["b"]},
     **dict.fromkeys(["group", "isolation", "format", "lake", "commit", "publish", "transactional_id"]),
     "schema": {"a": None, "b": {"c": None}},
-    "landing": dict.fromkeys(["compression", "compression_level", "row_group_rows", "target_file_bytes"]),
+    "landing": dict.fromkeys(
+        ["compression", "compression_level", "row_group_rows", "target_file_bytes", "shared_files"]
+    ),
     "limits": dict.fromkeys(["records", "bytes", "slice_bytes", "max_tasks"]),
     "policies": {"on_loss": None, "on_drift": None, "quarantine_limit": {"share": None}},
     "fetch": dict.fromkeys(["request_bytes", "rack"]),

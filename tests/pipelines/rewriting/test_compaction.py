@@ -35,7 +35,7 @@ from sluice.pipelines.rewriting.compaction import Compacted, compact, find, fore
 from sluice.pipelines.vocabulary.errors import Failed, LakeUnavailable, OwnershipLost, PlanBusy, ProofFailed
 from sluice.pipelines.vocabulary.plans import Plan, RequestKind
 from sluice.pipelines.vocabulary.progress import Progress
-from sluice.pipelines.vocabulary.receipts import Counts, Fate, Life, PartKind, Receipt
+from sluice.pipelines.vocabulary.receipts import Counts, Fate, Life, Part, PartKind, Receipt
 from sluice.testing.lake import MemoryLake
 from sluice.testing.liveness import owner
 from tests.pipelines.landed_world import HOUR, START, A, B, Died, World, decoded, dying, pieces
@@ -368,7 +368,7 @@ def test_an_interrupt_ends_the_merges_that_are_under_way() -> None:
     pq.write_table(pa.table({"offset": [1]}), sink)
     desk.lake.files["x"] = sink.getvalue().to_pybytes()  # type: ignore[attr-defined]
     with pytest.raises(Failed, match="was ended"):
-        next(desk.rows_of("x"))
+        next(desk.rows_of(Part("x", PartKind.LANDED, "s", "x", 1, 1, ""), "x"))
 
 
 # -- any landing

@@ -1,0 +1,241 @@
+"""Small slices of a task land side by side, in files that they share: by window, topic, partition and offset.
+
+    which slices are small → each is held until those before it have ended → one file → all of its receipts
+
+Promises: which slices share a file, and in which order, follows from the plan and from the slices' rows, not from when
+they were read; so the same plan gives the same files (invariant 9). A slice is in a file only if it was read to its
+end and its counts add up; one that fails is left out, and those beside it land. The receipts of a file are written when
+it is whole. What waits for an earlier slice takes at most `WAITING_BYTES` of memory, and the rest of it waits on disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+
+from sluice.pipelines.feed.sections import LandingSettings
+from sluice.pipelines.lake import paths
+from sluice.pipelines.landing.proof import check_account
+from sluice.pipelines.landing.writer import PartTarget, SharedWriter
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.plans import Slice, to_json
+from sluice.pipelines.vocabulary.receipts import Part, PartKind, Receipt
+
+SMALL_BYTES = 4 << 20
+"""The most bytes of rows in memory of a slice that shares a file. One that has more gets files of its own."""
+ROWS_PER_ESTIMATE = 4
+"""So many bytes of rows are expected for a byte of the log."""
+WAITING_BYTES = 32 << 20
+"""The most bytes of rows that wait in memory for slices before them."""
+
+
+def may_share(slices: Iterable[Slice], settings: LandingSettings) -> list[Slice]:
+    """The slices that are to share files, in the order in which they will lie there.
+
+    These are small by their estimated bytes, lie in a window, and are not alone in it: a file holds slices of one
+    window and one life of one topic.
+    """
+    if not settings.shared_files:
+        return []
+    lots: dict[tuple[int, str, str, str], list[Slice]] = {}
+    for s in slices:
+        small = ROWS_PER_ESTIMATE * s.estimated_bytes <= SMALL_BYTES
+        if small and s.window is not None and not s.by_time:
+            lots.setdefault(_lot(s), []).append(s)
+    some = (sorted(held, key=lambda s: (s.partition, s.start)) for _, held in sorted(lots.items()) if len(held) > 1)
+    return [s for held in some for s in held]
+
+
+def _lot(s: Slice) -> tuple[int, str, str, str]:
+    return (s.window or 0, s.folder, s.topic, s.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A slice that was read to its end and is in no file yet: its receipt without parts, and its rows by kind."""
+
+    receipt: Receipt
+    rows: Mapping[PartKind, pa.RecordBatch]
+
+    @property
+    def bytes(self) -> int:
+        return sum(rows.nbytes for rows in self.rows.values())
+
+
+class Sharing:
+    """Puts the slices that `may_share` chose into files, in its order, whenever they have ended.
+
+    Each slice is given by `take`, or by `leave_out` if it failed or has a file of its own. `landed` and `failed` have
+    the outcomes of those taken, once their file is whole; `finish` ends the last file.
+    """
+
+    def __init__(
+        self, slices: Sequence[Slice], settings: LandingSettings, lake: Lake, target: PartTarget | None
+    ) -> None:
+        self.landed: dict[Slice, Receipt] = {}
+        self.failed: dict[Slice, Exception] = {}
+        self._left = deque(slices)
+        self._settings, self._lake, self._target = settings, lake, target
+        self._waiting: dict[Slice, Held | _OnDisk | None] = {}
+        self._in_memory = 0
+        self._file: _File | None = None
+
+    def take(self, held: Held) -> None:
+        """Take a slice that was read to its end."""
+        s, size = held.receipt.slice, held.bytes
+        try:
+            on_disk = self._left[0] != s and self._in_memory + size > WAITING_BYTES
+            self._waiting[s] = _OnDisk(held) if on_disk else held
+            self._in_memory += 0 if on_disk else size
+        except OSError as error:
+            self.failed[s], self._waiting[s] = error, None
+        self._advance()
+
+    def leave_out(self, s: Slice) -> None:
+        """Go on without a slice."""
+        self._waiting[s] = None
+        self._advance()
+
+    def finish(self) -> None:
+        """End the last file. Slices that were never given are left out."""
+        for s in list(self._left):
+            self._waiting.setdefault(s, None)
+        self._advance()
+        self._close()
+
+    def abandon(self) -> None:
+        """Remove what is not whole."""
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+        for held in self._waiting.values():
+            if isinstance(held, _OnDisk):
+                held.close()
+
+    def _advance(self) -> None:
+        while self._left and self._left[0] in self._waiting:
+            s = self._left.popleft()
+            found = self._waiting.pop(s)
+            if isinstance(found, Held):
+                self._in_memory -= found.bytes
+                self._add(found)
+            elif found is not None:
+                try:
+                    self._add(found.back())
+                except (OSError, pa.ArrowException) as error:
+                    self.failed[s] = error
+
+    def _add(self, held: Held) -> None:
+        s = held.receipt.slice
+        if self._file is not None and _lot(self._file.first) != _lot(s):
+            self._close()
+        if self._file is None:
+            target = replace(cast(PartTarget, self._target), slice=s)
+            self._file = _File(target, self._settings, self._lake)
+        try:
+            self._file.add(held)
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of every slice in the file
+            self._give_up(error)
+            return
+        if self._file.bytes >= self._settings.target_file_bytes:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self.landed |= self._file.close()
+            self._file = None
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of every slice in the file
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self.failed |= dict.fromkeys(file.slices, error)
+            file.abandon()
+
+
+class _File:
+    """One shared file of each kind, of the same slices."""
+
+    def __init__(self, target: PartTarget, settings: LandingSettings, lake: Lake) -> None:
+        self.first = target.slice
+        self._target, self._settings, self._lake = target, settings, lake
+        self._receipts: list[Receipt] = []
+        self._writers: dict[PartKind, SharedWriter] = {}
+
+    @property
+    def slices(self) -> list[Slice]:
+        return [r.slice for r in self._receipts]
+
+    @property
+    def bytes(self) -> int:
+        return max((w.bytes for w in self._writers.values()), default=0)
+
+    def add(self, held: Held) -> None:
+        s = held.receipt.slice
+        self._receipts.append(held.receipt)
+        for kind, rows in held.rows.items():
+            if rows.num_rows:
+                if kind not in self._writers:
+                    target = replace(self._target, slice=s, kind=kind)
+                    self._writers[kind] = SharedWriter(self._lake, target, rows.schema, self._settings)
+                self._writers[kind].add(s, rows)
+
+    def close(self) -> dict[Slice, Receipt]:
+        """End the files and write the receipts of their slices."""
+        parts: dict[Slice, tuple[Part, ...]] = {}
+        for writer in self._writers.values():
+            for s, part in writer.close().items():
+                parts[s] = (*parts.get(s, ()), part)
+        made = [replace(r, parts=parts.get(r.slice, ())) for r in self._receipts]
+        spent = {
+            "encode": sum(w.encode_ns for w in self._writers.values()),
+            "write": sum(w.write_ns for w in self._writers.values()),
+        }
+        made[0] = replace(made[0], timings=made[0].timings | spent)
+        target = self._target
+        for r in made:
+            check_account(r)
+        for r in made:
+            path = paths.receipt_path(target.feed, target.batch, target.attempt, r.slice)
+            self._lake.put(path, to_json(r).encode())
+        return {r.slice: r for r in made}
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            with suppress(Exception):
+                writer.abandon()
+
+
+class _OnDisk:
+    """A held slice whose rows wait in a temporary file."""
+
+    def __init__(self, held: Held) -> None:
+        self._receipt = held.receipt
+        self._files: dict[PartKind, BinaryIO] = {}
+        for kind, rows in held.rows.items():
+            self._files[kind] = file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - `close` does it
+            with pa.ipc.new_stream(file, rows.schema) as out:
+                out.write_batch(rows)
+
+    def back(self) -> Held:
+        """The slice, in memory again."""
+        rows = {}
+        for kind, file in self._files.items():
+            file.seek(0)
+            with pa.ipc.open_stream(file) as stream:
+                rows[kind] = stream.read_next_batch()
+        self.close()
+        return Held(self._receipt, rows)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()

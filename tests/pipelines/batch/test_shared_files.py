@@ -1,0 +1,160 @@
+"""Batches whose slices share files: landed anew, read, audited, explained, retired. The checker has the last word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.pipelines.account.audit import audit
+from sluice.pipelines.account.explain import explain
+from sluice.pipelines.ledger.entries import PublishEntry
+from sluice.pipelines.publishing.files import File, files, one_each
+from sluice.pipelines.rewriting import expiry
+from sluice.pipelines.vocabulary.errors import LedgerTooNew, UsageError
+from sluice.pipelines.vocabulary.plans import AskedRange, Request, RequestKind
+from sluice.pipelines.vocabulary.receipts import PartKind
+from tests.checker.planted import ONE, ZERO, Sound, asked
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Sound:
+    made = Sound(tmp_path, shared=True)
+    made.grow()
+    return made
+
+
+def visible(sound: Sound) -> list[str]:
+    return sorted(p.rpartition("/")[2] for p in sound.world.lake.list("data/orders"))
+
+
+def published(sound: Sound) -> list[PublishEntry]:
+    return [e for _, e in sound.world.ledger.entries() if isinstance(e, PublishEntry)]
+
+
+def test_one_file_a_batch_and_the_account_closes(sound: Sound) -> None:
+    assert visible(sound) == [f"orders-0-{r}-shared.parquet" for r in ("0-12-b2", "12-15-b7", "15-18-b12")]
+    assert sound.check().broken == []
+    report = audit(sound.world.ledger, sound.world.lake, "orders", hashes=True)
+    assert (report.problems, report.parts) == ((), 3)
+
+
+def test_every_record_is_found(sound: Sound) -> None:
+    for tp in (ZERO, ONE):
+        for row in sound.world.topic.log(tp).visible(0, sound.world.topic.log(tp).end):
+            told = explain(sound.world.ledger, sound.world.lake, tp, row["offset"])
+            assert told.path
+            held = sound.world.rows([told.path])
+            assert held[told.row or 0] == (tp.partition, row["offset"])
+
+
+def test_landing_anew_takes_the_whole_file(sound: Sound) -> None:
+    sound.world.land(asked(0, 1, anew=True))
+    (*_, anew) = published(sound)
+    assert {r.slice.tp for r in anew.receipts} == {ZERO, ONE}
+    assert {r.slice.range for r in anew.receipts} == {r.slice.range for r in published(sound)[0].receipts}
+    assert "orders-0-0-12-b2-shared.parquet" not in visible(sound)
+    assert sound.check().broken == []
+
+
+def test_landing_anew_is_refused_when_a_slice_of_the_file_is_gone(tmp_path: Path) -> None:
+    sound = Sound(tmp_path, shared=True)
+    sound.produce(ONE, 5)
+    sound.land()
+    sound.produce(ZERO, 2)
+    sound.produce(ONE, 2)
+    sound.land()
+    before = visible(sound)
+    sound.world.topic.log_start = 1
+    anew = Request(RequestKind.OFFSETS, ranges=(AskedRange("orders", 1, 5, 7),), replace=True)
+    with pytest.raises(
+        UsageError, match=r"orders:0:0-2 cannot be landed anew now, and shares a file with what is asked"
+    ):
+        sound.world.land(anew)
+    assert visible(sound) == before
+
+
+def test_retired_with_its_file(sound: Sound) -> None:
+    world = sound.world
+    before = sorted(t for t in world.ledger.read().boundary_times)[1]
+    done = expiry.expire(world.ledger, world.lake, before, world.feed.window, "old", world.liveness)
+    assert [r.slice.tp for r in done.expiry.receipts] == [ZERO, ONE]
+    assert done.removed.parts == done.expiry.paths
+    assert sound.check().broken == []
+
+
+def test_the_files_of_a_window(sound: Sound) -> None:
+    world = sound.world
+    (first, *_) = world.windows()
+    listed = files(world.ledger, world.lake, "orders", [first], world.feed.window, PartKind.LANDED)
+    assert [(f.partition, f.first, f.rows) for f in listed] == [(0, 0, 8), (1, 8, 5)]
+    assert sum(f.bytes for f in listed) == world.lake.size(listed[0].path)
+    assert len(one_each(listed)) == 1
+
+
+def of(path: str, partition: int, start: int) -> File:
+    return File(0, PartKind.LANDED, path, path, "orders", partition, start, start + 1, 1, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("found", "order"),
+    [
+        ([("a", 0, 0), ("b", 0, 1), ("c", 1, 0)], "abc"),
+        ([("b", 0, 1), ("a", 1, 0), ("b", 1, 1)], "ab"),
+        ([("c", 0, 0), ("a", 0, 5), ("a", 1, 0), ("b", 1, 1), ("c", 2, 3), ("b", 2, 4)], "cab"),
+        ([("a", 0, 0), ("b", 0, 1), ("b", 1, 0), ("a", 1, 1)], "ab"),
+        ([("a", 0, 0), ("a", 0, 1), ("b", 0, 2)], "ab"),
+    ],
+    ids=["alone", "behind", "more", "in a circle", "the same"],
+)
+def test_files_come_in_an_order_that_keeps_the_logs(found: list[tuple[str, int, int]], order: str) -> None:
+    assert "".join(f.path for f in one_each([of(*f) for f in found])) == order
+
+
+def test_an_older_sluice_stops_at_the_entry(sound: Sound) -> None:
+    raw = json.loads(next(sound.entry(n) for n in sound.numbers("publish")).read_bytes())
+    assert raw["format"] == 2
+    log = sound.numbers("publish")[0]
+    path = f"_sluice/orders/log/{log:020d}.json"
+    sound.world.lake.files[path] = json.dumps(raw | {"format": 3}).encode()
+    with pytest.raises(LedgerTooNew):
+        list(sound.world.ledger.entries())
+
+
+# -- the audit and the checker see what is wrong with a shared file
+
+
+def change(sound: Sound, how: Any) -> None:
+    """Change the first publish entry."""
+    number = sound.numbers("publish")[0]
+    path = f"_sluice/orders/log/{number:020d}.json"
+    raw = json.loads(sound.world.lake.files[path])
+    how(raw)
+    sound.world.lake.files[path] = json.dumps(raw).encode()
+
+
+def forgotten(raw: Any) -> None:
+    """A row that the ledger gives to nobody."""
+    raw["receipts"][0]["parts"][0]["rows"] -= 1
+    raw["receipts"][0]["counts"]["landed"] -= 1
+    raw["receipts"][0]["counts"]["compacted"] += 1
+
+
+def moved(raw: Any) -> None:
+    """The rows of the second are said to begin in those of the first."""
+    raw["receipts"][1]["parts"][0]["shared"]["first"] -= 1
+
+
+def alone(raw: Any) -> None:
+    """A slice says that the file is its own."""
+    raw["receipts"][0]["parts"][0]["shared"] = None
+
+
+@pytest.mark.parametrize("how", [forgotten, moved, alone])
+def test_a_lie_about_a_shared_file_is_seen(sound: Sound, how: Any) -> None:
+    change(sound, how)
+    assert {b.invariant for b in sound.check().broken} & {2, 3}
+    report = audit(sound.world.ledger, sound.world.lake, "orders")
+    assert {p.invariant for p in report.problems} & {2, 3}
