@@ -80,6 +80,12 @@ def field(arena: Arena, account: Account, tmp_path: Path) -> Field:
 
 
 @pytest.fixture
+def crowd(arena: Arena, account: Account, tmp_path: Path) -> Field:
+    """The same over 24 partitions, several of which each task reads."""
+    return Field.fresh(arena, tmp_path, account, partitions=24)
+
+
+@pytest.fixture
 def store(s3_store: Store) -> Iterator[Proxy]:
     """A store that speaks S3 as runs see it: its bad days are the proxy's."""
     if not s3_store.local:

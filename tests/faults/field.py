@@ -149,11 +149,11 @@ class Field:
     name: str = "orders"
 
     @classmethod
-    def fresh(cls, arena: Arena, root: Path, account: Account, **more: Any) -> Self:
-        """Over a topic of three partitions, nothing produced yet."""
+    def fresh(cls, arena: Arena, root: Path, account: Account, partitions: int = 3, **more: Any) -> Self:
+        """Over a topic of its own, nothing produced yet."""
         topic = f"{re.sub(r'[^a-z0-9]+', '-', account.fault)[:60]}-{next(_numbers)}"
-        arena.create(topic, 3, first=next(_numbers))
-        return cls(arena, root, topic, 3, account, **more)
+        arena.create(topic, partitions, first=next(_numbers))
+        return cls(arena, root, topic, partitions, account, **more)
 
     @property
     def group(self) -> str:

@@ -42,17 +42,19 @@ TYPED = {"format": "json", "schema": "{producer: string not null, sequence: int6
 
 @dataclass(frozen=True)
 class Kind:
-    """`typed`: with a contract; what is no JSON object, and some of what is, goes into quarantine."""
+    """`typed`: with a contract; what is no JSON object, and some of what is, goes into quarantine. `shared`: small
+    slices share files."""
 
     commit: str
     typed: bool
     letters: bool
     publish: str
     layout: str
+    shared: bool = False
 
     def __str__(self) -> str:
         said = [self.commit, "typed" if self.typed else "raw", "with dead letters" if self.letters else ""]
-        return ", ".join([*filter(None, said), self.publish, f"by {self.layout}"])
+        return ", ".join([*filter(None, said), self.publish, f"by {self.layout}", *["in shared files"] * self.shared])
 
 
 def kinds() -> list[Kind]:
@@ -71,7 +73,7 @@ def become(field: Field, kind: Kind) -> None:
     client = {"bootstrap": field.arena.behind}
     client |= {"session_timeout_ms": SESSION_MS, "transaction_timeout_ms": TRANSACTION_MS}
     said: dict[str, Any] = {"kafka": client, "commit": kind.commit, "publish": kind.publish}
-    said["landing"] = {"layout": kind.layout}
+    said["landing"] = {"layout": kind.layout, "shared_files": kind.shared}
     if kind.typed:
         said |= TYPED | {"policies": {"quarantine_limit": {"share": 1}}}
         place = field.root / "feeds" / f"{field.name}.contract.json"

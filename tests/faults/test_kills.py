@@ -36,6 +36,18 @@ def route(kind: Kind) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=["with-letters", "raw", "plain"])
 def test_killed_at_every_point(field: Field, kind: Kind) -> None:
+    killed_everywhere(field, kind)
+
+
+def test_killed_at_every_point_side_by_side(crowd: Field) -> None:
+    """The slices of many small partitions share files, and so do those that a kill leaves behind."""
+    killed_everywhere(crowd, Kind("transactional", True, True, "by_partition", "window", shared=True))
+    shared = [path for path in crowd.folder.visible() if path.endswith("-shared.parquet")]
+    crowd.account.did(f"{len(shared)} of {len(crowd.folder.visible())} files are shared")
+    assert shared
+
+
+def killed_everywhere(field: Field, kind: Kind) -> None:
     become(field, kind)
     history(field)
     way = route(kind)
