@@ -41,6 +41,7 @@ MAY_REACH_INTO = {
     "resources/kafka/wire.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/receiving.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},
+    "resources/spark/failures.py": {"_jsc"},
     "resources/spark/engine.py": {
         "_active_spark_context",
         "_activeSession",
