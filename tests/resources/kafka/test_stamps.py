@@ -273,14 +273,14 @@ def test_without_transactions_a_look_costs_one_more_request_a_leader(partitions:
     assert cost(again, CLOCK + 5, CLOCK + 5, CLOCK + 20) == {"ListOffsets": 3 * brokers, "Fetch": brokers}
 
 
-@pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), (2_000, 3)])
+@pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), pytest.param(10_000, 3, marks=pytest.mark.soak)])
 def test_behind_a_marker_that_lies_just_before_the_record(partitions: int, brokers: int) -> None:
     made = log(data(10, 20), marker(100), data(90, 110), marker(120), data(130), marker(140))
     there = many(made, partitions, brokers)
     assert cost(there, 95) == {"ListOffsets": brokers, "Fetch": 2 * brokers}
 
 
-@pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), (2_000, 3)])
+@pytest.mark.parametrize(("partitions", "brokers"), [(1, 1), (200, 3), pytest.param(10_000, 3, marks=pytest.mark.soak)])
 @pytest.mark.usefixtures("short")
 def test_beyond_what_is_read_rounds_are_shared(partitions: int, brokers: int) -> None:
     there = many(transactions(12), partitions, brokers)
