@@ -44,6 +44,8 @@ _OWN = ("spark.driver.", "spark.jars", "spark.files", "spark.submit", "spark.mas
 _SAME = {"spark.driver.host", "spark.driver.bindAddress", OPTIONS, "spark.master"}
 _TRAINING = 120.0
 """Seconds that making an archive may take; it takes about eight of an idle core."""
+_AGAIN = 86_400.0
+"""Seconds after which one that could not be made is tried again: the machine may have been busy."""
 _PREFIX, _ARGUMENTS = "spark-jvm-", "arguments.json"
 
 
@@ -145,13 +147,13 @@ def _read(where: Path) -> tuple[int, str]:
 def is_prepared() -> bool:
     """Whether the archive is there, or cannot be made here: then there is nothing to wait for."""
     with suppress(OSError, SetupError):
-        return found() is not None or not fits({}) or _failed(_place()).exists()
+        return found() is not None or not fits({}) or _was_given_up(_place())
     return True
 
 
 def prepare() -> bool:
     """Make the archive unless it is there. Returns whether there is one now. Where it cannot be made, Spark starts as
-    ever, and it is not tried again."""
+    ever, and it is tried again a day later."""
     if not is_prepared():
         with suppress(OSError):
             place = _place()
@@ -177,6 +179,12 @@ def _make(place: Path) -> None:
 
 def _failed(place: Path) -> Path:
     return place.with_name(place.name + ".failed")
+
+
+def _was_given_up(place: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return time.time() - _failed(place).stat().st_mtime < _AGAIN
+    return False
 
 
 def _remove_useless(folder: Path) -> None:

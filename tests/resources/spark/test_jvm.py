@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,17 @@ def test_without_an_archive_it_starts_as_pyspark_starts_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "SharedArchiveFile" not in command_of(SparkSettings(master="local[2,3]"))
+
+
+def test_what_could_not_be_made_is_tried_again_a_day_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not jvm.is_prepared()
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert not jvm.prepare()
+    assert jvm.is_prepared()
+    (marker,) = (tmp_path / "sluice").glob("*.failed")
+    os.utime(marker, (0, 0))
+    assert not jvm.is_prepared()
 
 
 def test_an_archive_that_was_cut_off_is_none(
