@@ -44,7 +44,7 @@ faults: setup    ## each fault on three real brokers, and the checker's verdict;
 	SLUICE_FAULTS_SEED=$(SEED) .venv/bin/python -m pytest -m loss -v tests/cluster tests/faults/test_cluster.py
 
 cluster-test: setup  ## a standalone Spark with bare workers: landings, and everything on it killed
-	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark/test_connect.py $(ARGS)
+	.venv/bin/python -m pytest -m cluster -v tests/cluster tests/faults/test_cluster.py tests/resources/spark $(ARGS)
 
 soak: setup      ## random combinations of faults, MINUTES=30 of them, and the other long runs
 	SLUICE_FAULTS_SEED=$(SEED) SLUICE_SOAK_MINUTES=$(MINUTES) .venv/bin/python -m pytest -m soak $(ARGS)

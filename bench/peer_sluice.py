@@ -53,6 +53,7 @@ def feed_of(given: PeerTask, out: Path) -> Feed:
         "lake": str(out),
         "commit": "none",
         "spark": {"master": f"local[{given.cores},3]"},
+        "landing": {"shared_files": bool(os.environ.get("SLUICE_BENCH_SHARED_FILES"))},
     }
     if given.schema:
         settings |= {"format": "json", "schema": given.schema}

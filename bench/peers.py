@@ -62,6 +62,12 @@ class Peer:
 
 
 SLUICE = Peer("sluice", "Sluice", "sluice.bench.peer_sluice", validates=True)
+SLUICE_SHARED = Peer(
+    "sluice-shared",
+    "Sluice, slices sharing files",
+    "sluice.bench.peer_sluice",
+    environment={"SLUICE_BENCH_SHARED_FILES": "yes"},
+)
 SPARK = Peer(
     "spark",
     "Spark's Kafka connector",
@@ -138,7 +144,9 @@ DAFT = Peer(
 )
 BUDGET = Peer("budget", "Sluice's parts by themselves", "sluice.bench.budget", environment=WORKERS_ENVIRONMENT)
 """No way to land a topic: it says what the parts of Sluice's way take."""
-PEERS: Mapping[str, Peer] = {peer.name: peer for peer in (SLUICE, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT)}
+PEERS: Mapping[str, Peer] = {
+    peer.name: peer for peer in (SLUICE, SLUICE_SHARED, SPARK, CONFLUENT_KAFKA, KAFKA_PYTHON, DAFT, DLT)
+}
 
 
 def find_peer(name: str) -> Peer:

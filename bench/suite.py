@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.bench import workloads
-from sluice.bench.peers import CONFLUENT_KAFKA, DAFT, DLT, KAFKA_PYTHON, SLUICE, SPARK
+from sluice.bench.peers import CONFLUENT_KAFKA, DAFT, DLT, KAFKA_PYTHON, SLUICE, SLUICE_SHARED, SPARK, Peer
 from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -31,8 +31,8 @@ _MAIN = (
 )
 
 
-def _typed_race(name: str, workload: Workload) -> Race:
-    return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK))
+def _typed_race(name: str, workload: Workload, *more: Peer) -> Race:
+    return Race(name, f"{len(workload.schema)} fields of JSON typed", workload, (SLUICE, SPARK, *more))
 
 
 _OTHERS = (
@@ -44,7 +44,7 @@ _OTHERS = (
     _typed_race("large", workloads.LARGE),
     _typed_race("nested", workloads.NESTED),
     _typed_race("escapes", workloads.ESCAPES),
-    _typed_race("partitions", workloads.PARTITIONS),
+    _typed_race("partitions", workloads.PARTITIONS, SLUICE_SHARED),
     _typed_race("skewed", workloads.SKEWED),
     _typed_race("brokers", workloads.BROKERS),
     Race("dlt", "Kafka's columns into Parquet; dlt's are without headers", workloads.FEW_ORDERS, (SLUICE, SPARK, DLT)),

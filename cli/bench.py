@@ -31,7 +31,8 @@ Cores = Annotated[int | None, typer.Option(min=1, help="Cores of Spark's and of 
 Peers = Annotated[
     list[str] | None,
     typer.Option(
-        "--peer", help="Only this peer (again for more): sluice, spark, confluent-kafka, kafka-python, daft, dlt."
+        "--peer",
+        help="Only this peer (again for more): sluice, spark, sluice-shared, confluent-kafka, kafka-python, daft, dlt.",
     ),
 ]
 Data = Annotated[

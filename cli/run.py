@@ -27,6 +27,7 @@ from sluice.pipelines.contract.expectation import Contract
 from sluice.pipelines.contract.results import ExpectationOutcome, contract_results
 from sluice.pipelines.records import ready
 from sluice.pipelines.validation.drift import describe_drift, drift_of
+from sluice.pipelines.vocabulary import extras
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.kafka import Key
 from sluice.pipelines.vocabulary.plans import Request, RequestKind
@@ -345,6 +346,7 @@ def _compile_locally(session: Session, feed: str) -> float:
     """The seconds that it took to make, on the machine where tasks run, what is made once: loops, Spark's classes."""
     from sluice.resources.spark.masters import is_local
 
+    extras.need("dagster", "pyspark")  # said before minutes of compiling
     return session.compile() + session.lay_out_classes() if is_local(session.feed(feed).spark) else 0.0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from sluice.pipelines.vocabulary.errors import SetupError
 
@@ -38,6 +39,13 @@ def told(error: ImportError) -> SetupError | None:
 def lacks(package: str) -> SetupError:
     """What to say where `package` is missing."""
     return SetupError(f"{package} is not installed", remedy=f"pip install 'sluice[{BRINGS[package]}]'")
+
+
+def need(*packages: str) -> None:
+    """Raise SetupError for the first of the packages that is not installed; none is imported."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise lacks(package)
 
 
 @contextmanager

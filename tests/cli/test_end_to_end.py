@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def run_apart(*arguments: str) -> dict[str, Any]:
 @pytest.fixture
 def topic(project: Path, kafka: LocalKafka, request: pytest.FixtureRequest) -> str:
     """The feed `orders` of the project reads this topic, which does not exist yet."""
-    name = f"orders-{os.getpid()}"
+    name = f"orders-{secrets.token_hex(4)}"
     text = f"kafka: {{bootstrap: '{kafka.bootstrap}'}}\ntopics: {name}\nstart: earliest\ngroup: g-{name}\n"
     (project / "feeds" / "orders.yaml").write_text(text)
     return name

@@ -520,9 +520,9 @@ def test_whatever_there_is_it_stays_small() -> None:
     ]
     feed = Typed(*checks, columns={**COLUMNS, **{f"c{i}": "int32" for i in range(60)}})
     told = feed.told(feed.land([*rows(300, name="\"'&<>" * 99), *(b'{"c%d": "' % i + b"&" * 5000 for i in range(60))]))
-    receipts = tuple(_elsewhere(told.receipts[0], i) for i in range(3000))
+    receipts = tuple(_elsewhere(told.receipts[0], i) for i in range(1000))
     failures = tuple(SliceFailure(r.slice, "&" * 900, "<" * 900) for r in receipts)
-    behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(5000))
+    behind = tuple(PartitionLag(Key(f"{'&' * 200}{i}", i, "x"), i + 1, 5) for i in range(2000))
     page = store.make(replace(told, receipts=receipts, failures=failures), feed.lake, behind)  # type: ignore[arg-type]
     said = parsed(page)
     assert "Left out: it is too large to be shown." in said.text

@@ -56,12 +56,13 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.spark
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("lands", {"receipts": 3, "failures": 0, "begun": 1}),
-        pytest.param("dies", {"receipts": 3, "failures": 0, "begun": 2}, marks=pytest.mark.cluster),
-        pytest.param("cancelled", {"error": "the Spark job was cancelled"}, marks=pytest.mark.cluster),
+        ("dies", {"receipts": 3, "failures": 0, "begun": 2}),
+        ("cancelled", {"error": "the Spark job was cancelled"}),
     ],
 )
 def test_a_batch_through_spark_connect(connect: str, tmp_path: Path, how: str, said: dict[str, object]) -> None:

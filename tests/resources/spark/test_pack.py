@@ -17,7 +17,7 @@ from sluice.pipelines.vocabulary.errors import SetupError
 from sluice.resources.spark import pack, shipping
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_pack_serves_a_python_that_has_nothing(tmp_path: Path) -> None:
     made = pack.pack()
     with tarfile.open(made.path) as archive:

@@ -281,7 +281,7 @@ def check(schema: Schema, values: list[bytes | None]) -> None:
         assert row["kafka_key"] == b"k%d" % (offset - FIRST)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(cases() | alike())
 def test_what_lands_is_what_an_independent_reader_says(case: tuple[Schema, list[bytes | None]]) -> None:
     check(*case)
