@@ -52,11 +52,6 @@ def named_in(run: dg.DagsterRun, tag: str) -> set[str]:
     return {name for name in run.tags.get(tag, "").split(",") if name}
 
 
-def step_of(feed: str, schedule: str = SHARED) -> str:
-    """The key of the step that lands a feed."""
-    return f"{op_name(LAND, schedule)}[{feed}]"
-
-
 def feed_at_work(step: str) -> str:
     """The feed whose step it is, by the step's key; empty for another step."""
     return step.partition("[")[2].removesuffix("]")

@@ -123,9 +123,13 @@ class Session:
         from sluice.pipelines.batch.owing import may_owe
         from sluice.resources.spark.engine import begin
 
+        def owes(one: Feed) -> bool:
+            with (open_edges or self.open_edges)(one) as edges:
+                return may_owe(one, edges)
+
         def needed() -> bool:
             alike = [f for f in catching_up if f.spark == feed.spark]
-            return not alike or any(_asked(may_owe, f, open_edges or self.open_edges) for f in alike)
+            return not alike or any(map(owes, alike))
 
         begin(feed.spark, needed)
 
@@ -173,11 +177,6 @@ class Session:
         from sluice.resources.edges import open_stores
 
         return open_stores(feed)
-
-
-def _asked(question: Callable[[Feed, Edges], bool], feed: Feed, open_edges: OpenEdges) -> bool:
-    with open_edges(feed) as edges:
-        return question(feed, edges)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -70,7 +70,7 @@ def quarantine_metadata(books: Books, window: int) -> Metadata:
         "rows": rows,
         "share": round(rows / seen, 6) if seen else 0.0,
         "bytes": sum(p.bytes for p in parts),
-        "files": len(parts),
+        "files": len({p.path for p in parts}),
         "reasons": _reasons(books.lake, parts),
     }
 

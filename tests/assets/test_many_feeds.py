@@ -15,7 +15,7 @@ import pytest
 
 from sluice.assets.execution import RunOutcome, run_feeds
 from sluice.assets.factory import land_job
-from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LEFT_TAG, fleet_config, fleet_job, step_of
+from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
 from sluice.assets.instance import open_instance
 from sluice.assets.location import build
 from sluice.assets.session import FEED_TAG, RunSession
@@ -139,6 +139,11 @@ def steps(instance: dg.DagsterInstance, run: str) -> dict[str, str]:
 
 
 # -- one run
+
+
+def step_of(feed: str) -> str:
+    """The key of the step that lands a feed."""
+    return f"{LAND}[{feed}]"
 
 
 def test_what_many_feeds_owe_lands_and_is_committed_in_one_run(fleet: Fleet, instance: dg.DagsterInstance) -> None:
