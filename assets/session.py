@@ -36,6 +36,9 @@ FEED_TAG = "sluice/feed"
 AGAIN_TAG = "sluice/again"
 """Tag of a run that failed for a reason that passes by itself: the schedule tries again any number of times."""
 
+ERROR_TAG = "sluice/error"
+"""Tag of a run that failed: the class of the error that ended it."""
+
 PASSES = (Retryable, WindowHeld, WindowIncomplete)
 """Failures that pass by themselves."""
 
@@ -152,7 +155,7 @@ class RunSession:
                 yield
         except SluiceError as error:
             self.witness.error = error
-            self._tag(context, type(error).__name__ if isinstance(error, PASSES) else "")
+            self._tag(context, error)
             raise as_failure(error) from error
         except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
             self.witness.interrupted = True
@@ -160,7 +163,7 @@ class RunSession:
             raise
         except Exception as error:
             self.witness.error = error
-            self._tag(context, "")
+            self._tag(context, error)
             raise
 
     @contextmanager
@@ -174,10 +177,15 @@ class RunSession:
                 raise why from error
             raise
 
-    def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, again: str) -> None:
-        """Say whether the failure passes by itself. Until then, a re-executed run has its parent's tag."""
-        if self.alone and (again or context.run.tags.get(AGAIN_TAG)):
-            context.instance.add_run_tags(context.run.run_id, {AGAIN_TAG: again})
+    def _tag(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, error: Exception) -> None:
+        """Say what the error is, and whether it passes by itself. Until then, a re-executed run has its parent's."""
+        if not self.alone:
+            return
+        tags = {ERROR_TAG: type(error).__name__}
+        again = type(error).__name__ if isinstance(error, PASSES) else ""
+        if again or context.run.tags.get(AGAIN_TAG):
+            tags[AGAIN_TAG] = again
+        context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def as_failure(error: SluiceError) -> dg.Failure:

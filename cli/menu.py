@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 SECTIONS = {
     "Every day": ("init", "run", "status", "audit", "ui"),
-    "Look closer": ("plan", "files", "wait", "explain", "peek", "report", "doctor"),
+    "Look closer": ("plan", "files", "wait", "explain", "peek", "report", "doctor", "metrics"),
     "Rules for data": ("feeds", "contract", "quarantine"),
     "Put right": ("accept", "repair", "unstick", "compact", "expire"),
     "Kafka": ("offsets", "groups", "acls", "kafka", "produce"),

@@ -24,6 +24,7 @@ BRINGS = {
     "polars": "polars",
     "kazoo": "zookeeper",
     "dagster_postgres": "postgres",
+    "prometheus_client": "metrics",
 }
 """Packages, as they are imported, and the extra that brings each."""
 

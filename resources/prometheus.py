@@ -1,0 +1,105 @@
+"""Figures for Prometheus: as text, in a file for the node exporter, at a push gateway, or from a small web server.
+
+The library is prometheus_client (the extra `metrics`). Names and help come from `vocabulary.figures`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sluice.pipelines.vocabulary import extras
+from sluice.pipelines.vocabulary.errors import Failed, UsageError
+from sluice.pipelines.vocabulary.figures import FAMILIES, Figure, Kind
+
+PUSH_SECONDS = 30.0
+
+
+class Kept:
+    """The newest figures, for whoever asks: a scrape never waits for Kafka. Any thread may ask."""
+
+    def __init__(self, figures: Iterable[Figure] = ()) -> None:
+        self._figures = tuple(figures)
+
+    def keep(self, figures: Iterable[Figure]) -> None:
+        self._figures = tuple(figures)
+
+    def collect(self) -> Iterator[Any]:
+        """What prometheus_client asks a collector for."""
+        yield from _families(self._figures)
+
+
+def text(figures: Sequence[Figure]) -> str:
+    """The figures in Prometheus' text format. Raises SetupError."""
+    with extras.named():
+        from prometheus_client import generate_latest
+    return generate_latest(_registry(Kept(figures))).decode()
+
+
+def write(figures: Sequence[Figure], path: Path) -> None:
+    """Replace the file by these figures: a reader sees the old or the new ones. Raises SetupError, UsageError."""
+    with extras.named():
+        from prometheus_client import write_to_textfile
+    try:
+        write_to_textfile(str(path), _registry(Kept(figures)))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", remedy="name a file in a folder that can"
+        ) from None
+
+
+def push(figures: Sequence[Figure], gateway: str, job: str) -> None:
+    """Replace the job's figures at the push gateway, `http://host:9091`. Raises SetupError, Failed."""
+    with extras.named():
+        from prometheus_client import push_to_gateway
+    try:
+        push_to_gateway(gateway, job, _registry(Kept(figures)), timeout=PUSH_SECONDS)
+    except (OSError, ValueError) as error:
+        raise Failed(
+            f"the push gateway {gateway} did not take the figures: {error}",
+            remedy="its address is http://HOST:PORT, without a path; push again: nothing else depends on it",
+        ) from None
+
+
+@contextmanager
+def serving(kept: Kept, host: str, port: int) -> Iterator[threading.Thread]:
+    """A web server in a thread that answers any path with the newest figures, until the block ends. Raises SetupError,
+    UsageError where the address is taken."""
+    with extras.named():
+        from prometheus_client import start_http_server
+    try:
+        server, thread = start_http_server(port, host, _registry(kept))
+    except OSError as error:
+        raise UsageError(f"{host}:{port}: {error.strerror}", remedy="name a free one: --port 9478") from None
+    try:
+        yield thread
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _registry(kept: Kept) -> Any:
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(kept)  # it has what a collector has
+    return registry
+
+
+def _families(figures: Iterable[Figure]) -> Iterator[Any]:
+    """The library's families, in the order of ours; those without a figure are left out."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    found: dict[str, list[Figure]] = {}
+    for one in figures:
+        found.setdefault(one.name, []).append(one)
+    for name, family in FAMILIES.items():
+        if name in found:
+            kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+            made = kind(name, family.help, labels=family.labels)
+            for one in found[name]:
+                made.add_metric(one.labels, one.value)
+            yield made

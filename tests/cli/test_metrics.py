@@ -1,0 +1,220 @@
+"""What `sluice metrics` tells, read by Prometheus' own parser: on stdout, in a file, at a gateway, from a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from sluice.cli import metrics, status
+from sluice.pipelines.vocabulary.figures import FAMILIES, Kind
+from sluice.pipelines.vocabulary.kafka import Configs, TopicConfig
+from tests.assets.world import CATCH_UP, HOUR, P1, SECRET, World, in_hour
+from tests.cli.conftest import Sluice, Tell
+from tests.resources.kafka.tools import free_port
+
+ROOT = Path(__file__).parents[2]
+Figures = dict[str, dict[tuple[str, ...], float]]
+
+
+def parsed(text: str) -> Figures:
+    """By name, the values by labels in the order of their family; every line has been a legal one."""
+    found: Figures = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            ours = FAMILIES[sample.name]
+            assert (str(ours.kind), ours.help) == (family.type, family.documentation)
+            assert set(sample.labels) == set(ours.labels)
+            found.setdefault(sample.name, {})[tuple(sample.labels[n] for n in ours.labels)] = sample.value
+    return found
+
+
+def test_names_follow_prometheus() -> None:
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"sluice_[a-z][a-z_]*", name)
+        assert name.endswith("_total") == (family.kind is Kind.COUNTER)
+        assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|count|bucket|sum)(_|$)", name), "base units"
+        assert family.help.endswith(".")
+        assert len({*family.labels}) == len(family.labels)
+
+
+def test_a_feed_in_figures(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    found = parsed(tell(metrics.metrics).text)
+    assert found["sluice_up"] == {("orders",): 1}
+    assert found["sluice_lag_offsets"] == {("orders", "orders"): 150}
+    assert found["sluice_owed_age_seconds"]["orders",] == pytest.approx(5 * 3600, abs=120)
+    windows = [w["state"].replace(" ", "_") for w in tell(status.status, "orders").document["feeds"][0]["windows"]]
+    counted = {state: n for (_, state), n in found["sluice_windows"].items() if n}
+    assert counted == {state: windows.count(state) for state in windows}
+    assert found["sluice_batches_total"] == {("orders", "published"): 1, ("orders", "abandoned"): 0}
+    rows = world.state().batches[max(world.state().batches)].rows
+    assert rows == 50
+    assert found["sluice_landed_rows_total"]["orders",] == rows
+    assert sum(found["sluice_last_batch_offsets"].values()) == 50
+    assert found["sluice_last_batch_bytes"]["orders",] > 0
+    assert found["sluice_uncommitted_offsets"]["orders",] == 50
+    assert found["sluice_lost_offsets"]["orders",] == 0
+    assert "sluice_retention_left_seconds" not in found
+
+
+def test_every_figure_of_a_document_has_its_labels_named(world: World, tell: Tell) -> None:
+    world.land_unrecorded(in_hour(0))
+    document = tell(metrics.metrics, text=False).document
+    (up,) = [f for f in document["figures"] if f["name"] == "sluice_up"]
+    assert up == {"name": "sluice_up", "labels": {"feed": "orders"}, "value": 1.0}
+    assert SECRET not in json.dumps(document)
+
+
+def test_what_kafka_will_delete_and_what_it_deleted(world: World, tell: Tell) -> None:
+    world.cluster.settings = Configs({"orders": TopicConfig(retention_ms=9 * HOUR)})
+    world.land_unrecorded(in_hour(0))
+    found = parsed(tell(metrics.metrics).text)
+    assert found["sluice_retention_at_risk_offsets"]["orders", "orders"] > 0
+    assert 0 < found["sluice_retention_left_seconds"]["orders", "orders"] < 4 * 3600
+    world.cluster.states[P1] = replace(world.cluster.states[P1], log_start=60)
+    assert parsed(tell(metrics.metrics).text)["sluice_lost_offsets"]["orders",] == 35
+
+
+def test_runs_by_the_error_that_ended_them(world: World, tell: Tell) -> None:
+    world.run(in_hour(0))
+    world.group.offsets[P1] = replace(world.group.offsets[P1], offset=3, metadata="")  # somebody moved them
+    outcome = world.run(CATCH_UP)
+    assert outcome.error is not None
+    runs = parsed(tell(metrics.metrics).text)["sluice_runs"]
+    assert runs == {("orders", "success", ""): 1, ("orders", "failure", type(outcome.error).__name__): 1}
+
+
+def test_a_feed_whose_kafka_is_away_is_down_and_the_rest_is_told(project: Path, sluice: Sluice) -> None:
+    (project / "feeds" / "broken.yaml").write_text("topics: [")
+    said = sluice("metrics")
+    assert said.code == 0, said.err
+    found = parsed(said.out)
+    assert found["sluice_up"] == {("orders",): 0}
+    assert found["sluice_broken_feed_files"] == {(): 1}
+
+
+def test_a_file_is_replaced_at_once(project: Path, sluice: Sluice) -> None:
+    path = project / "sluice.prom"
+    path.write_text("old")
+    said = sluice("metrics", "--output", str(path))
+    assert said.code == 0, said.err
+    assert parsed(path.read_text())["sluice_up"] == {("orders",): 0}
+    assert [p.name for p in project.iterdir() if p.name.startswith("sluice.prom")] == ["sluice.prom"]
+    assert sluice("metrics", "--output", str(project / "none" / "x.prom")).code == 2
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    """What stands where a push gateway would, and what it was sent: method, path, body."""
+    heard: list[tuple[str, str, str]] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            heard.append((self.command, self.path, body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Gateway)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", heard
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_push_gateway_gets_them(
+    project: Path, sluice: Sluice, gateway: tuple[str, list[tuple[str, str, str]]]
+) -> None:
+    address, heard = gateway
+    assert sluice("metrics", "--push", address, "--job", "shop").code == 0
+    ((method, path, body),) = heard
+    assert (method, path) == ("PUT", "/metrics/job/shop")
+    assert parsed(body)["sluice_up"] == {("orders",): 0}
+
+
+def test_a_gateway_that_is_away_is_an_error(project: Path, sluice: Sluice) -> None:
+    said = sluice("metrics", "--push", "http://127.0.0.1:9")
+    assert said.code == 1
+    assert "the push gateway http://127.0.0.1:9 did not take the figures" in said.err
+    assert "Traceback" not in said.err
+
+
+def test_a_server_beside_a_file_is_a_wrong_use(project: Path, sluice: Sluice) -> None:
+    assert sluice("metrics", "--serve", "--output", "x").code == 2
+
+
+def test_a_server_on_loopback_until_it_is_interrupted(project: Path) -> None:
+    port, sluice = free_port(), Path(sys.executable).with_name("sluice")
+    command = [str(sluice), "metrics", "--serve", "--port", str(port), "--json"]
+    served = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert served.stdout is not None
+        address = json.loads(served.stdout.readline())["address"]
+        assert address == f"http://127.0.0.1:{port}/metrics"
+        with urlopen(address, timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            assert parsed(answer.read().decode())["sluice_up"] == {("orders",): 0}
+    finally:
+        served.send_signal(signal.SIGINT)
+        assert served.wait(30) == 130
+        if served.stdout:
+            served.stdout.close()
+
+
+# -- what is shipped for them
+
+
+def test_the_page_names_every_figure_as_the_code_does() -> None:
+    rows = re.findall(r"^\| `(sluice_\w+)` \| (.*?) \| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(), re.M)
+    assert rows == [(f.name, ", ".join(f.labels), f.help.rstrip(".")) for f in FAMILIES.values()]
+
+
+def queries() -> Iterator[object]:
+    rules = yaml.safe_load((ROOT / "infra/prometheus/alerts.yaml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            yield pytest.param(rule["expr"], id=rule["alert"])
+    board = json.loads((ROOT / "infra/prometheus/dashboard.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            yield pytest.param(target["expr"], id=panel["title"])
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            yield pytest.param(variable["query"], id=f"variable {variable['name']}")
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_queries_ask_for_figures_that_there_are(query: str) -> None:
+    names = re.findall(r"\bsluice_\w+", query)
+    assert names
+    for name, labels in re.findall(r"\b(sluice_\w+)(?:\{([^}]*)\})?", query):
+        assert name in FAMILIES
+        assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", labels)) <= set(FAMILIES[name].labels)
+    for by in re.findall(r"\b(?:by|on) ?\(([^)]*)\)", query):
+        known = {label for name in names for label in FAMILIES[name].labels}
+        assert {label.strip() for label in by.split(",")} <= known
+
+
+def test_every_alert_says_what_to_do() -> None:
+    rules = yaml.safe_load((ROOT / "infra/prometheus/alerts.yaml").read_text())
+    for rule in (r for g in rules["groups"] for r in g["rules"]):
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert "sluice " in rule["annotations"]["way_out"]
