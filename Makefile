@@ -7,6 +7,8 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 SEED ?= 1
 MINUTES ?= 30
+# The extras of the image: infra/image.
+IMAGE := land ui s3 postgres metrics
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -68,6 +70,9 @@ wheel: $(READY)  ## the package, as dist/sluice-*.whl
 lock: pyproject.toml  ## lock what pyproject.toml asks for; ARGS=--upgrade takes newer ones (needs uv)
 	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet $(ARGS) --universal --python-version 3.11 \
 		--all-extras --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links pyproject.toml -o requirements.lock
+	UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile --quiet --universal --python-version 3.11 $(IMAGE:%=--extra %) \
+		--constraint requirements.lock --generate-hashes --no-strip-extras --no-emit-index-url --no-emit-find-links \
+		pyproject.toml -o infra/image/requirements.lock
 
 clean:           ## remove what was built, not the local clusters and lakes in .sluice
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -14,4 +14,5 @@ if .venv/bin/basedpyright --level error | grep -E 'Import "(sluice|tests)[."]'; 
 # Every link and anchor of the docs leads somewhere.
 .venv/bin/python infra/site.py || status=1
 .venv/bin/dg check defs || status=1
+infra/deployments.sh || status=1
 exit $status

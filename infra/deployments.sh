@@ -1,0 +1,35 @@
+#!/bin/sh
+# What infra/ holds for a deployment, against schemas and linters that need no network. Those that are not installed are left
+# out, and named.
+set -u
+cd "$(dirname "$0")/.."
+status=0
+
+.venv/bin/hadolint infra/image/Containerfile || status=1
+.venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec infra/compose/compose.yaml || status=1
+.venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml || status=1
+if command -v kubectl >/dev/null; then
+    kubectl kustomize infra >/dev/null || status=1
+else
+    echo "no kubectl: what Kustomize makes of infra/ is not looked at" >&2
+fi
+if command -v systemd-analyze >/dev/null; then
+    # With commands that exist: /opt/sluice need not be here.
+    units="$(mktemp -d)"
+    for command in dagster dagster-webserver dagster-daemon sluice; do
+        echo '#!/bin/sh' >"$units/$command"
+        chmod +x "$units/$command"
+    done
+    for unit in infra/systemd/sluice*; do
+        sed "s#/opt/sluice/bin#$units#" "$unit" >"$units/$(basename "$unit")"
+    done
+    SYSTEMD_UNIT_PATH="$units:" systemd-analyze verify --man=no "$units"/sluice*.service "$units"/sluice.target || status=1
+    for unit in "$units"/*.service; do
+        systemd-analyze security --offline=true --threshold=25 "$unit" >"$units/told" 2>&1 ||
+            { cat "$units/told" >&2; status=1; }
+    done
+    rm -r "$units"
+else
+    echo "no systemd-analyze: the units are not looked at" >&2
+fi
+exit $status
