@@ -28,7 +28,14 @@ from typing import Any
 
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 
-SHARES = {"typed.scan": 23, "typed.fill": 15, "decode.loops": 11, "typed.names": 4, "checked.forms": 1}
+SHARES = {
+    "typed.scan": 23,
+    "typed.fill": 15,
+    "decode.loops": 11,
+    "encode.loops": 4,
+    "typed.names": 4,
+    "checked.forms": 1,
+}
 """The modules with entry points, and about how many seconds of one core each takes. The longest comes first."""
 STAGE = "compile"
 _START = 2  # seconds that a share's process takes besides

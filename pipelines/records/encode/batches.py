@@ -1,0 +1,97 @@
+"""A batch that is full: its records are encoded and compressed; its header waits for the producer's numbers.
+
+Format: record batch v2 (KIP-98), its checksum CRC32C from the attributes on.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from sluice.pipelines.records.compiled import Array
+
+_HEAD = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
+_CHECKED = struct.Struct(">hiqqqhii")  # attributes … count
+_BEFORE_LENGTH = 12
+_TRANSACTIONAL = 0x10
+HEADER_BYTES = _HEAD.size + _CHECKED.size
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Who sends a batch (KIP-98): producer id and epoch, and its first record's sequence number. All −1: anybody."""
+
+    producer: int = -1
+    epoch: int = -1
+    sequence: int = -1
+    transactional: bool = False
+
+
+ANYBODY = Numbering()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SealedBatch:
+    """The records of one batch. `numbers` are those that the caller gave its rows; `plain_bytes` is the size of the
+    records before compression."""
+
+    partition: int
+    codec: int
+    base_time: int
+    max_time: int
+    records: bytes
+    plain_bytes: int
+    numbers: Array
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def size(self) -> int:
+        """Its bytes on the wire and in the log."""
+        return HEADER_BYTES + len(self.records)
+
+    def to_bytes(self, by: Numbering = ANYBODY) -> bytes:
+        """The whole batch, with base offset 0, which the broker replaces."""
+        attributes = self.codec | (_TRANSACTIONAL if by.transactional else 0)
+        checked = _CHECKED.pack(
+            attributes,
+            self.count - 1,
+            self.base_time,
+            self.max_time,
+            by.producer,
+            by.epoch,
+            by.sequence,
+            self.count,
+        )
+        crc = crc32c(self.records, crc32c(checked))
+        length = self.size - _BEFORE_LENGTH
+        return b"".join((_HEAD.pack(0, length, -1, 2, crc), checked, self.records))
+
+
+def split(batch: SealedBatch) -> tuple[SealedBatch, SealedBatch]:
+    """The same records in two batches of half as many each. The batch must have two or more."""
+    from sluice.pipelines.records.decode import BatchDecoder
+    from sluice.pipelines.records.encode.accumulator import Accumulator
+    from sluice.pipelines.records.encode.columns import SCHEMA
+
+    decoder = BatchDecoder("", batch.partition, 0, batch.count)
+    chunks = [*decoder.feed(batch.to_bytes()), *decoder.finish()]
+    rows = pa.concat_batches(chunks)
+    stamps = rows.column("timestamp").cast(pa.int64())
+    rows = pa.RecordBatch.from_arrays(
+        [rows.column("key"), rows.column("value"), stamps, rows.column("headers")], schema=SCHEMA
+    )
+    half = batch.count // 2
+    made = []
+    for first, stop in ((0, half), (half, batch.count)):
+        some = Accumulator(batch.codec, batch.plain_bytes + 1)
+        where = np.full(stop - first, batch.partition, np.int64)
+        made += [*some.add(rows.slice(first, stop - first), where, batch.numbers[first:stop]), *some.flush()]
+    one, other = made
+    return one, other

@@ -1,0 +1,162 @@
+"""Rows into record batches: what our own decoder and kafka-python's reader and writer make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kafka.partitioner.default import murmur2
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from sluice.pipelines.records.decode import BatchDecoder
+from sluice.pipelines.records.encode import CODECS, SCHEMA, Accumulator, SealedBatch, by_key, split, spread
+from sluice.pipelines.records.encode.batches import Numbering
+
+Row = dict[str, Any]
+
+contents = st.one_of(st.none(), st.binary(max_size=12), st.integers(60, 300).map(bytes))
+names = st.text(st.characters(codec="utf-8"), max_size=5)
+header_lists = st.lists(
+    st.fixed_dictionaries({"key": names, "value": st.one_of(st.none(), st.binary(max_size=6))}), max_size=3
+)
+row_lists = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": contents,
+            "value": contents,
+            "timestamp": st.one_of(
+                st.integers(1_600_000_000_000, 1_800_000_000_000), st.sampled_from([-1, 0, 1 << 62])
+            ),
+            "headers": st.one_of(st.none(), header_lists),
+            "to": st.integers(0, 3),
+        }
+    ),
+    max_size=20,
+)
+
+# Kafka's own tests publish these (UtilsTest.testMurmur2).
+JAVA = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def arrow(rows: list[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{k: r[k] for k in SCHEMA.names} for r in rows], schema=SCHEMA)
+
+
+def sealed(rows: list[Row], **options: Any) -> list[SealedBatch]:
+    """The batches, of rows that come in two chunks, each a slice of a larger one."""
+    out, accumulator = [], Accumulator(**options)
+    whole, to = arrow(rows), np.array([r["to"] for r in rows], np.int64)
+    middle = len(rows) // 3
+    for a, b in ((0, middle), (middle, len(rows))):
+        out += [*accumulator.add(whole.slice(a, b - a), to[a:b], np.arange(a, b))]
+    return [*out, *accumulator.flush()]
+
+
+def decoded(batch: SealedBatch, by: Numbering | None = None) -> list[Row]:
+    decoder = BatchDecoder("t", batch.partition, 0, batch.count)
+    data = batch.to_bytes(by) if by else batch.to_bytes()
+    chunks = [*decoder.feed(data), *decoder.finish()]
+    rows = [
+        r for chunk in chunks for r in chunk.set_column(3, "timestamp", chunk.column(3).cast(pa.int64())).to_pylist()
+    ]
+    assert [r["offset"] for r in rows] == list(range(batch.count))
+    return [{k: r[k] for k in SCHEMA.names} for r in rows]
+
+
+def sent(row: Row) -> Row:
+    """A log has no empty list of headers that is not null."""
+    return {k: row[k] for k in SCHEMA.names} | {"headers": row["headers"] or None}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(row_lists, st.sampled_from(sorted(CODECS)), st.integers(1, 700))
+def test_what_is_encoded_is_decoded_in_order_within_the_limit(rows: list[Row], codec: str, most: int) -> None:
+    batches = sealed(rows, codec=CODECS[codec].number, batch_bytes=most)
+    by_partition: dict[int, list[Row]] = {}
+    for batch in batches:
+        assert batch.count == 1 or batch.plain_bytes <= most
+        found = decoded(batch, Numbering(9, 2, 5, transactional=False))
+        assert found == [sent(rows[n]) for n in batch.numbers]
+        by_partition.setdefault(batch.partition, []).extend(found)
+    assert by_partition == {p: [sent(r) for r in rows if r["to"] == p] for p in {r["to"] for r in rows}}
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(row_lists, st.sampled_from(sorted(CODECS)))
+def test_kafka_python_reads_every_codec_and_writes_the_same_bytes(rows: list[Row], codec: str) -> None:
+    for batch in sealed(rows, codec=CODECS[codec].number):
+        chosen = [rows[n] for n in batch.numbers]
+        data = batch.to_bytes(Numbering(7, 3, 11, transactional=True))
+        memory = MemoryRecords(data)
+        (read,) = [memory.next_batch()]
+        assert (read.producer_id, read.producer_epoch, read.base_sequence, read.is_transactional) == (7, 3, 11, True)
+        assert read.validate_crc()
+        assert [(r.key, r.value, r.timestamp, r.headers) for r in read] == [
+            (r["key"], r["value"], r["timestamp"], [(h["key"], h["value"]) for h in r["headers"] or ()]) for r in chosen
+        ]
+        if codec == "none":
+            theirs = DefaultRecordBatchBuilder(2, 0, True, 7, 3, 11, 1 << 30)
+            for n, r in enumerate(chosen):
+                theirs.append(
+                    n, r["timestamp"], r["key"], r["value"], [(h["key"], h["value"]) for h in r["headers"] or ()]
+                )
+            other = bytes(theirs.build())  # its leader epoch is 0, ours −1, as in Java: brokers write their own
+            assert data[:12] + data[16:] == other[:12] + other[16:]
+
+
+@settings(max_examples=50, deadline=None)
+@given(row_lists)
+def test_a_batch_is_split_in_two(rows: list[Row]) -> None:
+    rows = [r | {"to": 2} for r in rows]
+    for batch in sealed(rows, codec=CODECS["lz4"].number):
+        if batch.count > 1:
+            halves = split(batch)
+            assert [h.count for h in halves] == [batch.count // 2, batch.count - batch.count // 2]
+            assert [r for h in halves for r in decoded(h)] == [sent(rows[n]) for n in batch.numbers]
+            assert [n for h in halves for n in h.numbers] == list(batch.numbers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=30), st.integers(1, 12), st.integers(0, 3))
+def test_a_key_goes_where_java_sends_it(keys: list[bytes | None], partitions: int, first: int) -> None:
+    column = pa.array(keys, pa.binary()).slice(first)
+    numbers = np.arange(len(column))
+    found = by_key(column, partitions, spread(numbers, partitions))
+    assert found.tolist() == [
+        n % partitions if k is None else (murmur2(k) & 0x7FFFFFFF) % partitions for n, k in enumerate(keys[first:])
+    ]
+
+
+def test_murmur2_is_javas() -> None:
+    most = 1 << 31
+    found = by_key(pa.array(list(JAVA), pa.binary()), most, np.zeros(len(JAVA), np.int64))
+    assert found.tolist() == [h & 0x7FFFFFFF for h in JAVA.values()]
+
+
+def test_many_open_batches_are_sealed_before_they_fill_the_memory() -> None:
+    rows = [{"key": None, "value": bytes(5000), "timestamp": 1, "headers": None, "to": n % 50} for n in range(500)]
+    accumulator = Accumulator(held_bytes=1 << 20)
+    made = [*accumulator.add(arrow(rows), np.array([r["to"] for r in rows]), np.arange(500))]
+    assert len(made) == 50
+    assert not [*accumulator.flush()]
+
+
+def test_other_columns_are_refused() -> None:
+    accumulator = Accumulator()
+    with pytest.raises(ValueError, match="not rows to send"):
+        list(accumulator.add(pa.RecordBatch.from_pydict({"a": [1]}), np.zeros(1, np.int64), np.zeros(1, np.int64)))
+    timeless = arrow([{"key": None, "value": None, "timestamp": None, "headers": None}])
+    with pytest.raises(ValueError, match="need times"):
+        list(accumulator.add(timeless, np.zeros(1, np.int64), np.zeros(1, np.int64)))
