@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,14 @@ from sluice.cli.records import document as record_document
 from sluice.cli.records import rows, typed_fields, typed_view
 from sluice.cli.records import view as record_view
 from sluice.cli.session import FeedName, Session, command
-from sluice.cli.terminal import heading
+from sluice.cli.terminal import good, heading
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sluice.pipelines.account.explain import Explanation
     from sluice.pipelines.ports import Lake
+    from sluice.pipelines.republishing.coordinates import Moved
 
 Place = Annotated[
     str,
@@ -39,20 +41,24 @@ def register(app: typer.Typer) -> None:
 def explain(session: Session, feed: FeedName, place: Place) -> None:
     """Say where a record is, or why it is nowhere.
 
-    It uses the ledger and the files alone; Kafka is not asked (see `peek`).
+    It uses the ledger and the files alone; Kafka is not asked (see `peek`). It also says where a republish sent the
+    record, or from where one sent it here.
 
     $ sluice explain orders orders:0:150
+    $ sluice explain orders orders-again:2:7
     """
     from sluice.pipelines.account.explain import explain as of_ledger
     from sluice.pipelines.ledger import Ledger
+    from sluice.pipelines.republishing.coordinates import whence_and_whither
 
     tp, offset = parse.record(place)
     found = session.feed(feed)
     with session.open_edges(found) as edges:
         said = of_ledger(Ledger(edges.lake, feed, edges.clock), edges.lake, tp, offset)
         row = _row(edges.lake, said)
-    session.terminal.show(*_view(said, row))
-    session.terminal.document(_document(said, row))
+        moved = list(whence_and_whither(edges.lake, feed, tp, offset))
+    session.terminal.show(*_view(said, row), *_moved_view(moved))
+    session.terminal.document(_document(said, row) | {"republished": [_moved_document(m) for m in moved]})
 
 
 def _row(lake: Lake, said: Explanation) -> pa.Table | None:
@@ -72,6 +78,14 @@ def _view(said: Explanation, row: pa.Table | None) -> list[RenderableType]:
         return out
     fields = typed_fields(row)
     return [*out, typed_view(fields) if fields else record_view(rows(row))]
+
+
+def _moved_view(moved: Sequence[Moved]) -> list[RenderableType]:
+    return [good(f"republish {m.republish} sent {m.tp}:{m.offset} to {m.to}:{m.to_offset}") for m in moved]
+
+
+def _moved_document(m: Moved) -> dict[str, Any]:
+    return {"republish": m.republish, "from": f"{m.tp}:{m.offset}", "to": f"{m.to}:{m.to_offset}"}
 
 
 def _document(said: Explanation, row: pa.Table | None) -> dict[str, Any]:

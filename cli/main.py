@@ -43,6 +43,7 @@ from sluice.cli import (
     quarantine,
     repair,
     report,
+    republish,
     run,
     signals,
     status,
@@ -88,7 +89,7 @@ def _common(version: _Version = False) -> None: ...
 
 
 _LANDING = (init, demo, plan, run, status, wait, files, audit_command, explain, peek, report, contract)
-_MENDING = (accept, unstick, repair, quarantine, compact, expire)
+_MENDING = (accept, unstick, repair, quarantine, compact, expire, republish)
 for module in (
     *_LANDING,
     *_MENDING,

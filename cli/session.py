@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
     from sluice.pipelines.feed.feed import Feed
     from sluice.pipelines.operating.migrate_offsets import Stores
-    from sluice.pipelines.ports import Edges, Groups
+    from sluice.pipelines.ports import Edges, Groups, Target
     from sluice.pipelines.vocabulary.progress import Progress
     from sluice.resources.project import Project
 
@@ -177,6 +177,12 @@ class Session:
         from sluice.resources.edges import open_stores
 
         return open_stores(feed)
+
+    def open_target(self, feed: Feed, topic: str, name: str) -> AbstractContextManager[Target]:
+        """A topic of the feed's Kafka to send to, under that name."""
+        from sluice.resources.edges import open_target
+
+        return open_target(feed, topic, name)
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from sluice.pipelines.records.shape import RAW, Shape
 from sluice.pipelines.vocabulary.errors import SluiceError
@@ -28,6 +28,9 @@ from sluice.pipelines.vocabulary.kafka import (
 from sluice.pipelines.vocabulary.plans import Plan, Slice
 from sluice.pipelines.vocabulary.receipts import Outcome, Owner, Verdict
 from sluice.pipelines.vocabulary.traffic import TaskTraffic
+
+if TYPE_CHECKING:  # it loads compiled loops
+    from sluice.pipelines.records.encode.batches import SealedBatch
 
 
 class Groups(Protocol):
@@ -242,6 +245,43 @@ class Group(Protocol):
 
         `transactional_id` None: the membership commits without transactions. Raises GroupHeld when somebody else is
         a member or comes in.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivered:
+    """A batch that a topic took: its rows by the caller's `numbers`, the first at offset `first` of the partition."""
+
+    partition: int
+    first: int
+    numbers: Any
+
+
+class Target(Protocol):
+    """A topic that records are sent to, in transactions of one name, and the mark that each transaction leaves."""
+
+    def partitions(self) -> int:
+        """How many partitions the topic has. Raises UnknownTopic; it is never created."""
+        ...
+
+    def begin(self) -> CommittedOffset | None:
+        """Fence whoever sends by this name, end what they left open, and return the newest mark that took effect."""
+        ...
+
+    def send(self, batches: Iterable[SealedBatch], describe: Callable[[int], str]) -> list[Delivered]:
+        """Send batches in the open transaction, in order by partition, each acknowledged by all replicas in sync.
+
+        Batches are taken as room for them comes. `describe` names a row by its number. Raises UsageError for a record
+        that the topic does not take, CommitFenced when another took our name or time was up, and what taking batches
+        raises. After any error the transaction is aborted and `begin` must be called.
+        """
+        ...
+
+    def commit(self, mark: CommittedOffset) -> None:
+        """End the transaction; the mark takes effect with its records or not at all.
+
+        Raises CommitFenced, KafkaUnavailable (nothing took effect), and Unknown: then `begin` tells what the mark is.
         """
         ...
 

@@ -18,6 +18,7 @@ from sluice.resources.both_stores import BothGroup, BothGroups
 from sluice.resources.kafka.cluster import KafkaCluster
 from sluice.resources.kafka.group import KafkaGroup
 from sluice.resources.kafka.groups import KafkaGroups
+from sluice.resources.kafka.sending import KafkaTarget
 from sluice.resources.kafka.shared import SharedKafka
 from sluice.resources.lakes import open_lake
 from sluice.resources.liveness import LakeLiveness
@@ -86,6 +87,12 @@ def open_stores(feed: Feed) -> Iterator[Stores]:
     """Both stores of the feed's group, whichever its offsets are in. Raises UsageError without ZooKeeper's address."""
     with closing(_zookeeper_group(feed)) as zookeeper, closing(KafkaGroups(feed.kafka)) as kafka:
         yield Stores(feed.group, zookeeper, kafka)
+
+
+def open_target(feed: Feed, topic: str, name: str) -> AbstractContextManager[KafkaTarget]:
+    """A topic of the feed's Kafka to send to, under that name; no connection is opened before the first question."""
+    seconds = (feed.kafka.transaction_timeout_ms or 60_000) / 1000
+    return closing(KafkaTarget(feed.kafka, topic, name, seconds=seconds))
 
 
 # -- where offsets are kept: each store is chosen here, and nowhere else

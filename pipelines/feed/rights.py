@@ -130,6 +130,17 @@ def rights_to_produce(topics: Iterable[str], transactional_id: str | None = None
     return *sent, Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, transactional_id, need, instead=instead)
 
 
+def rights_to_republish(topic: str, name: str) -> tuple[Right, ...]:
+    """What it takes to send landed records to the topic, under the name of a republish."""
+    write = "to send records"
+    return (
+        Right(Operation.WRITE, ResourceKind.TOPIC, topic, write),
+        Right(Operation.READ, ResourceKind.TOPIC, topic, "to keep how far it is with the records"),
+        Right(Operation.READ, ResourceKind.GROUP, name, "to keep how far it is with the records"),
+        Right(Operation.WRITE, ResourceKind.TRANSACTIONAL_ID, name, "to send each record once"),
+    )
+
+
 def rights_to_create(topics: Iterable[str]) -> tuple[Right, ...]:
     """What it takes to create the topics."""
     return tuple(Right(Operation.CREATE, ResourceKind.TOPIC, name, "to create it") for name in topics)

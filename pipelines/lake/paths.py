@@ -13,6 +13,10 @@
                    reports/<batch>[-<attempt>].html     a batch's report for people; an attempt's if it was refused
                    relanded/<batch>/<slice>.parquet     why a replay's records had been in quarantine
                    aside/<number>/<path>                files of lost entries, moved here from <path>
+                   republished/<name>/plan.json         what a republish sends, and where
+                   republished/<name>/progress.json     how far it was at least
+                   republished/<name>/done.json         that it is done, and its files of the map
+                   republished/<name>/map/<file>        old coordinates and new ones, a file for each transaction
 
 `<slice>` is `<topic>-<partition>-<start>-<end>` and `<part>` is `<slice>-b<batch>.parquet`. The topic is encoded by
 `encode_topic`, whose result holds no `-`. If a slice is cut into several files by size, those after the first add `-1`,
@@ -51,6 +55,8 @@ _PAGE = re.compile(r"_sluice/[^/]+/reports/([0-9]+)(?:-[^/]+)?\.html")
 _MANIFEST = re.compile(r"_sluice/[^/]+/windows/([0-9T-]+)-([0-9]+[a-z]+)\.json")
 
 _OWNER = re.compile(r"_sluice/[^/]+/owners/([^/]+)\.json")
+
+_REPUBLISH = re.compile(r"_sluice/[^/]+/republished/([^/]+)/plan\.json")
 
 _PART = re.compile(r"([^-/]+)-([0-9]+)-([0-9]+)-([0-9]+)-b([0-9]+)(?:-([0-9]+))?(-shared)?\.parquet")
 
@@ -151,6 +157,32 @@ def relanded_batch(path: str) -> int | None:
     """The batch of the replay whose note lies at `path`; None if it is no such path."""
     found = _RELANDED.fullmatch(path)
     return int(found[1]) if found else None
+
+
+def republish_root(feed: str) -> str:
+    return f"_sluice/{feed}/republished"
+
+
+def republish_plan_path(feed: str, name: str) -> str:
+    return f"{republish_root(feed)}/{name}/plan.json"
+
+
+def republish_progress_path(feed: str, name: str) -> str:
+    return f"{republish_root(feed)}/{name}/progress.json"
+
+
+def republish_done_path(feed: str, name: str) -> str:
+    return f"{republish_root(feed)}/{name}/done.json"
+
+
+def republish_map_folder(feed: str, name: str) -> str:
+    return f"{republish_root(feed)}/{name}/map"
+
+
+def republish_name(path: str) -> str | None:
+    """The republish whose plan lies at `path`; None if it is no such path."""
+    found = _REPUBLISH.fullmatch(path)
+    return found[1] if found else None
 
 
 def batch_page_folder(feed: str) -> str:

@@ -313,15 +313,16 @@ def record_batch(producer: ProducerId, sequence: int, letters: Sequence[Letter])
     return bytes(builder.build())
 
 
-def ask_produce(producer: ProducerId, tp: TopicPartition, records: bytes) -> Any:
-    """Produce to one partition. Up to version 11 (KIP-890), and acknowledged by all replicas in sync."""
-    topic = ProduceRequest.TopicProduceData
-    partition = topic.PartitionProduceData(index=tp.partition, records=records)
+def ask_produce(producer: ProducerId, topic: str, records: Mapping[int, bytes]) -> Any:
+    """Produce to partitions of a topic, a batch to each. Up to version 11 (KIP-890), acknowledged by all replicas in
+    sync."""
+    data = ProduceRequest.TopicProduceData
+    partitions = [data.PartitionProduceData(index=p, records=batch) for p, batch in sorted(records.items())]
     return ProduceRequest(
         transactional_id=producer.transactional_id,
         acks=-1,
         timeout_ms=_PRODUCE_MS,
-        topic_data=[topic(name=tp.topic, partition_data=[partition])],
+        topic_data=[data(name=topic, partition_data=partitions)],
         min_version=8,
         max_version=11,
     )
@@ -329,16 +330,28 @@ def ask_produce(producer: ProducerId, tp: TopicPartition, records: bytes) -> Any
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """The answer for one batch; `first` is the place in it of the first record that was the reason to refuse it."""
+    """The answer for one batch. `blamed` is the place in it of the first record that was the reason to refuse it;
+    `first` is the offset that its first record got, `time` the broker's time (ms) where the topic stamps records
+    itself, else −1."""
 
     error: Code
-    first: int
+    blamed: int
+    first: int = -1
+    time: int = -1
 
 
-def read_produced(response: Any) -> Produced:
-    (answer,) = (p for t in response.responses for p in t.partition_responses)
-    blamed = [e.batch_index for e in answer.record_errors or ()]
-    return Produced(error_of(answer.error_code), min(blamed, default=0))
+def read_produced(response: Any) -> dict[int, Produced]:
+    """The answers by partition."""
+    return {
+        p.index: Produced(
+            error_of(p.error_code),
+            min((e.batch_index for e in p.record_errors or ()), default=0),
+            p.base_offset,
+            p.log_append_time_ms,
+        )
+        for t in response.responses
+        for p in t.partition_responses
+    }
 
 
 def ask_commit_in(producer: ProducerId, seat: Seat, offsets: Mapping[TopicPartition, CommittedOffset]) -> Any:

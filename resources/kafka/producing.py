@@ -30,8 +30,8 @@ CHUNK_BYTES = 900_000
 """Letters that are held, and sent to each partition in one batch: less than what a topic takes by default."""
 _OVERHEAD = 32  # of a record in its batch, at most, besides what is in it
 _UNKNOWN_TOPIC_TRIES = 4  # a topic made a moment ago may be unknown to the broker that is asked
-_TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
-_NOT_TAKEN = {
+TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
+NOT_TAKEN = {
     kafka_errors.MessageSizeTooLargeError: "raise its max.message.bytes",
     kafka_errors.RecordListTooLargeError: "raise its segment.bytes",
     kafka_errors.InvalidTimestampError: "let it take such times (message.timestamp.after.max.ms and .before.max.ms), or"
@@ -39,6 +39,12 @@ _NOT_TAKEN = {
     kafka_errors.InvalidRecordError: "a compacted topic takes none without a key: set its cleanup.policy to delete",
     kafka_errors.PolicyViolationError: "change what the brokers' policy says of the topic",
 }
+
+
+_NO_LETTERS = (
+    "nothing was sent or committed, and landing goes on; create the topic (Sluice never does), grant DESCRIBE and WRITE"
+    " on it, or mend `dead_letters` in the feed"
+)
 
 
 class _NotTaken(Exception):
@@ -136,7 +142,7 @@ class Outbox:
             try:
                 await self._batch(tp, some)
             except _NotTaken as refused:
-                if len(some) > 1 and isinstance(refused.error, _TOO_LARGE):
+                if len(some) > 1 and isinstance(refused.error, TOO_LARGE):
                     half = len(some) // 2
                     waiting += [some[half:], some[:half]]
                     continue
@@ -161,10 +167,10 @@ class Outbox:
         place = (await self.wire.layout([tp.topic])).places.get(tp)
         if place is None or place.leader < 0:
             raise messages.missing(place)
-        request = group_messages.ask_produce(self.producer, tp, records)
-        said = group_messages.read_produced(await self.wire.send(place.leader, request))
+        request = group_messages.ask_produce(self.producer, tp.topic, {tp.partition: records})
+        said = group_messages.read_produced(await self.wire.send(place.leader, request))[tp.partition]
         if said.error:
-            raise _NotTaken(said.error(), said.first) if said.error in _NOT_TAKEN else said.error()
+            raise _NotTaken(said.error(), said.blamed) if said.error in NOT_TAKEN else said.error()
 
     def _explained(self, error: KafkaError) -> SluiceError:
         found = self.wire.explain(
@@ -178,8 +184,13 @@ class Outbox:
         return found
 
 
-def partitions_of(wire: Wire, topic: str, patience: float) -> int:
-    """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; it is never created."""
+def partitions_of(
+    wire: Wire, topic: str, patience: float, what: str = "the topic of dead letters", missing: str = _NO_LETTERS
+) -> int:
+    """How many partitions the topic has. Raises UnknownTopic, NotAuthorized, KafkaUnavailable; it is never created.
+
+    `what` is the topic in words, `missing` what to do where it is not there.
+    """
 
     async def ask() -> int:
         waiting, tries = Patience(wire, patience), 0
@@ -190,10 +201,12 @@ def partitions_of(wire: Wire, topic: str, patience: float) -> int:
             tries += 1
             error = layout.errors.get(topic, kafka_errors.UnknownTopicOrPartitionError)
             if issubclass(error, kafka_errors.UnknownTopicOrPartitionError) and tries >= _UNKNOWN_TOPIC_TRIES:
-                raise _no_letters_topic(topic)
+                raise UnknownTopic(
+                    f"{what}, `{topic}`, is not there, or this client may not see it", remedy=missing, topic=topic
+                )
             await waiting.trouble(error())
 
-    return wire.run(f"looking for the topic of dead letters, {topic}", ask, rights=rights_to_produce([topic]))
+    return wire.run(f"looking for {what}, {topic}", ask, rights=rights_to_produce([topic]))
 
 
 def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
@@ -220,16 +233,7 @@ def _not_taken(topic: str, letter: Letter, error: KafkaError) -> UsageError:
     return UsageError(
         f"topic {topic} does not take the dead letter of {letter.source} ({_size(letter):,} bytes at most):"
         f" {error_text(error)}",
-        remedy=f"nothing was committed, and landing goes on; {_NOT_TAKEN[type(error)]}, and run again",
+        remedy=f"nothing was committed, and landing goes on; {NOT_TAKEN[type(error)]}, and run again",
         topic=topic,
         partition=letter.partition,
-    )
-
-
-def _no_letters_topic(topic: str) -> UnknownTopic:
-    return UnknownTopic(
-        f"the topic of dead letters, `{topic}`, is not there, or this client may not see it",
-        remedy="nothing was sent or committed, and landing goes on; create the topic (Sluice never does), grant"
-        " DESCRIBE and WRITE on it, or mend `dead_letters` in the feed",
-        topic=topic,
     )

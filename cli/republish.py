@@ -1,0 +1,338 @@
+"""`sluice republish`: send landed or quarantined rows to a topic again, each once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from sluice.cli import completing, parse, windows
+from sluice.cli.asking import Offsets
+from sluice.cli.numbers import count, rate, seconds, size
+from sluice.cli.session import FeedName, Session, command
+from sluice.cli.terminal import copyable, facts, good, heading, shorten, table
+from sluice.cli.windows import From, Window
+from sluice.pipelines.vocabulary.errors import Failed, Unknown, UsageError
+from sluice.pipelines.vocabulary.units import many, parse_size
+
+if TYPE_CHECKING:
+    from sluice.pipelines.feed.feed import Feed
+    from sluice.pipelines.ledger import Ledger, State
+    from sluice.pipelines.ports import Edges, Target
+    from sluice.pipelines.republishing.carry_out import Pace, Sent
+    from sluice.pipelines.republishing.plan import PartitionBy, Republish, Wishes
+
+_BY = ("key", "round-robin")
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(republish)
+
+
+def republish(
+    session: Session,
+    feed: FeedName,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TOPIC", help="The topic to send to. It must be there.", show_default=False),
+    ] = None,
+    window: Window = None,
+    start: From = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="END",
+            help="With --from: up to this window, which is not included.",
+            show_default=False,
+            autocompletion=completing.windows,
+        ),
+    ] = None,
+    offsets: Offsets = None,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Send the records that are in quarantine, not those that landed.")
+    ] = False,
+    keep_partitions: Annotated[
+        bool, typer.Option("--keep-partitions", help="Each record to the partition of its old number.")
+    ] = False,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by",
+            metavar="key|round-robin",
+            help="By key, as Kafka's Java producer does, or to one after the other.",
+            show_default="key",
+        ),
+    ] = None,
+    keep_timestamps: Annotated[
+        bool,
+        typer.Option("--keep-timestamps", help="Records keep their times; without it they get the time of sending."),
+    ] = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Add headers with the old topic, partition and offset.")
+    ] = False,
+    per_second: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="N|SIZE", help="At most so many records, or bytes (5MB), a second.", show_default=False
+        ),
+    ] = None,
+    compression: Annotated[str, typer.Option("--compression", metavar="CODEC", help=f"{', '.join(_CODECS)}.")] = "lz4",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--id", metavar="NAME", help="A name; without it, equal wishes have one name.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="NAME", help="Go on with this republish, as planned.", show_default=False),
+    ] = None,
+    into_source: Annotated[
+        bool, typer.Option("--into-source", help="The feed may read from the topic: what is sent lands again.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this option it only shows what it would send.")
+    ] = False,
+) -> None:
+    """Send landed rows back to Kafka, each once and in order.
+
+    Without --apply it is a dry run. Rows of raw feeds give their bytes back; those of typed feeds are JSON again, made
+    from their columns (sluice docs republishing says what is lost). Records in quarantine have their own bytes.
+
+    It sends in transactions, and each tells Kafka how far it is. After a crash, run the same again: readers of
+    committed records see each record once. A map from old offsets to new ones stays in the lake (sluice explain).
+
+    $ sluice republish orders --to orders-again --window 2026-11-20T14
+    $ sluice republish orders --to orders-again --window 2026-11-20T14 --keep-partitions --keep-timestamps --apply
+    $ sluice republish orders --to orders-again --from 2026-11-20 --until 2026-11-21 --headers --rate 5000 --apply
+    $ sluice republish orders --to orders-mended --offsets orders:0:100-200 --quarantined --apply
+    $ sluice republish orders --resume 1f0c2a9b77de --apply
+    """
+    found, pace = session.feed(feed), _pace(per_second)
+    if compression not in _CODECS:
+        raise UsageError(f"{compression!r} is no codec", remedy=f"one of {', '.join(_CODECS)}")
+    if (to is None) is (resume is None):
+        raise UsageError("--to or --resume, and not both", remedy="see sluice republish --help")
+    by = _by(keep_partitions, partition_by)
+    with session.open_edges(found) as edges:
+        from sluice.pipelines.ledger import Ledger
+        from sluice.pipelines.republishing import plan as plans
+        from sluice.pipelines.vocabulary.receipts import PartKind
+
+        ledger = Ledger(edges.lake, feed, edges.clock)
+        if resume is not None:
+            plan = plans.load(edges.lake, feed, _checked(resume))
+        else:
+            state = ledger.read()
+            asked = _asked(found, state, edges.clock(), window, start, end, offsets)
+            with session.open_target(found, to or "", "") as target:
+                kind = PartKind.QUARANTINED if quarantined else PartKind.LANDED
+                wishes = plans.Wishes(to or "", target.partitions(), kind, by, keep_timestamps, headers)
+            plan = plans.plan_republish(
+                found, state, wishes, asked, edges.clock(), name=_checked(name), into_source=into_source
+            )
+        if not apply:
+            _show_plan(session, plan, ledger, edges)
+            return
+        plan = plans.keep(edges.lake, plan)
+        session.compile()
+        with session.open_target(found, plan.wishes.to, plan.name) as target:
+            _send(session, found, plan, ledger, edges, target, _CODECS.index(compression), pace)
+
+
+def _send(
+    session: Session, feed: Feed, plan: Republish, ledger: Ledger, edges: Edges, target: Target, codec: int, pace: Pace
+) -> None:
+    from sluice.pipelines.republishing.carry_out import Run
+
+    with session.terminal.progress() as meter:
+        run = Run(plan, ledger, edges.lake, target, feed.columns, edges.clock, codec, pace, meter)
+        try:
+            sent = run.carry_out()
+        except (Failed, Unknown):
+            again = f"sluice republish {plan.feed} --resume {plan.id} --apply"
+            session.terminal.note(f"what was committed stays, and nothing is sent twice; go on with: {again}")
+            raise
+    session.terminal.show(*_sent_view(sent))
+    session.terminal.document({"applied": True, **_plan_document(plan), **_sent_document(sent)})
+
+
+# -- as typed
+
+
+def _by(keep: bool, by: str | None) -> PartitionBy:
+    from sluice.pipelines.republishing.plan import PartitionBy
+
+    if keep and by is not None:
+        raise UsageError("--keep-partitions together with --partition-by", remedy="give one of them")
+    if by is not None and by not in _BY:
+        raise UsageError(f"{by!r} is no way to choose a partition", remedy=f"one of {', '.join(_BY)}")
+    return PartitionBy.SAME if keep else PartitionBy(by or "key")
+
+
+def _pace(text: str | None) -> Pace:
+    from sluice.pipelines.republishing.carry_out import Pace
+
+    if text is None:
+        return Pace()
+    try:
+        found = Pace(float(text)) if text.replace(".", "", 1).isdigit() else Pace(bytes=parse_size(text))
+    except ValueError as error:
+        raise UsageError(f"--rate {text!r} {error}", remedy="such as 5000 (records) or 5MB (bytes)") from None
+    if not (found.records or found.bytes):
+        raise UsageError("--rate 0 sends nothing", remedy="such as 5000 (records) or 5MB (bytes)")
+    return found
+
+
+def _checked(name: str | None) -> str:
+    if name is not None and not (name and name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+        raise UsageError(f"{name!r} is no name", remedy="letters, digits, - and _")
+    return name or ""
+
+
+def _asked(
+    feed: Feed,
+    state: State,
+    now: int,
+    window: Sequence[str] | None,
+    start: str | None,
+    end: str | None,
+    offsets: Sequence[str] | None,
+) -> list[Any]:
+    """The ranges that the options name."""
+    from sluice.pipelines.planning.windows import check_aligned
+    from sluice.pipelines.republishing.plan import asked_offsets, asked_windows
+
+    if offsets and (window or start or end):
+        raise UsageError("--offsets and windows together", remedy="--offsets names exactly what to send")
+    if offsets:
+        return asked_offsets(state, [parse.asked_range(text) for text in offsets])
+    if start and not end:
+        raise UsageError("--from without --until", remedy="say where to end: the same wishes must mean the same rows")
+    if end and not start:
+        raise UsageError("--until without --from", remedy="say where to begin: --from 2026-11-20T00")
+    if not (window or start):
+        raise UsageError("what is to be sent?", remedy="name --window, --from and --until, or --offsets")
+    chosen = windows.named_windows(feed.window, now, window, start, end)
+    for each in chosen:
+        check_aligned(each, feed.window)
+    return asked_windows(feed, state, chosen)
+
+
+# -- for people
+
+
+def _show_plan(session: Session, plan: Republish, ledger: Ledger, edges: Edges) -> None:
+    from sluice.pipelines.lake import paths
+    from sluice.pipelines.republishing.rows import Shelf
+
+    shelf = Shelf(edges.lake, ledger, ledger.read(), plan)
+    amounts = [shelf.amount(n) for n in range(len(plan.sources))]
+    done = edges.lake.get(paths.republish_done_path(plan.feed, plan.id)) is not None
+    session.terminal.show(*_plan_view(plan, amounts, done))
+    document = {
+        "applied": False,
+        "done": done,
+        **_plan_document(plan),
+        "sources": [
+            {
+                "topic": s.topic,
+                "partition": s.partition,
+                "ranges": [list(r) for r in s.ranges],
+                "rows": rows,
+                "file_bytes": held,
+            }
+            for s, (rows, held) in zip(plan.sources, amounts, strict=True)
+        ],
+    }
+    session.terminal.document(document)
+
+
+def _plan_view(plan: Republish, amounts: Sequence[tuple[int, int]], done: bool) -> Iterator[RenderableType]:
+    yield heading(f"Republish of {plan.feed}", plan.id)
+    yield facts(*_facts(plan.wishes))
+    if not any(rows for rows, _ in amounts):
+        yield good(f"nothing {plan.wishes.kind} lies there: nothing would be sent")
+        return
+    rows = [
+        [f"{s.topic}:{s.partition}", ", ".join(map(str, s.ranges)), count(n), size(held)]
+        for s, (n, held) in zip(plan.sources, amounts, strict=True)
+    ]
+    total = ["in all", "", count(sum(n for n, _ in amounts)), size(sum(b for _, b in amounts))]
+    yield table(["from", "offsets", "rows", "files"], [*shorten(rows), total], right="rows files", least="files")
+    yield Text("  Rows and files are of whole slices: where only some offsets of one are asked for, fewer are sent.")
+    if done:
+        yield good("it was sent already: --apply would send nothing; choose another name with --id to send it again")
+    else:
+        yield Text("  A dry run: nothing was sent. Add --apply to do it.", style="bold")
+
+
+def _facts(wishes: Wishes) -> list[tuple[str, str]]:
+    how = {
+        "partition": "the one of its old number",
+        "key": "by key, as Kafka's Java producer does; without a key, one after the other",
+        "round-robin": "one after the other",
+    }
+    return [
+        ("to", f"{wishes.to}, {many(wishes.partitions, 'partition')}"),
+        ("rows", str(wishes.kind)),
+        ("partition", how[wishes.by]),
+        ("times", "the records' own" if wishes.keep_timestamps else "the time of sending"),
+        ("headers", "the records' own" + (", and their old coordinates" if wishes.headers else "")),
+    ]
+
+
+def _sent_view(sent: Sent) -> Iterator[RenderableType]:
+    plan = sent.plan
+    yield heading(f"Republish of {plan.feed}", plan.id)
+    if sent.before:
+        yield good(f"it was done before: {many(sent.in_all, 'record')} are in {plan.wishes.to}")
+        return
+    yield good(f"{many(sent.records, 'record')} sent to {plan.wishes.to}")
+    yield facts(
+        ("bytes", f"{size(sent.bytes)} before compression"),
+        ("transactions", count(sent.transactions)),
+        ("took", f"{seconds(sent.seconds)}, {rate(sent.records, sent.seconds)}"),
+    )
+    if sent.in_all != sent.records:
+        yield Text(f"  With earlier runs of this republish: {many(sent.in_all, 'record')}.")
+    rows = [[f"{plan.wishes.to}:{p}", count(n)] for p, n in sorted(sent.partitions.items())]
+    if rows:
+        yield table(["partition", "records"], shorten(rows), right="records")
+    yield Text("  Where a record is now:")
+    yield copyable(f"sluice explain {plan.feed} TOPIC:PARTITION:OFFSET")
+
+
+# -- for programs
+
+
+def _plan_document(plan: Republish) -> dict[str, Any]:
+    w = plan.wishes
+    return {
+        "feed": plan.feed,
+        "id": plan.id,
+        "to": w.to,
+        "to_partitions": w.partitions,
+        "kind": str(w.kind),
+        "partition_by": str(w.by),
+        "keep_timestamps": w.keep_timestamps,
+        "headers": w.headers,
+        "offsets": plan.span,
+    }
+
+
+def _sent_document(sent: Sent) -> dict[str, Any]:
+    return {
+        "done_before": sent.before,
+        "records": sent.records,
+        "records_in_all": sent.in_all,
+        "bytes": sent.bytes,
+        "transactions": sent.transactions,
+        "partitions": {str(p): n for p, n in sorted(sent.partitions.items())},
+        "took": round(sent.seconds, 3),
+    }

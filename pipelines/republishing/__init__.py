@@ -1,0 +1,7 @@
+"""The way back: landed or quarantined rows become records of a Kafka topic again, each once and in order.
+
+    plan (ranges of offsets, where to) ─► rows in log order ─► records ─► transactions, each with its mark ─► map
+
+A republish touches neither ledger nor rows. Its plan, and the map from old coordinates to new ones, lie beside the
+ledger in a folder of their own; how far it is stands in Kafka, in the transactions of the records.
+"""

@@ -1,0 +1,135 @@
+"""The map of a republish: which old coordinates became which new ones, a Parquet file for each transaction.
+
+A file is written before its transaction ends, and names the file before it. The newest mark in Kafka names the newest
+file that counts; a file that no chain reaches belongs to a transaction that never took effect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.pipelines.lake import parquet, paths
+from sluice.pipelines.ports import Delivered, Lake
+from sluice.pipelines.republishing import plan as plans
+from sluice.pipelines.republishing.plan import Republish
+from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.vocabulary.kafka import TopicPartition
+
+MAP = pa.schema(
+    [
+        pa.field("topic", pa.dictionary(pa.int16(), pa.string()), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("to_topic", pa.dictionary(pa.int16(), pa.string()), nullable=False),
+        pa.field("to_partition", pa.int32(), nullable=False),
+        pa.field("to_offset", pa.int64(), nullable=False),
+    ]
+)
+_BEFORE = b"sluice.before"
+
+
+def write(
+    lake: Lake,
+    plan: Republish,
+    name: str,
+    before: str,
+    sent: Sequence[Delivered],
+    sources: np.ndarray,
+    offsets: np.ndarray,
+) -> None:
+    """Write the map of one transaction. `sources` and `offsets` tell, by a row's number, where it came from."""
+    numbers = np.concatenate([d.numbers for d in sent]) if sent else np.empty(0, np.int64)
+    new = [d.first + np.arange(len(d.numbers)) for d in sent]
+    to = np.repeat([d.partition for d in sent], [len(d.numbers) for d in sent]).astype(np.int32)
+    chosen = sources[numbers]
+    topics = sorted({s.topic for s in plan.sources})
+    place = np.array([topics.index(s.topic) for s in plan.sources], np.int16)
+    partition = np.array([s.partition for s in plan.sources], np.int32)
+    columns = [
+        pa.DictionaryArray.from_arrays(fixed_width(pa.int16(), place[chosen]), text_array(topics)),
+        fixed_width(pa.int32(), partition[chosen]),
+        fixed_width(pa.int64(), offsets[numbers]),
+        pa.DictionaryArray.from_arrays(
+            fixed_width(pa.int16(), np.zeros(len(numbers), np.int16)), text_array([plan.wishes.to])
+        ),
+        fixed_width(pa.int32(), to),
+        fixed_width(pa.int64(), np.concatenate([*new, np.empty(0, np.int64)]).astype(np.int64)),
+    ]
+    schema = MAP.with_metadata({_BEFORE: before.encode()})
+    with (
+        lake.create(_path(plan, name)) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=["topic", "to_topic"]) as writer,
+    ):
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def chain(lake: Lake, plan: Republish, newest: str) -> list[str]:
+    """The files that count, oldest first, from the name of the newest."""
+    found: list[str] = []
+    while newest:
+        found.append(newest)
+        with parquet.open_parquet(lake, _path(plan, newest)) as file:
+            newest = (file.schema_arrow.metadata or {}).get(_BEFORE, b"").decode()
+    return found[::-1]
+
+
+def files(lake: Lake, plan: Republish) -> list[str]:
+    """All files of the map, also those of transactions that never took effect."""
+    folder = paths.republish_map_folder(plan.feed, plan.id)
+    return [path.rpartition("/")[2] for path in lake.list(folder)]
+
+
+def remove_others(lake: Lake, plan: Republish, counting: Sequence[str]) -> None:
+    """Remove the files that do not count. Only whoever holds the republish's transactional id may."""
+    for name in set(files(lake, plan)) - set(counting):
+        lake.remove(_path(plan, name))
+
+
+def _path(plan: Republish, name: str) -> str:
+    return f"{paths.republish_map_folder(plan.feed, plan.id)}/{name}"
+
+
+# -- asked
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A record that a finished republish sent."""
+
+    republish: str
+    tp: TopicPartition
+    offset: int
+    to: TopicPartition
+    to_offset: int
+
+
+def whence_and_whither(lake: Lake, feed: str, tp: TopicPartition, offset: int) -> Iterator[Moved]:
+    """Where finished republishes of the feed sent this record, and from where one sent it here."""
+    for name in plans.names(lake, feed):
+        done = lake.get(paths.republish_done_path(feed, name))
+        if done is None:
+            continue
+        plan = plans.load(lake, feed, name)
+        prefixes = [p for p, topic in (("", None), ("to_", plan.wishes.to)) if topic in (None, tp.topic)]
+        for file in json.loads(done)["files"]:
+            for prefix in prefixes:
+                yield from _found(lake, plan, file, prefix, tp, offset)
+
+
+def _found(lake: Lake, plan: Republish, name: str, prefix: str, tp: TopicPartition, offset: int) -> Iterator[Moved]:
+    wanted = (
+        (f"{prefix}topic", "=", tp.topic),
+        (f"{prefix}partition", "=", tp.partition),
+        (f"{prefix}offset", "=", offset),
+    )
+    with parquet.readable(name), lake.open(_path(plan, name)) as opened:
+        rows = pq.read_table(opened, filters=list(wanted), use_threads=False).to_pylist()
+    for r in rows:
+        old, new = TopicPartition(r["topic"], r["partition"]), TopicPartition(r["to_topic"], r["to_partition"])
+        yield Moved(plan.id, old, r["offset"], new, r["to_offset"])

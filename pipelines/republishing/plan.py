@@ -1,0 +1,249 @@
+"""What a republish will send, decided before anything is sent, and the order in which it does.
+
+Guarantee: the same wishes over the same ledger give the same plan, and the plan alone decides the order. So a run that
+goes on after a crash sends what follows, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from sluice.pipelines.feed.feed import Feed
+from sluice.pipelines.lake import paths
+from sluice.pipelines.ledger import State
+from sluice.pipelines.planning import windows
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.vocabulary.errors import LedgerCorrupt, Refused, UsageError, WindowIncomplete, WindowRetired
+from sluice.pipelines.vocabulary.kafka import Key
+from sluice.pipelines.vocabulary.plans import AskedRange, to_json
+from sluice.pipelines.vocabulary.ranges import Range, intersect, subtract, union
+from sluice.pipelines.vocabulary.receipts import PartKind
+from sluice.pipelines.vocabulary.units import many, show_window
+
+PIECE = 20_000
+"""Offsets of one partition that are sent before the next one's turn."""
+
+
+class PartitionBy(StrEnum):
+    """Which partition of the target a record goes to."""
+
+    SAME = "partition"
+    KEY = "key"
+    ROUND_ROBIN = "round-robin"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Offsets of one partition whose rows are sent."""
+
+    topic: str
+    partition: int
+    incarnation: str
+    ranges: tuple[Range, ...]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.topic, self.partition, self.incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What somebody asked for, besides the rows: the topic, its partitions now, and what records become there.
+
+    `kind`: rows that landed, or those in quarantine. `headers`: records carry their old coordinates in headers.
+    """
+
+    to: str
+    partitions: int
+    kind: PartKind = PartKind.LANDED
+    by: PartitionBy = PartitionBy.KEY
+    keep_timestamps: bool = False
+    headers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Republish:
+    """One republish. `id` names it; it follows from the rest but `created` (ms), unless somebody chose it."""
+
+    id: str
+    feed: str
+    ledger: str
+    wishes: Wishes
+    sources: tuple[Source, ...]
+    created: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its transactional id, and the group of its marks."""
+        return f"sluice-republish-{self.feed}-{self.id}"
+
+    @property
+    def span(self) -> int:
+        """How many offsets it covers: it sends no more records than that."""
+        return sum(r.span for s in self.sources for r in s.ranges)
+
+
+class Piece(NamedTuple):
+    """Offsets of one source that are sent in one go. `source` is the source's place in the plan."""
+
+    source: int
+    start: int
+    end: int
+
+
+def pieces(plan: Republish) -> list[Piece]:
+    """Everything that the plan sends, in order: sources take turns."""
+    of_each = [
+        [Piece(n, at, min(at + PIECE, r.end)) for r in s.ranges for at in range(r.start, r.end, PIECE)]
+        for n, s in enumerate(plan.sources)
+    ]
+    return [piece for turn in itertools.zip_longest(*of_each) for piece in turn if piece is not None]
+
+
+# -- made
+
+
+def plan_republish(
+    feed: Feed,
+    state: State,
+    wishes: Wishes,
+    asked: Iterable[tuple[Key, Range]],
+    created: int,
+    *,
+    name: str = "",
+    into_source: bool = False,
+) -> Republish:
+    """The plan for these ranges. `into_source`: the target may be a topic that the feed reads from.
+
+    Raises UsageError, WindowIncomplete, WindowRetired, Refused.
+    """
+    if not into_source:
+        _check_target(feed, state, wishes)
+    wanted: dict[Key, list[Range]] = {}
+    for key, r in asked:
+        wanted.setdefault(key, []).append(r)
+    _check_there(feed.name, state, wanted)
+    sources = tuple(
+        Source(key.topic, key.partition, key.incarnation, found)
+        for key, ranges in sorted(wanted.items())
+        if (found := union(x for r in union(ranges) for x in intersect(state.landed.get(key, ()), r)))
+    )
+    if wishes.by is PartitionBy.SAME and (most := max((s.partition for s in sources), default=-1)) >= wishes.partitions:
+        raise Refused(
+            f"topic {wishes.to} has {many(wishes.partitions, 'partition')}, and there are rows of partition {most}",
+            remedy=f"give it {most + 1} partitions, or choose another way: --partition-by key",
+            topic=wishes.to,
+        )
+    plan = Republish("", feed.name, state.ledger_id, wishes, sources)
+    digest = hashlib.sha256(to_json(plan).encode()).hexdigest()[:12]
+    return replace(plan, id=name or digest, created=created)
+
+
+def asked_windows(feed: Feed, state: State, asked: Sequence[int]) -> list[tuple[Key, Range]]:
+    """The offsets of these windows in every partition. Raises WindowIncomplete for one whose end is not known."""
+    found = []
+    for window in asked:
+        for key in state.known():
+            r = windows.range_of(state, key, window, feed.window)
+            if r is None:
+                raise WindowIncomplete(
+                    f"window {show_window(window)} is not complete: where it ends in {key} is not resolved",
+                    remedy=f"land it first: sluice run {feed.name} --window {show_window(window)}",
+                )
+            found.append((key, r))
+    return found
+
+
+def asked_offsets(state: State, asked: Sequence[AskedRange]) -> list[tuple[Key, Range]]:
+    """These offsets of the topics' lives of now. Raises UsageError for a partition that the ledger does not know."""
+    current = {key.tp: key for key in state.known()}
+    for one in asked:
+        if (one.topic, one.partition) not in current:
+            raise UsageError(
+                f"the ledger knows no partition {one.topic}:{one.partition}", remedy="see: sluice status FEED"
+            )
+    return [(current[one.topic, one.partition], Range(one.start, one.end)) for one in asked]  # type: ignore[index]
+
+
+def _check_target(feed: Feed, state: State, wishes: Wishes) -> None:
+    if feed.topics.takes(wishes.to) or any(key.topic == wishes.to for key in state.origins):
+        raise Refused(
+            f"{feed.name} reads from {wishes.to}: what is sent there lands again",
+            remedy="send to another topic, or say that it is meant: --into-source",
+            topic=wishes.to,
+        )
+
+
+def _check_there(feed: str, state: State, wanted: dict[Key, list[Range]]) -> None:
+    """Everything asked for must be accounted for, and none of it retired."""
+    for key, ranges in wanted.items():
+        for r in union(ranges):
+            if missing := subtract(r, state.accounted(key)):
+                first = missing[0]
+                raise WindowIncomplete(
+                    f"{many(sum(m.span for m in missing), 'offset')} of {key} in {r} have not landed, the first of them"
+                    f" {first.start}",
+                    remedy=f"land them first: sluice run {feed} --offsets {key}:{first.start}-{first.end}",
+                    topic=key.topic,
+                    partition=key.partition,
+                )
+            if gone := intersect(state.retired.get(key, ()), r):
+                raise WindowRetired(
+                    f"rows of {key} in {gone[0]} were retired: their files are gone",
+                    remedy=f"while Kafka still has them, land them anew: sluice run {feed} --offsets"
+                    f" {key}:{gone[0].start}-{gone[0].end} --replace",
+                    topic=key.topic,
+                    partition=key.partition,
+                )
+
+
+def check_still_there(state: State, plan: Republish) -> None:
+    """Raises WindowRetired, WindowIncomplete if rows of the plan are gone."""
+    _check_there(plan.feed, state, {s.key: list(s.ranges) for s in plan.sources})
+
+
+# -- kept
+
+
+_PLAN = TypeAdapter(Republish)
+
+
+def keep(lake: Lake, plan: Republish) -> Republish:
+    """Put the plan into the lake; the one that is there already holds."""
+    path = paths.republish_plan_path(plan.feed, plan.id)
+    if lake.put_if_absent(path, to_json(plan).encode()):
+        return plan
+    held = load(lake, plan.feed, plan.id)
+    if replace(held, created=0) != replace(plan, created=0):
+        raise Refused(
+            f"republish {plan.id} of {plan.feed} is another one: to {held.wishes.to}, {many(held.span, 'offset')}",
+            remedy="choose another name with --id, or go on with that one: --resume " + plan.id,
+        )
+    return held
+
+
+def load(lake: Lake, feed: str, name: str) -> Republish:
+    """A plan from the lake. Raises UsageError if there is none, LedgerCorrupt if it cannot be read."""
+    data = lake.get(paths.republish_plan_path(feed, name))
+    if data is None:
+        there = ", ".join(names(lake, feed)) or "none yet"
+        raise UsageError(f"{feed} has no republish {name}", remedy=f"there are: {there}")
+    try:
+        return _PLAN.validate_json(data)
+    except ValidationError:
+        raise LedgerCorrupt(
+            f"{paths.republish_plan_path(feed, name)} cannot be read", remedy="bring the file back from a backup"
+        ) from None
+
+
+def names(lake: Lake, feed: str) -> list[str]:
+    """The republishes of a feed, by name."""
+    found = (paths.republish_name(path) for path in lake.list(paths.republish_root(feed)))
+    return [name for name in found if name]

@@ -1,0 +1,154 @@
+"""The rows of a republish, in log order, and the records that they become.
+
+Promises: a part is read only while its SHA-256 is what the ledger says. Memory holds one batch of rows of each source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.pipelines.account.audit import live_receipts
+from sluice.pipelines.lake import parquet
+from sluice.pipelines.landing.rows import Rows, check_source, in_order, offsets_of, rows_in
+from sluice.pipelines.ledger import Ledger, State
+from sluice.pipelines.ports import Lake
+from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.republishing.plan import Republish, Source
+from sluice.pipelines.republishing.values import json_values
+from sluice.pipelines.schema.arrays import fixed_width, text_array
+from sluice.pipelines.schema.schema import KAFKA, Schema
+from sluice.pipelines.vocabulary.errors import UsageError
+from sluice.pipelines.vocabulary.receipts import Part, Receipt
+
+CHUNK_ROWS = 8192
+"""The most rows that become records at once."""
+_TO_SEND = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.int64()), ("headers", HEADERS)])
+_ENTRY = HEADERS.value_type
+
+
+class Shelf:
+    """Where the rows of a plan lie: the receipts that count, by source."""
+
+    def __init__(self, lake: Lake, ledger: Ledger, state: State, plan: Republish) -> None:
+        self._lake, self._feed, self._kind = lake, plan.feed, plan.wishes.kind
+        self._checked: set[str] = set()
+        self._receipts: list[list[Receipt]] = [[] for _ in plan.sources]
+        at = {s.key: n for n, s in enumerate(plan.sources)}
+        for receipt in live_receipts(ledger, state):
+            n = at.get(receipt.slice.key)
+            if n is not None and any(receipt.slice.range.meets(r) for r in plan.sources[n].ranges):
+                self._receipts[n].append(receipt)
+        for receipts in self._receipts:
+            receipts.sort(key=lambda r: r.slice.start)
+
+    def amount(self, source: int) -> tuple[int, int]:
+        """The rows of a source and the bytes of their files; more where only some of a slice's offsets are sent."""
+        parts = [p for r in self._receipts[source] for p in r.of(self._kind)]
+        return sum(p.rows for p in parts), sum(p.bytes for p in parts)
+
+    def cursor(self, source: int, first: int) -> Cursor:
+        """A cursor over the rows of a source, from offset `first` on."""
+        return Cursor(self._rows(r for r in self._receipts[source] if r.slice.end > first))
+
+    def _rows(self, receipts: Iterator[Receipt]) -> Rows:
+        for receipt in receipts:
+            files = [self._part(p) for p in receipt.of(self._kind)]
+            # Files by the records' own time lie beside each other in the order, all others one after the other.
+            yield from in_order(files) if receipt.slice.by_time else chain.from_iterable(files)
+
+    def _part(self, part: Part) -> Rows:
+        if part.path not in self._checked:
+            check_source(self._lake, self._feed, part)
+            self._checked.add(part.path)
+        with parquet.readable(part.path), self._lake.open(part.path) as opened:
+            yield from rows_in(opened, part)
+
+
+class Cursor:
+    """Rows of one source, taken in ascending pieces."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._rest: pa.RecordBatch | None = None
+
+    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows with offsets in [start, end), at most CHUNK_ROWS at once. Pieces must not go back."""
+        while (batch := self._next()) is not None:
+            first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
+            stop_here = min(stop, first + CHUNK_ROWS)
+            if stop_here < batch.num_rows:
+                self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
+            if first < stop_here:
+                yield batch.slice(first, stop_here - first)
+            elif stop < batch.num_rows:
+                return
+
+    def _next(self) -> pa.RecordBatch | None:
+        batch, self._rest = self._rest, None
+        return batch if batch is not None else next(self._rows, None)
+
+
+def records_of(
+    rows: pa.RecordBatch, source: Source, plan: Republish, schema: Schema | None, now: int
+) -> pa.RecordBatch:
+    """The rows as records to send (`records.encode.SCHEMA`). `schema`: the feed's; `now` (ms): the time of records
+    whose own is not kept."""
+    wishes, typed = plan.wishes, KAFKA + "offset" in rows.schema.names
+    prefix = KAFKA if typed else ""
+    value = _typed_values(rows, schema, plan.feed) if typed else rows.column("value")
+    if wishes.keep_timestamps:
+        stamps = pc.fill_null(rows.column(f"{prefix}timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), -1)
+    else:
+        stamps = fixed_width(pa.int64(), np.full(rows.num_rows, now, np.int64))
+    headers = rows.column(f"{prefix}headers").cast(HEADERS)
+    if wishes.headers:
+        headers = with_coordinates(headers, source, offsets_of(rows))
+    return pa.RecordBatch.from_arrays(
+        [rows.column(f"{prefix}key").cast(pa.binary()), value.cast(pa.binary()), stamps, headers], schema=_TO_SEND
+    )
+
+
+def _typed_values(rows: pa.RecordBatch, schema: Schema | None, feed: str) -> pa.Array:
+    if schema is None:
+        raise UsageError(
+            f"rows of {feed} are typed, and its feed file has no schema any more",
+            remedy="put the schema back to send them",
+        )
+    return json_values(rows, schema)
+
+
+_COORDINATES = ("sluice.topic", "sluice.partition", "sluice.offset")
+
+
+def with_coordinates(headers: pa.Array, source: Source, offsets: np.ndarray) -> pa.Array:
+    """Headers with those of the record's old coordinates after them, as in dead letters."""
+    rows, each = len(offsets), len(_COORDINATES)
+    lists = np.asarray(headers.offsets, np.int64) if rows else np.zeros(1, np.int64)
+    counts = np.diff(lists)
+    if headers.null_count:
+        counts = np.where(np.asarray(headers.is_valid().to_pylist()), counts, 0)
+    ends = np.concatenate([[0], np.cumsum(counts + each)])
+    ours = _coordinate_entries(source, offsets)
+    base = len(headers.values)
+    # Where each entry comes from: the record's own first, then ours.
+    takes = np.empty(int(ends[-1]), np.int64)
+    row = np.repeat(np.arange(rows), counts + each)
+    within = np.arange(len(takes)) - ends[row]
+    own = within < counts[row]
+    takes[own] = (lists[:-1][row] + within)[own]
+    takes[~own] = (base + row * each + within - counts[row])[~own]
+    entries = pa.concat_arrays([headers.values.cast(_ENTRY), ours]).take(fixed_width(pa.int64(), takes))
+    return pa.ListArray.from_arrays(fixed_width(pa.int32(), ends.astype(np.int32)), entries, type=HEADERS)
+
+
+def _coordinate_entries(source: Source, offsets: np.ndarray) -> pa.StructArray:
+    rows = len(offsets)
+    names: Sequence[str] = _COORDINATES * rows
+    fixed = source.topic.encode(), str(source.partition).encode()
+    texts = [text for offset in offsets.tolist() for text in (*fixed, b"%d" % offset)]
+    return pa.StructArray.from_arrays([text_array(names), pa.array(texts, pa.binary())], fields=list(_ENTRY))

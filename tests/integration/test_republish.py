@@ -1,0 +1,189 @@
+"""Landed rows back into a real Kafka: as they were, once, in order, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaProducer
+from kafka.partitioner.default import murmur2
+
+from sluice.cli.main import main
+from sluice.resources.local.kafka import LocalKafka
+from tests.integration.support import Place, consumed, run
+from tests.resources.kafka.tools import until
+
+ROOT = Path(__file__).parents[2]
+STAMP = 1_700_000_000_000
+KILLED = """
+import os, sys
+from sluice.pipelines.republishing import carry_out, coordinates, rows
+from sluice.resources.kafka.sending import KafkaTarget
+carry_out.TRANSACTION_BYTES = 3000
+rows.CHUNK_ROWS = 100
+step, times = sys.argv[1], int(sys.argv[2])
+def after(owner, name):
+    does = getattr(owner, name)
+    def doing(*args, **options):
+        global times
+        done = does(*args, **options)
+        times -= 1
+        if times == 0:
+            os._exit(9)
+        return done
+    setattr(owner, name, doing)
+after(*{"sent": (KafkaTarget, "send"), "mapped": (coordinates, "write"), "committed": (KafkaTarget, "commit")}[step])
+from sluice.cli.main import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def produce(place: Place, count: int, **changes: Any) -> None:
+    producer = KafkaProducer(bootstrap_servers=place.kafka.bootstrap)
+    for n in range(count):
+        record = {
+            "key": None if n % 11 == 0 else b"k%d" % (n % 17),
+            "value": None if n % 11 == 3 else b"value %d" % n * 5,
+            "headers": [("trace", b"%d" % n)] if n % 3 else None,
+            "timestamp_ms": STAMP + n,
+        }
+        producer.send(place.topic, partition=n % 3, **record | {k: v(n) for k, v in changes.items()})
+    producer.close()
+
+
+def said(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    """The document of a command."""
+    assert main([*words, "--json"]) == code
+    return dict(json.loads(capfd.readouterr().out))
+
+
+def contents(found: list[dict[str, Any]]) -> dict[int, list[Any]]:
+    by_partition: dict[int, list[Any]] = {}
+    for r in found:
+        headers = tuple((h["key"], h["value"]) for h in r["headers"] or ())
+        by_partition.setdefault(r["partition"], []).append((r["key"], r["value"], r["timestamp"], headers))
+    return by_partition
+
+
+def seen(kafka: LocalKafka, topic: str, count: int) -> list[dict[str, Any]]:
+    return list(until(lambda: len(r := consumed(kafka, topic)) >= count and r))
+
+
+def test_raw_rows_go_back_byte_by_byte_through_kills(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=3)
+    produce(place, 1200)
+    run(place.feed())
+    ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-400")]
+    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
+    asked += ["--project", str(tmp_path)]
+    planned = said(capfd, *asked)
+    assert (planned["applied"], planned["offsets"], planned["to_partitions"]) == (False, 1200, 3)
+    assert [(s["partition"], s["rows"]) for s in planned["sources"]] == [(p, 400) for p in range(3)]
+    assert consumed(kafka, again) == []
+
+    for step, times in (("sent", 1), ("mapped", 2), ("committed", 2)):
+        words = [sys.executable, "-c", KILLED, step, str(times), *asked, "--apply"]
+        assert subprocess.run(words, cwd=ROOT, check=False, capture_output=True).returncode == 9
+    done = said(capfd, *asked, "--apply")
+    assert done["records_in_all"] == 1200 > done["records"] > 0
+    found = seen(kafka, again, 1200)
+    assert contents(found) == contents(consumed(kafka, place.topic))
+    assert said(capfd, *asked, "--apply")["done_before"]
+    assert len(consumed(kafka, again)) == 1200
+
+    told = said(capfd, "explain", "orders", f"{place.topic}:1:123", "--project", str(tmp_path))["republished"]
+    (new,) = [r for r in found if r["partition"] == 1 and r["timestamp"] == STAMP + 3 * 123 + 1]
+    assert told == [{"republish": done["id"], "from": f"{place.topic}:1:123", "to": f"{again}:1:{new['offset']}"}]
+    back = said(capfd, "explain", "orders", told[0]["to"], "--project", str(tmp_path))["republished"]
+    assert back == told
+    assert len(list((tmp_path / ".sluice/lake/_sluice/orders/republished").rglob("map/*.parquet"))) > 3
+
+
+def test_by_key_with_coordinates_and_what_is_refused(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place, again = Place(tmp_path, kafka, fresh_topic(partitions=3)), fresh_topic(partitions=2)
+    produce(place, 300)
+    run(place.feed())
+    project = ["--project", str(tmp_path)]
+    asked = ["republish", "orders", "--offsets", f"{place.topic}:1:10-90", *project]
+    refused = {
+        "create the topic": ["--to", f"{again}-not-there"],
+        "lands again": ["--to", place.topic],
+        "--partition-by key": ["--to", again, "--keep-partitions", "--offsets", f"{place.topic}:2:0-5"],
+        "have not landed": ["--to", again, "--offsets", f"{place.topic}:0:90-101"],
+        "no partition": ["--to", again, "--offsets", f"{place.topic}:7:0-1"],
+    }
+    for why, words in refused.items():
+        assert main([*asked, *words, "--apply"]) in (1, 2, 3)
+        assert why in capfd.readouterr().err
+    done = said(capfd, *asked, "--to", again, "--headers", "--apply")
+    assert (done["records"], done["transactions"]) == (80, 1)
+    found = seen(kafka, again, 80)
+    old = {r["offset"]: r for r in consumed(kafka, place.topic) if r["partition"] == 1}
+    for r in found:
+        *own, topic, partition, offset = r["headers"]
+        assert [topic["value"], partition["value"]] == [place.topic.encode(), b"1"]
+        before = old.pop(int(offset["value"]))
+        assert (before["key"], before["value"], before["headers"] or []) == (r["key"], r["value"], own)
+        assert r["timestamp"] > STAMP + 10**9
+        if r["key"] is not None:
+            assert r["partition"] == (murmur2(r["key"]) & 0x7FFFFFFF) % 2
+    assert len(old) == 20
+
+
+def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
+    tmp_path: Path, kafka: LocalKafka, fresh_topic: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(tmp_path, kafka, fresh_topic(partitions=3))
+    again, bad = fresh_topic(partitions=3), fresh_topic()
+    typed = {
+        "format": "json",
+        "schema": "{id: int64, at: timestamp, amount: 'decimal(12,2)', tags: 'map<string, string>', "
+        "lines: 'list<struct<sku:string, n:int32>>', share: float64, raw: json, day: date}",
+        "policies": "{quarantine_limit: {share: 1}}",
+    }
+
+    def value(n: int) -> bytes | None:
+        if n % 10 == 0:
+            return None if n % 20 == 0 else b"no json %d" % n
+        made = {
+            "id": n,
+            "at": f"2024-02-29T12:00:00.{n:03}Z",
+            "amount": n / 4,
+            "tags": {'a "b"\n': "é", "none": None},
+            "lines": [{"sku": "x", "n": n}, None, {"n": None}],
+            "share": n / 7,
+            "raw": [1, {"deep": None}],
+            "day": "2024-02-29",
+            "new": {"n": n},
+        }
+        return json.dumps({k: v for i, (k, v) in enumerate(made.items()) if (n + i) % 6}).encode()
+
+    produce(place, 300, key=lambda n: b"k%d" % n, value=value)
+    run(place.feed(**typed))
+    ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-100")]
+    asked = ["republish", "orders", *ranges, "--keep-timestamps", "--project", str(tmp_path), "--apply"]
+    assert said(capfd, *asked, "--to", again, "--keep-partitions")["records"] == 285
+    assert said(capfd, *asked, "--to", bad, "--quarantined")["records"] == 15
+    assert sorted(r["value"] for r in seen(kafka, bad, 15)) == sorted(b"no json %d" % n for n in range(10, 300, 20))
+
+    other = Place(tmp_path, kafka, again)
+    run(other.feed("others", **typed))
+    assert landed(other, "others") == landed(place, "orders")
+
+
+def landed(place: Place, feed: str) -> list[dict[str, Any]]:
+    import duckdb
+
+    files = str(place.root / ".sluice/lake/data" / feed / "**/*.parquet")
+    query = """select * exclude (kafka_topic, kafka_offset) from read_parquet($files, hive_partitioning = false)
+        order by kafka_partition, kafka_offset"""
+    return list(duckdb.connect().sql(query, params={"files": files}).to_arrow_table().to_pylist())

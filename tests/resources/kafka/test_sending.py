@@ -1,0 +1,139 @@
+"""Batches of ours in a real log: what Kafka's own tools read of them, and what transactions and marks make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.pipelines.records.encode import CODECS, SCHEMA, Accumulator, SealedBatch
+from sluice.pipelines.vocabulary.errors import CommitFenced, UnknownTopic, UsageError
+from sluice.pipelines.vocabulary.kafka import CommittedOffset
+from sluice.resources.kafka.sending import KafkaTarget
+from sluice.resources.local.kafka import LocalKafka
+from tests.integration.support import consumed
+from tests.resources.kafka.tools import address, until
+
+STAMP = 1_700_000_000_000
+PRODUCE, ADD_PARTITIONS = 0, 24
+"""API keys."""
+
+
+def row(n: int) -> dict[str, Any]:
+    return {
+        "key": None if n % 5 == 0 else b"k%d" % n,
+        "value": None if n % 7 == 0 else b"value %d " % n * 9,
+        "timestamp": STAMP + n,
+        "headers": [{"key": "n", "value": b"%d" % n}, {"key": "é", "value": None}] if n % 3 else None,
+    }
+
+
+def batches(
+    count: int, codec: int = 3, partition: Callable[[int], int] = lambda n: 0, most: int = 900_000, first: int = 0
+) -> Iterator[SealedBatch]:
+    rows = pa.RecordBatch.from_pylist([row(n) for n in range(first, first + count)], schema=SCHEMA)
+    accumulator = Accumulator(codec, most)
+    numbers = np.arange(first, first + count)
+    yield from accumulator.add(rows, np.array([partition(int(n)) for n in numbers]), numbers)
+    yield from accumulator.flush()
+
+
+def target(kafka: LocalKafka, topic: str, **options: Any) -> Any:
+    return closing(KafkaTarget(address(kafka), topic, f"t-{topic}", **options))
+
+
+def content(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: r[k] for k in SCHEMA.names} for r in found]
+
+
+def test_kafkas_own_tools_read_every_codec(kafka: LocalKafka, fresh_topic: Callable[..., str], tmp_path: Path) -> None:
+    topic = fresh_topic(partitions=len(CODECS))
+    with target(kafka, topic) as to:
+        assert to.partitions() == len(CODECS)
+        assert to.begin() is None
+        sent = [
+            d
+            for p, codec in enumerate(CODECS.values())
+            for d in to.send(batches(100, codec.number, lambda n, p=p: p, most=2000), str)
+        ]
+        to.commit(CommittedOffset(1, metadata="so far"))
+        assert to.begin() == CommittedOffset(1, metadata="so far")
+    found = until(lambda: len(r := consumed(kafka, topic)) == 500 and r)
+    assert [content([r for r in found if r["partition"] == p]) for p in range(5)] == [[row(n) for n in range(100)]] * 5
+    by_place = {(d.partition, d.first + i): int(n) for d in sent for i, n in enumerate(d.numbers)}
+    assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place
+
+    segments = [str(next((folder / f"{topic}-{p}").glob("*.log"))) for folder in folders(kafka) for p in range(5)]
+    said = kafka.tool("org.apache.kafka.tools.DumpLogSegments", "--files", ",".join(segments), "--print-data-log")
+    assert said.returncode == 0, said.stderr
+    assert "isvalid: false" not in said.stdout
+    assert all(f"compresscodec: {name}" in said.stdout for name in CODECS)
+    assert said.stdout.count("payload: value 8 value 8") == 5
+
+
+def folders(kafka: LocalKafka) -> list[Path]:
+    return [b.log.parent / "data" for b in kafka.status().brokers]
+
+
+def test_what_is_not_committed_is_not_there_and_a_second_sender_fences_the_first(
+    kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    topic = fresh_topic(partitions=2)
+    with target(kafka, topic) as first, target(kafka, topic) as second:
+        first.begin()
+        first.send(batches(50, partition=lambda n: n % 2), str)
+        assert second.begin() is None
+        second.send(batches(10, partition=lambda n: n % 2), str)
+        second.commit(CommittedOffset(10))
+        with pytest.raises(CommitFenced):
+            first.commit(CommittedOffset(50))
+        assert second.send(batches(5, first=10), str)[0].partition == 0
+        second.commit(CommittedOffset(15))
+        assert first.begin() == CommittedOffset(15)
+    found = until(lambda: len(r := consumed(kafka, topic)) == 15 and r)
+    assert sorted(r["timestamp"] - STAMP for r in found) == list(range(15))
+
+
+def test_large_batches_are_split_and_a_record_that_is_too_large_is_named(
+    kafka: LocalKafka, fresh_topic: Callable[..., str]
+) -> None:
+    topic = fresh_topic(config={"max.message.bytes": "3000"})
+    with target(kafka, topic) as to:
+        to.begin()
+        sent = to.send(batches(200, codec=0), str)
+        assert len(sent) > 4
+        assert [n for d in sorted(sent, key=lambda d: d.first) for n in d.numbers] == list(range(200))
+        huge = pa.RecordBatch.from_pylist(
+            [row(0), {"key": None, "value": bytes(4000), "timestamp": 1, "headers": None}], schema=SCHEMA
+        )
+        accumulator = Accumulator()
+        made = [*accumulator.add(huge, np.zeros(2, np.int64), np.arange(2)), *accumulator.flush()]
+        with pytest.raises(UsageError, match=r"record of old:1 (?s:.)*max.message.bytes"):
+            to.send(iter([made[0]]), lambda n: f"old:{n}")
+        assert to.begin() is None
+    assert consumed(kafka, topic) == []
+
+
+def test_a_topic_that_is_not_there_is_not_created(kafka: LocalKafka) -> None:
+    with target(kafka, "nowhere-to-send") as to, pytest.raises(UnknownTopic, match="create the topic"):
+        to.partitions()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("key", [PRODUCE, ADD_PARTITIONS])
+def test_lost_answers_double_nothing(behind: Any, fresh_topic: Callable[..., str], key: int) -> None:
+    topic = fresh_topic(partitions=2, cluster=behind.cluster)
+    with target(behind.cluster, topic) as to:
+        to.begin()
+        behind.proxy.lose = {key: 2}
+        sent = to.send(batches(300, partition=lambda n: n % 2, most=1000), str)
+        to.commit(CommittedOffset(300))
+    assert behind.proxy.lose == {key: 0}
+    found = until(lambda: len(r := consumed(behind.cluster, topic)) == 300 and r)
+    by_place = {(d.partition, d.first + i): int(n) for d in sent for i, n in enumerate(d.numbers)}
+    assert {(r["partition"], r["offset"]): r["timestamp"] - STAMP for r in found} == by_place
