@@ -1,4 +1,4 @@
-"""Three brokers. Sluice reaches each through a proxy of its own, everybody else directly."""
+"""Brokers that faults meet. Sluice reaches each through a proxy of its own, everybody else directly."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Arena:
     def create(
         self, topic: str, partitions: int, config: Mapping[str, str] | None = None, first: int = 0, replicas: int = 3
     ) -> None:
-        """A topic with each partition on so many brokers, led in turn, beginning with the `first`."""
+        """A topic with each partition on so many brokers, or all there are, led in turn, beginning with the `first`."""
         ids = self.kafka.broker_ids
-        assigned = {p: [ids[(first + p + n) % len(ids)] for n in range(replicas)] for p in range(partitions)}
+        copies = range(min(replicas, len(ids)))
+        assigned = {p: [ids[(first + p + n) % len(ids)] for n in copies] for p in range(partitions)}
         wanted = {"assignments": assigned, "configs": {"retention.ms": "-1", **(config or {})}}
         with self.admin() as admin:
             admin.create_topics({topic: wanted}, wait_for_metadata=True)
@@ -114,7 +115,7 @@ def _place(name: str, partitions: int) -> int:
 
 
 @contextmanager
-def opened(root: Path) -> Iterator[Arena]:
+def opened(root: Path, brokers: int = 3) -> Iterator[Arena]:
     """A cluster of its own in the folder, thrown away at the end."""
     taken: list[int] = []
 
@@ -128,13 +129,13 @@ def opened(root: Path) -> Iterator[Arena]:
 
     usual = properties.plain_listeners
     with ExitStack() as stack:
-        taken += [port for (port,) in local_kafka._free_ports(3, of_each=1)]
+        taken += [port for (port,) in local_kafka._free_ports(brokers, of_each=1)]
         proxies = {
             n: stack.enter_context(closing(Proxy(root.parent, lambda port=port: ("127.0.0.1", port))))
             for n, port in enumerate(taken, start=1)
         }
         with patch.object(properties, "plain_listeners", listeners):
-            kafka = stack.enter_context(LocalKafka(root, brokers=3, keep=False, settings=_HASTY))
+            kafka = stack.enter_context(LocalKafka(root, brokers=brokers, keep=False, settings=_HASTY))
         yield Arena(kafka, proxies)
 
 

@@ -1,4 +1,7 @@
-"""One cluster for each process of the suite, healed between two faults; each fault has its own topic and feed."""
+"""One cluster for each process of the suite, healed between two faults; each fault has its own topic and feed.
+
+A module whose faults are none of Kafka's says `BROKERS = 1`: three cost three times the CPU.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,28 @@ def shared_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def lone_arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    with opened(tmp_path_factory.mktemp("arena") / "kafka", brokers=1) as made:
+        yield made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of one cluster follow each other, so that a process of the suite seldom has both."""
+    items.sort(key=lambda item: _brokers(item) == 1)
+
+
+def _brokers(item: pytest.Item) -> int:
+    return getattr(getattr(item, "module", None), "BROKERS", 3)
+
+
 @pytest.fixture
-def arena(shared_arena: Arena) -> Iterator[Arena]:
+def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
     """The cluster, sound before and after."""
-    shared_arena.heal()
-    yield shared_arena
-    shared_arena.heal()
+    found: Arena = request.getfixturevalue("lone_arena" if _brokers(request.node) == 1 else "shared_arena")
+    found.heal()
+    yield found
+    found.heal()
 
 
 def _teller(config: pytest.Config) -> Callable[[str], None]:

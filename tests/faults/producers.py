@@ -90,7 +90,7 @@ def _transact(arena: Arena, topic: str, partitions: int, notes: Path, seed: int,
                 with producer.transaction(commits=draw.random() > 1 / 3):
                     for partition in draw.sample(range(partitions), draw.randint(1, partitions)):
                         producer.send(topic, partition, draw.randint(1, 8))
-                ended.wait(draw.random() / 2)
+                ended.wait(draw.random())
         if producer is not None:
             with suppress(KafkaError, TimeoutError, OSError):
                 producer.close()

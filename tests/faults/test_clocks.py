@@ -23,6 +23,7 @@ from tests.resources.kafka.tools import until
 from tests.resources.s3.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
+BROKERS = 1
 HOUR = 3600
 LATEST = 3300
 """Seconds: brokers refuse what is stamped an hour ahead of them."""

@@ -31,6 +31,7 @@ from tests.resources.kafka.proxy import END_TXN, FETCH, LIST_OFFSETS
 from tests.resources.kafka.tools import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
+BROKERS = 1
 Status = dg.DagsterRunStatus
 PARTITIONS, WINDOWS = 3, 2
 HELD = {"planning": LIST_OFFSETS, "landing": FETCH, "committing": END_TXN}
@@ -50,10 +51,10 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def shared_stage(shared_arena: Arena, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def shared_stage(lone_arena: Arena, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     root = tmp_path_factory.mktemp("dagster")
-    shared_arena.heal()
-    orders, past = (_feed(shared_arena, root, name) for name in ("orders", "past"))
+    lone_arena.heal()
+    orders, past = (_feed(lone_arena, root, name) for name in ("orders", "past"))
     windows = _filled(past)
     with dagster_ui.opened(root) as desk:
         yield Stage(orders, past, windows, desk)

@@ -22,6 +22,7 @@ from tests.faults.arena import Arena
 from tests.faults.field import SLUICE, Field, Run, Running
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
+BROKERS = 1
 
 NAMES = ("orders", "refunds", "returns")
 RATE, KILLS = 40, 4

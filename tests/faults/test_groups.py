@@ -16,6 +16,7 @@ from tests.faults.nemeses.logs import accepted, commanded, written
 from tests.resources.kafka.tools import until
 
 pytestmark = pytest.mark.faults
+BROKERS = 1
 EACH = {0: 50, 1: 50, 2: 50}
 TXN_OFFSET_COMMIT = 28
 

@@ -16,6 +16,7 @@ from tests.faults.field import Field
 from tests.faults.kinds import Kind, become, each_letter_once, history, kinds
 
 pytestmark = pytest.mark.faults
+BROKERS = 1
 
 TRIES = 4
 """Runs that may miss a point: nothing was owed, or the group was held for a while."""

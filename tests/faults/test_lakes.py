@@ -36,6 +36,7 @@ from tests.faults.nemeses.logs import accepted
 from tests.resources.s3.s3_faults import Proxy, Rule
 
 pytestmark = pytest.mark.faults
+BROKERS = 1
 LATE_S = 3.0
 _numbers = itertools.count(1)
 

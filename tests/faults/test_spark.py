@@ -22,6 +22,7 @@ from tests.resources.kafka.proxy import FETCH
 from tests.resources.kafka.tools import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.spark]
+BROKERS = 1
 PARTITIONS = 3
 INTERRUPTED = 130
 CORES = os.cpu_count() or 1

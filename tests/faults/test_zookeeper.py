@@ -31,6 +31,7 @@ from tests.resources.kafka.tools import until
 from tests.zookeepers import LocalZooKeeper
 
 pytestmark = pytest.mark.faults
+BROKERS = 1
 
 RATE = 40
 SESSION_SECONDS = 2
