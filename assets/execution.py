@@ -21,6 +21,7 @@ from sluice.assets.fleet import Fleet, many_job
 from sluice.assets.fleet_runs import fleet_config
 from sluice.assets.instance import bury_dead_runs, holding, open_instance, prepare_home
 from sluice.assets.internals import belong
+from sluice.assets.kept_open import kept_open
 from sluice.assets.memory import recall
 from sluice.assets.reports import report_definitions, report_key
 from sluice.assets.session import FEED_TAG, OpenEdges, RunSession, Witness, open_real_edges
@@ -146,7 +147,7 @@ def _attended(project: Project, run_id: str) -> Iterator[tuple[dg.DagsterInstanc
     """The project's instance while this process holds the run's lock, and what tells it that a run is to be canceled.
     Dead runs are told first."""
     home = prepare_home(project)
-    with open_instance(project) as instance, holding(home, run_id):
+    with open_instance(project) as instance, holding(home, run_id), kept_open(instance, run_id):
         belong(instance, project)
         bury_dead_runs(instance, home)
 

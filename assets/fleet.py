@@ -39,10 +39,12 @@ from sluice.assets.fleet_runs import (
     op_name,
 )
 from sluice.assets.instance import holding, home_of
-from sluice.assets.session import PASSES, RunSession, Witness
+from sluice.assets.kept_open import kept_open
+from sluice.assets.session import PASSES, OpenEdges, RunSession, Witness
 from sluice.assets.side_by_side import Lane
-from sluice.pipelines.feed.feed import SHARED
+from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.feed.fleet import FleetSettings
+from sluice.pipelines.ports import Edges
 from sluice.pipelines.vocabulary.errors import Failed
 from sluice.pipelines.vocabulary.progress import Reporter
 from sluice.pipelines.vocabulary.units import many
@@ -103,6 +105,7 @@ class Fleet:
         self._limits = self._plain.project.fleet()
         with (
             holding(home_of(self._plain.project, instance), run),
+            kept_open(instance, run),
             self._plain.sharing(self.files.feeds.values()) as self._shared,
         ):
             yield
@@ -112,7 +115,10 @@ class Fleet:
         with self._lock:
             if feed not in self._sessions:
                 report = self._report_of(feed) if self._report_of else self._plain.report
-                self._sessions[feed] = replace(self._shared.apart(), report=report, files=files, alone=False)
+                beside = min(self._limits.feeds_at_once, len(files.feeds))
+                edges = _sharing_room(self._shared.open_edges, beside)
+                own = replace(self._shared.apart(), open_edges=edges, report=report, files=files, alone=False)
+                self._sessions[feed] = own
             return self._sessions[feed]
 
     def lane(self, step: str) -> Lane | None:
@@ -128,9 +134,11 @@ class Fleet:
 
     def fail(self, feed: str) -> None:
         self._failed.add(feed)
+        self.session(feed).ledgers.forget()
 
     def done(self, feed: str) -> None:
         """The feed has landed and committed: what it landed is kept only for a caller in this process."""
+        self.session(feed).ledgers.forget()
         if self._report_of is None:
             self.witness(feed).landed = None
 
@@ -184,6 +192,18 @@ class Fleet:
             parts.append(f"{len(self._left)} left to the next run: {', '.join(self._left)}")
         metadata = {"done": done, "failed": len(failed), "left": len(self._left)}
         return "; ".join(parts), metadata | {n: f"{type(e).__name__}: {e}"[:500] for n, e in errors.items() if e}
+
+
+def _sharing_room(open_edges: OpenEdges, beside: int) -> OpenEdges:
+    """The edges of a feed that lands beside others, so many in all: its plans have no more tasks than its share of what
+    the engine runs at once, unless they are large. A small feed's plan is one task."""
+
+    @contextmanager
+    def opened(feed: Feed) -> Iterator[Edges]:
+        with open_edges(feed) as edges:
+            yield replace(edges, parallelism=max(1, edges.parallelism // beside))
+
+    return opened
 
 
 def many_job(fleet: Fleet, schedule: str = SHARED) -> dg.JobDefinition:

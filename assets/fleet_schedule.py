@@ -1,10 +1,11 @@
 """One schedule for many feeds: a tick finds what each of them owes, by its ledger alone, and requests one run.
 
-A tick is cheap: it reads one checkpoint a feed and what came since, several feeds at once, and never talks to Kafka. A
-feed whose file is wrong, or whose lake does not answer, is named and stops no other. Feeds that a run is working on are
-left alone. The feed that owes the oldest window comes first. A window that failed three times, for reasons that another
-try does not mend, waits for somebody to look. Feeds that were at work when a run was killed come last in the next one:
-if one of them was why, the others have landed before it begins.
+A tick is cheap: it reads the ledgers into which something came since the last one, several at once, and never talks to
+Kafka. Where nothing came, this is two requests to the lake. A feed whose file is wrong, or whose lake does not answer,
+is named and stops no other. Feeds that a run is working on are left alone. The feed that owes the oldest window comes
+first. A window that failed three times, for reasons that another try does not mend, waits for somebody to look. Feeds
+that were at work when a run was killed come last in the next one: if one of them was why, the others have landed before
+it begins.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from sluice.assets.fleet_runs import (
     fleet_job,
     named_in,
 )
+from sluice.assets.kept_open import kept_open
 from sluice.assets.schedule import ATTEMPTS, UNDER_WAY, look_at_windows, schedule_name
 from sluice.assets.session import FEED_TAG, RunSession
 from sluice.assets.windows import closing_cron
@@ -92,6 +94,10 @@ class Tick:
 
     def run(self, instance: dg.DagsterInstance) -> list[dict[str, Request]]:
         """What to ask of which feed, in order: a mapping for each run. Feeds with another Spark get another run."""
+        with kept_open(instance):
+            return self._runs(instance)
+
+    def _runs(self, instance: dg.DagsterInstance) -> list[dict[str, Request]]:
         files, settings = read_feeds(self.session.project, self.session.project.environ()), self.session.project.fleet()
         self.news += [f"not loaded: {path.name}: {e.message}" for path, e in files.broken.items()]
         mine = [f for f in self._mine(instance, files) if self._is_known(f)]

@@ -1,8 +1,8 @@
 """Which windows the schedule requests: closed, owed, oldest first, a few at a time.
 
-It reads the feed's ledger from the lake, one checkpoint and what came since, and never talks to Kafka. It leaves alone
-windows that are queued or running. A window that failed three times, for reasons that another try does not mend, waits
-for somebody to look: a run by hand that succeeds clears it.
+It reads the feed's ledger, where something came since the last tick, and never talks to Kafka. It leaves alone windows
+that are queued or running. A window that failed three times, for reasons that another try does not mend, waits for
+somebody to look: a run by hand that succeeds clears it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sluice.assets.shown import Keys
 from sluice.assets.windows import closing_cron, closing_words
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.planning.windows import owed_windows
 from sluice.pipelines.vocabulary.units import show_window
 
 AT_ONCE = 6
@@ -69,10 +68,10 @@ def schedule_name(job: str) -> str:
 def look_at_windows(instance: dg.DagsterInstance, session: RunSession, feed: Feed) -> list[int]:
     """The owed windows, oldest first, by the ledger alone. Also reports windows that killed runs left unreported."""
     with session.open_edges(feed) as edges:
-        ledger = Ledger(edges.lake, feed.name, edges.clock)
         keys = session.keys(feed.name)
+        ledger = Ledger(edges.lake, feed.name, edges.clock)
         settle(instance, feed, keys, lambda: Books.open(feed, ledger, edges, keys))
-        return owed_windows(ledger.read(), feed.window, edges.clock())
+        return session.owed.of(feed, edges)
 
 
 def _free(instance: dg.DagsterInstance, feed: str, shown: Keys, job: str, keys: Sequence[str]) -> Iterator[str]:

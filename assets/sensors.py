@@ -21,12 +21,13 @@ from sluice.assets import checks, internals, settling
 from sluice.assets.books import Books
 from sluice.assets.checks import WATCH
 from sluice.assets.feeds import read_feeds
+from sluice.assets.kept_open import kept_open
 from sluice.assets.markdown import plain
 from sluice.assets.session import RunSession
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.ledger import Ledger
-from sluice.pipelines.ports import Cluster, Edges
+from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.watching.watch import View, WatchResult, view, watch
 
@@ -63,15 +64,12 @@ def _looked_at(session: RunSession, name: str, *, landing: bool) -> dict[str, An
     try:
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
-            watched = _watch(feed, edges, edges.cluster, view(edges.cluster, [feed]))
+            ledger = Ledger(edges.lake, feed.name, edges.clock)
+            watched = watch(feed, ledger, edges.cluster, view(edges.cluster, [feed]), edges.clock())
             return checks.watch_check(checks.by_the_way(watched) if landing else watched)
     except SluiceError as error:
         said = plain(f"could not look: {error.message}")
         return {"passed": False, "severity": dg.AssetCheckSeverity.WARN, "description": said}
-
-
-def _watch(feed: Feed, edges: Edges, cluster: Cluster, seen: View) -> WatchResult:
-    return watch(feed, Ledger(edges.lake, feed.name, edges.clock), cluster, seen, edges.clock())
 
 
 # -- the sensor
@@ -143,8 +141,8 @@ class Tick:
         files = read_feeds(self.session.project, self.session.project.environ())
         self.news += [f"not loaded: {e.message}" for e in files.broken.values()]
         self.cursor.told = {n: told for n, told in self.cursor.told.items() if n in files.feeds}
-        newest = _newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
-        with ExitStack() as opened:
+        with kept_open(instance), ExitStack() as opened:
+            newest = _newest(instance, {self.session.keys(f).landed: f for f in files.feeds})
             self.session = opened.enter_context(self.session.sharing(files.feeds.values()))
             for name in self.cursor.ordered(files.feeds):
                 if clock() > until:
@@ -162,7 +160,7 @@ class Tick:
                 keys = self.session.keys(feed.name)
                 settling.settle(instance, feed, keys, partial(Books.open, feed, ledger, edges, keys))
                 cluster, seen = self._kafka(feed, feeds, opened)
-                watched = _watch(feed, edges, cluster, seen)
+                watched = watch(feed, ledger, cluster, seen, edges.clock())
         except SluiceError as error:
             self.news.append(f"{feed.name} could not be looked at: {error.message}")
             return

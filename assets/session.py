@@ -16,6 +16,7 @@ import dagster as dg
 
 from sluice.assets.feeds import FeedFiles, read_feeds
 from sluice.assets.instance import holding, home_of
+from sluice.assets.ledgers import OwedWindows, RunLedgers
 from sluice.assets.shown import Keys
 from sluice.assets.stopping import Stop
 from sluice.pipelines.batch.result import Landed
@@ -94,7 +95,7 @@ class RunSession:
     `on_interrupt` gets the run's id: only the caller that started the run knows whether somebody wanted an interrupt.
     `keys`: those under which Dagster shows a feed, by its name. `files`: the feed files, by who has read them for this
     run; otherwise each step reads them. `stop`: ends the feed's steps from outside. `alone`: the run is of this feed
-    only.
+    only. `ledgers`: those of its steps. `owed`: what earlier ticks of this process found.
     """
 
     project: Project
@@ -108,6 +109,8 @@ class RunSession:
     files: FeedFiles | None = None
     stop: Stop = field(default_factory=Stop)
     alone: bool = True
+    ledgers: RunLedgers = field(default_factory=RunLedgers)
+    owed: OwedWindows = field(default_factory=OwedWindows)
 
     @contextmanager
     def sharing(self, feeds: Iterable[Feed]) -> Iterator[RunSession]:
@@ -123,7 +126,7 @@ class RunSession:
 
     def apart(self) -> RunSession:
         """The session for one feed of several in a run: what one landed and committed is not another's."""
-        return replace(self, witness=Witness(), stop=Stop())
+        return replace(self, witness=Witness(), stop=Stop(), ledgers=RunLedgers())
 
     def feed(self, name: str) -> Feed:
         """The feed as its file says now, with the run's environment. Raises FeedError."""

@@ -198,12 +198,12 @@ def _land(
     """Land, and report batches and completed windows. The caller reports the window that was asked for."""
     run, report = context.run.run_id, session.reporter(context.log)
     edges = with_dagster_liveness(edges, context.instance)
-    ledger = open_ledger(feed, edges, run)
+    ledger = session.ledgers.of(feed, edges, run)
     rolled = evidence.roll_forward(context.instance, _books(session, feed, ledger, edges))
     settling.settle(context.instance, feed, session.keys(feed.name), lambda: _books(session, feed, ledger, edges))
     with _canceling(edges.engine, session.stop), _keeping_refused_report(context, ledger, edges):
         shipping.prepare(feed.spark, report)
-        landed = land(feed, edges, request, new_owner(run), report, skip)
+        landed = land(feed, edges, request, new_owner(run), report, skip, ledger)
     session.witness.landed = landed
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
@@ -358,7 +358,7 @@ def _commit_landed(
     """Commit, once the event log holds every batch below the frontier."""
     session.reporter(context.log)(Progress("commit"))
     edges = with_dagster_liveness(edges, context.instance)
-    ledger = open_ledger(feed, edges, context.run.run_id)
+    ledger = session.ledgers.of(feed, edges, context.run.run_id)
     books = _books(session, feed, ledger, edges)
     evidence.roll_forward(context.instance, books)
     evidence.demand(context.instance, books)

@@ -19,6 +19,8 @@ INTERNALS = ("dagster._", "dagster_shared", "kafka.net", "kafka.protocol", "kafk
 
 MAY_IMPORT = {
     "assets/internals.py": ("dagster._", "dagster_shared"),
+    # which storages are files
+    "assets/kept_open.py": ("dagster._",),
     "assets/quiet_logs.py": ("dagster._",),
     # an executor of our own
     "assets/side_by_side.py": ("dagster._", "dagster_shared"),
@@ -38,6 +40,7 @@ MAY_IMPORT = {
 }
 
 MAY_REACH_INTO = {
+    "assets/kept_open.py": {"_conn_string"},
     "resources/kafka/wire.py": {"_brokers", "_conns", "_coordinator_brokers", "_io_thread"},
     "resources/kafka/receiving.py": {"_close"},
     "resources/spark/executors.py": {"_jsc"},

@@ -61,16 +61,23 @@ MAX_ROUNDS = 6
 
 
 def land(
-    feed: Feed, edges: Edges, request: Request, owner: Owner, report: Reporter, skip: Skip | None = None
+    feed: Feed,
+    edges: Edges,
+    request: Request,
+    owner: Owner,
+    report: Reporter,
+    skip: Skip | None = None,
+    ledger: Ledger | None = None,
 ) -> Landed:
-    """Land what the request still owes. A partial result is returned, not raised: see `Landed.check`.
+    """Land what the request still owes. A partial result is returned, not raised: see `Landed.check`. `ledger`: the
+    feed's, opened for the owner's run, by who has read it already.
 
     Takes over and finishes a batch that is in the way if its run is known to be dead. A catch-up of the whole feed
     finishes every such batch. Each is reported. Raises PlanBusy when the batch in the way is at work, and any error
     that keeps a plan from being made.
     """
     with edges.liveness.beat(owner):
-        ledger = open_ledger(feed, edges, owner.run)
+        ledger = ledger or open_ledger(feed, edges, owner.run)
         run = LandingRun(feed, edges, ledger, request, owner, report)
         _check_whole(run)
         report(Progress("roll forward"))

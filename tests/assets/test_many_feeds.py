@@ -15,9 +15,11 @@ import pytest
 
 from sluice.assets.execution import RunOutcome, run_feeds
 from sluice.assets.factory import land_job
+from sluice.assets.feeds import read_feeds
 from sluice.assets.fleet_runs import DONE_TAG, FAILED_TAG, FLEET_TAG, LAND, LEFT_TAG, fleet_config, fleet_job
+from sluice.assets.fleet_schedule import Tick
 from sluice.assets.instance import open_instance
-from sluice.assets.location import build
+from sluice.assets.location import build, windows_of
 from sluice.assets.session import FEED_TAG, RunSession
 from sluice.pipelines.feed.feed import SHARED, Feed
 from sluice.pipelines.ledger import Ledger
@@ -311,6 +313,30 @@ def test_a_tick_asks_in_one_run_for_what_all_feeds_owe_the_oldest_first(
     fleet.land("orders", request=Request(RequestKind.WINDOW, window=hour(0), until=hour(3)))
     fleet.land("refunds", "returns")
     assert "3 feeds looked at: no closed window is owed" in nothing(fleet, instance)
+
+
+def test_a_tick_asks_for_little_where_nothing_came_and_notices_another_ledger(
+    fleet: Fleet, instance: dg.DagsterInstance
+) -> None:
+    fleet.land()
+    session = RunSession(fleet.project, fleet.open_edges)
+    windows = windows_of(fleet.project, read_feeds(fleet.project, {}).feeds)
+
+    def asked() -> list[str]:
+        return [name for run in Tick(session, SHARED, windows).run(instance) for name in run]
+
+    assert asked() == []
+    fleet.lake.requests.clear()
+    assert asked() == []
+    assert sum(fleet.lake.requests.values()) <= 2 * len(NAMES)
+    fleet.at(7)
+    assert asked() == list(NAMES), "a window has closed"
+    fleet.land()
+    assert asked() == []
+    fleet.lake.files = {p: data for p, data in fleet.lake.files.items() if "/orders/" not in p}
+    del fleet.groups["orders"]
+    fleet.land("orders", request=in_hour(3))
+    assert asked() == ["orders"], "its ledger begins anew"
 
 
 def test_a_wrong_file_and_a_lake_that_is_away_stop_no_other_feed(fleet: Fleet, instance: dg.DagsterInstance) -> None:

@@ -1,0 +1,51 @@
+"""A run holds Dagster's files open: it opens few, however much it stores, and others see what it stored at once."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import dagster as dg
+import pytest
+
+from sluice.assets.instance import open_instance
+from sluice.assets.kept_open import kept_open
+from tests.assets.conftest import ON_FILES
+from tests.assets.test_many_feeds import NAMES, Fleet, fleet  # noqa: F401 - a fixture
+from tests.assets.world import World
+
+pytestmark = ON_FILES
+KEY = dg.AssetKey("shown")
+
+
+class Opened:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files = 0
+        connect = sqlite3.dbapi2.connect
+
+        def counted(*given: object, **how: object) -> sqlite3.Connection:
+            self.files += 1
+            return connect(*given, **how)  # type: ignore[arg-type, call-overload, no-any-return]
+
+        monkeypatch.setattr(sqlite3.dbapi2, "connect", counted)
+
+
+def test_each_feed_of_a_run_opens_no_more_files(
+    fleet: Fleet,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = Opened(monkeypatch)
+    assert fleet.land(NAMES[0])[NAMES[0]].error is None
+    one, opened.files = opened.files, 0
+    assert [o.error for o in fleet.land(*NAMES).values()] == [None] * 3
+    assert opened.files == one
+
+
+def test_others_see_what_is_stored_and_then_files_are_dagster_s_again(world: World) -> None:
+    with open_instance(world.project) as ours, open_instance(world.project) as other:
+        with kept_open(ours, "a-run"), kept_open(ours, "a-run"):  # what is held is held once
+            ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="one"))
+            assert other.get_materialized_partitions(KEY) == {"one"}
+            other.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="two"))
+            assert ours.get_materialized_partitions(KEY) == {"one", "two"}
+        ours.report_runless_asset_event(dg.AssetMaterialization(KEY, partition="three"))
+        assert other.get_materialized_partitions(KEY) == {"one", "two", "three"}
