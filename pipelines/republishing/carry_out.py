@@ -28,7 +28,7 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Clock, Delivered, Lake, Target
 from sluice.pipelines.republishing import coordinates
 from sluice.pipelines.republishing.plan import PartitionBy, Piece, Republish, check_still_there, pieces
-from sluice.pipelines.republishing.rows import Cursor, Shelf, records_of
+from sluice.pipelines.republishing.rows import CHUNK_ROWS, Cursor, Shelf, records_of
 from sluice.pipelines.schema.schema import Schema
 from sluice.pipelines.vocabulary.errors import Refused
 from sluice.pipelines.vocabulary.kafka import CommittedOffset
@@ -43,6 +43,8 @@ TRANSACTION_BYTES = 64 << 20
 """Of rows in one transaction, or a little more."""
 TRANSACTION_SECONDS = 10.0
 """How long rows are sent in one transaction; it must end before the coordinator gives it up."""
+
+_USUAL_ROW_BYTES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,14 @@ class _Mark:
     records: int = 0
 
     def committed(self, plan: Republish) -> CommittedOffset:
-        said = {"republish": plan.id, "at": self.at, "file": self.file, "records": self.records}
+        said = {"republish": plan.digest, "at": self.at, "file": self.file, "records": self.records}
         return CommittedOffset(self.done, metadata=json.dumps(said, separators=(",", ":")))
 
     @classmethod
     def read(cls, found: CommittedOffset, plan: Republish) -> _Mark:
         try:
             said: dict[str, Any] = json.loads(found.metadata)
-            if said["republish"] == plan.id:
+            if said["republish"] == plan.digest:
                 return cls(found.offset, int(said["at"]), str(said["file"]), int(said["records"]))
         except (ValueError, KeyError, TypeError):
             pass
@@ -232,12 +234,17 @@ class _Transaction:
             start = max(first, at)
             if source not in cursors:
                 cursors[source] = self._shelf.cursor(source, start)
-            for rows in cursors[source].between(start, end):
+            for rows in cursors[source].between(start, end, self._most):
                 yield source, rows
                 self.reached = (done, int(offsets_of(rows)[-1]) + 1)
                 if self._full():
                     return
             self.reached = (done + 1, -1)
+
+    def _most(self) -> int:
+        """The rows of a second, at most: a slow republish must not keep a transaction open for long."""
+        pace, row_bytes = self._run.pace, self.held / self.rows if self.rows else _USUAL_ROW_BYTES
+        return max(1, int(min(CHUNK_ROWS, pace.records or CHUNK_ROWS, (pace.bytes or np.inf) / row_bytes)))
 
     def _full(self) -> bool:
         return self.held >= TRANSACTION_BYTES or time.monotonic() - self._began > TRANSACTION_SECONDS

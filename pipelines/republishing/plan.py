@@ -85,6 +85,11 @@ class Republish:
         return f"sluice-republish-{self.feed}-{self.id}"
 
     @property
+    def digest(self) -> str:
+        """SHA-256 (hex), shortened, of what it sends and where; its own name and time left out."""
+        return hashlib.sha256(to_json(replace(self, id="", created=0)).encode()).hexdigest()[:12]
+
+    @property
     def span(self) -> int:
         """How many offsets it covers: it sends no more records than that."""
         return sum(r.span for s in self.sources for r in s.ranges)
@@ -142,8 +147,7 @@ def plan_republish(
             topic=wishes.to,
         )
     plan = Republish("", feed.name, state.ledger_id, wishes, sources)
-    digest = hashlib.sha256(to_json(plan).encode()).hexdigest()[:12]
-    return replace(plan, id=name or digest, created=created)
+    return replace(plan, id=name or plan.digest, created=created)
 
 
 def asked_windows(feed: Feed, state: State, asked: Sequence[int]) -> list[tuple[Key, Range]]:

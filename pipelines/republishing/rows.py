@@ -5,7 +5,7 @@ Promises: a part is read only while its SHA-256 is what the ledger says. Memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -76,11 +76,11 @@ class Cursor:
         self._rows = rows
         self._rest: pa.RecordBatch | None = None
 
-    def between(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows with offsets in [start, end), at most CHUNK_ROWS at once. Pieces must not go back."""
+    def between(self, start: int, end: int, most: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+        """The rows with offsets in [start, end), at most so many at once. Pieces must not go back."""
         while (batch := self._next()) is not None:
             first, stop = (int(n) for n in np.searchsorted(offsets_of(batch), (start, end)))
-            stop_here = min(stop, first + CHUNK_ROWS)
+            stop_here = min(stop, first + most())
             if stop_here < batch.num_rows:
                 self._rest = batch.slice(stop_here)  # before the rows: whoever takes them may take no more
             if first < stop_here:

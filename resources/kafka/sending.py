@@ -16,14 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError
 
 from sluice.pipelines.feed.rights import rights_to_republish
 from sluice.pipelines.ports import Delivered
 from sluice.pipelines.records.encode.batches import Numbering, SealedBatch, split
 from sluice.pipelines.vocabulary.errors import SluiceError, UsageError
 from sluice.pipelines.vocabulary.kafka import CommittedOffset, TopicPartition
-from sluice.resources.kafka import group_messages, messages, producing
+from sluice.resources.kafka import group_messages, producing
 from sluice.resources.kafka.coordinators import Coordinators
 from sluice.resources.kafka.failures import error_text
 from sluice.resources.kafka.group import KafkaGroup
@@ -282,7 +282,7 @@ class _Flow:
         if sum(map(len, found.values())) < len(heads):
             self._looked = 0.0
         if not found:
-            raise messages.missing(None if not self._leaders else _LEADERLESS)
+            raise LeaderNotAvailableError() if self._leaders else UnknownTopicOrPartitionError()
         return found
 
     async def _ask(self, leader: int, batches: Iterable[SealedBatch]) -> dict[int, Produced | KafkaError]:
@@ -330,9 +330,6 @@ class _Flow:
             if queue:
                 self._waiting[batch.partition] = queue
             self._changed.notify_all()
-
-
-_LEADERLESS = messages.Leadership(TopicPartition("", 0), "", -1, -1, None)
 
 
 def _refusal(topic: str, refused: _NotTaken, describe: Callable[[int], str]) -> UsageError:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from kafka import KafkaProducer
 from kafka.partitioner.default import murmur2
 
 from sluice.cli.main import main
+from sluice.pipelines.republishing import carry_out
 from sluice.resources.local.kafka import LocalKafka
+from tests.checker import tools
 from tests.integration.support import Place, consumed, run
 from tests.resources.kafka.tools import until
 
@@ -22,10 +25,10 @@ ROOT = Path(__file__).parents[2]
 STAMP = 1_700_000_000_000
 KILLED = """
 import os, sys
-from sluice.pipelines.republishing import carry_out, coordinates, rows
+from sluice.pipelines.republishing import carry_out, coordinates
 from sluice.resources.kafka.sending import KafkaTarget
 carry_out.TRANSACTION_BYTES = 3000
-rows.CHUNK_ROWS = 100
+carry_out.CHUNK_ROWS = 100
 step, times = sys.argv[1], int(sys.argv[2])
 def after(owner, name):
     does = getattr(owner, name)
@@ -39,6 +42,7 @@ def after(owner, name):
     setattr(owner, name, doing)
 after(*{"sent": (KafkaTarget, "send"), "mapped": (coordinates, "write"), "committed": (KafkaTarget, "commit")}[step])
 from sluice.cli.main import main
+from sluice.pipelines.republishing import carry_out
 sys.exit(main(sys.argv[3:]))
 """
 
@@ -178,6 +182,47 @@ def test_typed_rows_land_the_same_again_and_quarantined_ones_keep_their_bytes(
     other = Place(tmp_path, kafka, again)
     run(other.feed("others", **typed))
     assert landed(other, "others") == landed(place, "orders")
+
+
+@pytest.mark.faults
+def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
+    tmp_path: Path,
+    kafka3: LocalKafka,
+    fresh_topic: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place(tmp_path, kafka3, fresh_topic(partitions=3, cluster=kafka3))
+    again = fresh_topic(partitions=3, cluster=kafka3)
+    produce(place, 6000)
+    run(place.feed())
+    monkeypatch.setattr(carry_out, "TRANSACTION_BYTES", 20_000)
+    ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-2000")]
+    asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
+    asked += ["--project", str(tmp_path), "--rate", "200", "--apply"]
+    codes: list[int] = []
+
+    def send() -> None:
+        while len(codes) < 20 and codes[-1:] != [0]:
+            codes.append(main(asked))
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        for broker in kafka3.broker_ids:
+            before = len(consumed(kafka3, again, committed=False))
+            until(lambda before=before: sending.done() or len(consumed(kafka3, again, committed=False)) > before)
+            kafka3.kill_broker(broker)
+            kafka3.start_broker(broker)
+        assert main([*asked[:-3], "--apply"]) == 0
+        sending.result()
+    assert codes[-1] == 0
+    assert contents(seen(kafka3, again, 6000)) == contents(consumed(kafka3, place.topic))
+    expected = {(again, p): {r["offset"] for r in consumed(kafka3, again) if r["partition"] == p} for p in range(3)}
+    java = tools.Java.of_local_kafka(kafka3)
+    scanned = tools.scan(java, kafka3.bootstrap, [again], tmp_path / "seen", expected=expected)
+    by_java = [json.loads(line) for line in scanned.read_text().splitlines()]
+    assert {
+        tp: {r["offset"] for r in by_java if (again, r["partition"]) == tp and "offset" in r} for tp in expected
+    } == (expected)
 
 
 def landed(place: Place, feed: str) -> list[dict[str, Any]]:

@@ -1,0 +1,91 @@
+"""Rows taken piece by piece, and the headers and the order that they get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.pipelines.records.format import HEADERS
+from sluice.pipelines.republishing.plan import PIECE, Republish, Source, Wishes, pieces
+from sluice.pipelines.republishing.rows import Cursor, with_coordinates
+from sluice.pipelines.schema.arrays import int64s
+from sluice.pipelines.vocabulary.ranges import Range
+
+SOURCE = Source("orders", 3, "id", (Range(0, 100),))
+
+
+def batches(offsets: list[int], size: int) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(offsets), size):
+        yield pa.RecordBatch.from_pydict({"offset": pa.array(offsets[at : at + size], pa.int64())})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sets(st.integers(0, 60)).map(sorted),
+    st.integers(1, 20),
+    st.sets(st.integers(0, 60), min_size=2).map(sorted),
+    st.integers(1, 9),
+)
+def test_a_piece_has_its_rows_and_what_is_left_over_stays(
+    offsets: list[int], size: int, edges: list[int], most: int
+) -> None:
+    cursor = Cursor(batches(offsets, size))
+    found: list[list[int]] = []
+    for a, b in pairwise(edges):
+        chunks = [int64s(rows.column("offset")).tolist() for rows in cursor.between(a, b, lambda: most)]
+        assert all(0 < len(c) <= most for c in chunks)
+        found.append([o for c in chunks for o in c])
+    assert found == [[o for o in offsets if a <= o < b] for a, b in pairwise(edges)]
+
+
+def test_whoever_stops_in_the_middle_of_a_piece_goes_on_there() -> None:
+    cursor = Cursor(batches([*range(30)], 20))
+    assert next(cursor.between(0, 30, lambda: 7)).num_rows == 7
+    rest = [o for rows in cursor.between(7, 30, lambda: 7) for o in int64s(rows.column("offset")).tolist()]
+    assert rest == [*range(7, 30)]
+
+
+entries = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.one_of(st.none(), st.binary(max_size=3))})
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.lists(entries, max_size=3)), min_size=2, max_size=8), st.integers(0, 1))
+def test_old_coordinates_come_after_the_records_own_headers(rows: list[list[dict] | None], first: int) -> None:
+    headers = pa.array(rows, HEADERS).slice(first)
+    offsets = pa.array(range(first, len(rows)), pa.int64())
+    found = with_coordinates(headers, SOURCE, int64s(offsets))
+    found.validate(full=True)
+    assert found.to_pylist() == [
+        [
+            *(own or ()),
+            {"key": "sluice.topic", "value": b"orders"},
+            {"key": "sluice.partition", "value": b"3"},
+            {"key": "sluice.offset", "value": b"%d" % n},
+        ]
+        for n, own in enumerate(rows)
+        if n >= first
+    ]
+
+
+def test_sources_take_turns_and_nothing_is_left_out() -> None:
+    long = Source("orders", 0, "id", (Range(5, 2 * PIECE + 6), Range(3 * PIECE, 3 * PIECE + 2)))
+    plan = Republish("", "orders", "", Wishes("to", 1), (long, SOURCE))
+    found = pieces(plan)
+    assert [p.source for p in found] == [0, 1, 0, 0, 0]
+    assert [(p.start, p.end) for p in found if p.source == 0] == [
+        (5, PIECE + 5),
+        (PIECE + 5, 2 * PIECE + 5),
+        (2 * PIECE + 5, 2 * PIECE + 6),
+        (3 * PIECE, 3 * PIECE + 2),
+    ]
+    assert sum(p.end - p.start for p in found) == plan.span
+
+
+def test_a_name_does_not_change_what_a_plan_is() -> None:
+    one = Republish("a", "orders", "", Wishes("to", 1), (SOURCE,), 1)
+    other = Republish("b", "orders", "", Wishes("to", 1), (SOURCE,), 2)
+    assert one.digest == other.digest != Republish("a", "orders", "x", Wishes("to", 1), (SOURCE,), 1).digest
