@@ -15,7 +15,6 @@ from kafka import KafkaProducer
 from kafka.partitioner.default import murmur2
 
 from sluice.cli.main import main
-from sluice.pipelines.republishing import carry_out
 from sluice.resources.local.kafka import LocalKafka
 from tests.checker import tools
 from tests.integration.support import Place, consumed, run
@@ -189,21 +188,20 @@ def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
     tmp_path: Path,
     kafka3: LocalKafka,
     fresh_topic: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     place = Place(tmp_path, kafka3, fresh_topic(partitions=3, cluster=kafka3))
     again = fresh_topic(partitions=3, cluster=kafka3)
     produce(place, 6000)
     run(place.feed())
-    monkeypatch.setattr(carry_out, "TRANSACTION_BYTES", 20_000)
     ranges = [word for p in range(3) for word in ("--offsets", f"{place.topic}:{p}:0-2000")]
     asked = ["republish", "orders", "--to", again, *ranges, "--keep-partitions", "--keep-timestamps"]
-    asked += ["--project", str(tmp_path), "--rate", "200", "--apply"]
+    asked += ["--project", str(tmp_path), "--apply"]
+    slowly = [sys.executable, "-c", KILLED, "sent", "-1", *asked, "--rate", "200"]
     codes: list[int] = []
 
     def send() -> None:
         while len(codes) < 20 and codes[-1:] != [0]:
-            codes.append(main(asked))
+            codes.append(subprocess.run(slowly, cwd=ROOT, check=False, capture_output=True).returncode)
 
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(send)
@@ -212,7 +210,7 @@ def test_brokers_that_die_on_the_way_and_a_second_one_that_fences(
             until(lambda before=before: sending.done() or len(consumed(kafka3, again, committed=False)) > before)
             kafka3.kill_broker(broker)
             kafka3.start_broker(broker)
-        assert main([*asked[:-3], "--apply"]) == 0
+        assert main(asked) == 0
         sending.result()
     assert codes[-1] == 0
     assert contents(seen(kafka3, again, 6000)) == contents(consumed(kafka3, place.topic))
