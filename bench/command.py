@@ -44,7 +44,7 @@ def run(asked: BenchRequest, arguments: Sequence[str], note: Note, keep: Keep) -
     Raises UsageError for unknown names or another benchmark under way, SetupError, Failed, ProofFailed.
     """
     chosen = tuple(peers.find_peer(name) for name in asked.peers)
-    races = [r for r in suite.races(asked.names, asked.records) if not chosen or {*chosen} & {*r.peers}]
+    races = [r for r in suite.races(asked.names, asked.records) if not chosen or {*chosen} & {*r.peers, *r.also}]
     if not races:
         raise UsageError(f"{', '.join(asked.peers)} takes no part in these", remedy="name raw, typed or dlt, or nobody")
     terms = race.Terms(asked.cores or machine.cores(), asked.repeat, asked.warm_ups, chosen)

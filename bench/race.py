@@ -29,12 +29,14 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """One named benchmark: what is made of which topic, by whom. The others are compared with the first peer."""
+    """One named benchmark: what is made of which topic, by whom. The others are compared with the first peer. `also`
+    may take part, and do where they are asked for by name."""
 
     name: str
     about: str
     workload: Workload
     peers: tuple[Peer, ...]
+    also: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def run(race: Race, terms: Terms, folder: Path, note: Note) -> RaceResult:
     Raises SetupError, Failed (a peer ended) or ProofFailed (a peer landed something else than was sent).
     """
     workload = race.workload
-    peers = [p for p in race.peers if not terms.peers or p in terms.peers]
+    peers = [p for p in (*race.peers, *race.also) if p in (terms.peers or race.peers)]
     with LocalKafka(folder / f"kafka-{workload.brokers}", brokers=workload.brokers) as kafka:
         loaded = ensure(workload, kafka.bootstrap, folder / "topics", note)
         track = _Track(kafka, loaded, workload, folder, terms, note)

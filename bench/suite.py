@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.bench import workloads
-from sluice.bench.peers import CONFLUENT_KAFKA, DLT, KAFKA_PYTHON, SLUICE, SLUICE_SHARED, SPARK, Peer
+from sluice.bench.peers import CONFLUENT_KAFKA, DAFT, DLT, KAFKA_PYTHON, SLUICE, SLUICE_SHARED, SPARK, Peer
 from sluice.bench.race import Race
 from sluice.bench.workloads import Workload
 from sluice.pipelines.vocabulary.errors import UsageError
@@ -15,7 +15,7 @@ from sluice.pipelines.vocabulary.errors import UsageError
 ALL, FLAT = "all", "flat"
 _LOOPS = (CONFLUENT_KAFKA, KAFKA_PYTHON)
 _MAIN = (
-    Race("raw", "all of Kafka's columns into Parquet (zstd 1)", workloads.ORDERS, (SLUICE, SPARK, *_LOOPS)),
+    Race("raw", "all of Kafka's columns into Parquet (zstd 1)", workloads.ORDERS, (SLUICE, SPARK, *_LOOPS), (DAFT,)),
     Race(
         "typed",
         "9 fields of JSON typed, and Kafka's other columns, into Parquet (zstd 1)",
