@@ -30,11 +30,14 @@ from sluice.pipelines.ledger import Ledger
 from sluice.pipelines.ports import Cluster
 from sluice.pipelines.vocabulary.errors import SluiceError
 from sluice.pipelines.watching.watch import View, WatchResult, view, watch
+from sluice.resources.notify import notify
 
 SENSOR = "watch_feeds"
 EVERY_SECONDS = 300
 SECONDS = 20
 """Seconds after which a tick stops between two feeds; Dagster ends ticks that take longer than a minute."""
+UNSENT = 50
+"""How many lines wait at most for somebody who takes them."""
 SHOWN = 10
 """How many lines a tick's summary has at most; its log has all."""
 
@@ -88,6 +91,7 @@ def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition
     def watch_feeds(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         tick = Tick(session, Cursor.read(context.cursor))
         tick.run(context.instance, time.monotonic)
+        tick.send()
         for line in tick.news:
             context.log.warning(line)
         return dg.SensorResult(skip_reason=tick.summary, cursor=tick.cursor.dump(), asset_events=tick.events)
@@ -99,24 +103,29 @@ def watch_sensor(session: RunSession, name: str = SENSOR) -> dg.SensorDefinition
 class Cursor:
     """What was reported before: for each feed, its newest materialization then (a storage id), and the findings.
 
-    `last` is the feed that the last look ended with.
+    `last` is the feed that the last look ended with. `said` is the news of that look,
+    `unsent` what nobody has taken yet.
     """
 
     told: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     last: str = ""
+    said: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, text: str | None) -> Self:
         """An unreadable cursor counts as none: everything is reported once more."""
         try:
-            said = json.loads(text or "{}")
-            told = {str(f): (int(at), tuple(map(str, about))) for f, (at, about) in said.get("told", {}).items()}
-            return cls(told, str(said.get("last", "")))
+            kept = json.loads(text or "{}")
+            told = {str(f): (int(at), tuple(map(str, about))) for f, (at, about) in kept.get("told", {}).items()}
+            lines = (tuple(map(str, kept.get(name, ()))) for name in ("said", "unsent"))
+            return cls(told, str(kept.get("last", "")), *lines)
         except (ValueError, TypeError, AttributeError, RecursionError):
             return cls()
 
     def dump(self) -> str:
-        return json.dumps({"told": self.told, "last": self.last}, sort_keys=True)
+        kept = {"told": self.told, "last": self.last, "said": self.said, "unsent": self.unsent}
+        return json.dumps(kept, sort_keys=True)
 
     def ordered(self, feeds: Iterable[str]) -> list[str]:
         """The feeds by name, beginning after the one that the last look ended with."""
@@ -150,6 +159,20 @@ class Tick:
                     break
                 self._look(instance, files.feeds[name], files.feeds.values(), newest.get(name, 0), opened)
                 self.cursor.last = name
+
+    def send(self) -> None:
+        """Send what came and what passed to whom `notify.yaml` names, with what could not be sent before. What the last
+        look said in the same words is not sent again."""
+        said = tuple(" ".join(line.split()) for line in self.news)
+        fresh = (*self.cursor.unsent, *(line for line in said if line not in self.cursor.said))[-UNSENT:]
+        self.cursor.said, self.cursor.unsent = said[-UNSENT:], ()
+        try:
+            settings = self.session.project.notify()
+            if fresh and (settings.webhook or settings.command):
+                notify(settings, f"Sluice, {self.session.project.root.name}:", fresh)
+        except SluiceError as error:
+            self.cursor.unsent = fresh
+            self.news.append(f"not sent: {error.message}")
 
     def _look(
         self, instance: dg.DagsterInstance, feed: Feed, feeds: Iterable[Feed], newest: int, opened: ExitStack

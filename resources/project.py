@@ -14,6 +14,7 @@ from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.fleet import FleetSettings, load_fleet
 from sluice.pipelines.feed.kafka import KafkaSettings
 from sluice.pipelines.feed.load import load_feed, load_feeds
+from sluice.pipelines.feed.notify import NotifySettings, load_notify
 from sluice.pipelines.feed.sections import BOOTSTRAP, LOCAL_KAFKA, LOCAL_LOGIN
 from sluice.pipelines.vocabulary.errors import FeedError, UsageError
 from sluice.resources.local.kafka import LocalKafka
@@ -48,6 +49,10 @@ class Project:
     def fleet(self) -> FleetSettings:
         """How one run lands many feeds, as `fleet.yaml` says now. Raises FeedError."""
         return load_fleet(self.root, self.environ())
+
+    def notify(self) -> NotifySettings:
+        """Where findings go, as `notify.yaml` says now. Raises FeedError."""
+        return load_notify(self.root, self.environ())
 
     @property
     def state(self) -> Path:

@@ -1,0 +1,154 @@
+"""What the sensor finds goes out: to a webhook in Slack's shape, and to a command; again if nobody took it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from sluice.assets.sensors import Cursor, Tick
+from sluice.assets.session import RunSession
+from sluice.pipelines.feed.notify import NotifySettings
+from sluice.pipelines.vocabulary.errors import FeedError
+from tests.assets.world import World
+
+TOKEN = "T000-canary-secret"
+
+
+@dataclass
+class Chat:
+    """A server as Slack's: `heard` has the texts that it was sent."""
+
+    address: str = ""
+    answer: int = 200
+    heard: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def chat() -> Iterator[Chat]:
+    chat = Chat()
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if chat.answer == 200:
+                chat.heard.append(json.loads(body)["text"])
+            self.send_response(chat.answer)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=server.serve_forever, daemon=True).start()
+    chat.address = f"http://127.0.0.1:{server.server_port}/{TOKEN}"
+    yield chat
+    server.shutdown()
+    server.server_close()
+
+
+def tick(world: World, instance: dg.DagsterInstance, cursor: str | None = None) -> Tick:
+    made = Tick(RunSession(world.project, world.open_edges), Cursor.read(cursor))
+    made.run(instance, lambda: 0.0)
+    made.send()
+    return made
+
+
+def configure(world: World, **keys: Any) -> None:
+    (world.project.root / "notify.yaml").write_text(json.dumps(keys))
+
+
+@pytest.fixture
+def late(world: World) -> World:
+    """A feed that is hours late."""
+    world.land_unrecorded()
+    world.grow(1, 130)
+    world.at(9)
+    return world
+
+
+def test_a_finding_is_sent_when_it_comes_and_when_it_has_passed(
+    late: World, instance: dg.DagsterInstance, chat: Chat
+) -> None:
+    configure(late, webhook=chat.address)
+    first = tick(late, instance)
+    (text,) = chat.heard
+    assert text.startswith(f"Sluice, {late.project.root.name}:\n• orders: the oldest record that is owed")
+    assert "sluice run orders" in text
+    second = tick(late, instance, first.cursor.dump())
+    assert len(chat.heard) == 1, "nothing new"
+    late.run()
+    tick(late, instance, second.cursor.dump())
+    assert "orders: passed: lag" in chat.heard[1]
+
+
+def test_what_nobody_took_is_sent_with_the_next_look_and_the_address_is_never_told(
+    late: World, instance: dg.DagsterInstance, chat: Chat
+) -> None:
+    configure(late, webhook=chat.address)
+    chat.answer = 503
+    first = tick(late, instance)
+    assert first.news[-1] == "not sent: the webhook answers 503"
+    assert TOKEN not in f"{first.news} {first.cursor.dump()} {late.project.notify()!r}"
+    chat.answer = 200
+    second = tick(late, instance, first.cursor.dump())
+    assert len(chat.heard) == 1
+    assert "the oldest record" in chat.heard[0]
+    assert second.cursor.unsent == ()
+
+
+def test_a_command_gets_the_lines(late: World, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    place = tmp_path / "said"
+    code = f"import sys, pathlib; pathlib.Path({str(place)!r}).write_text(sys.stdin.read())"
+    configure(late, command=[sys.executable, "-c", code])
+    tick(late, instance)
+    (line,) = place.read_text().splitlines()
+    assert line.startswith("orders: the oldest record that is owed")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["/nowhere/page"], "/nowhere/page cannot be run"),
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with 3"),
+    ],
+)
+def test_a_command_that_fails_fails_no_look(
+    late: World, instance: dg.DagsterInstance, command: list[str], why: str
+) -> None:
+    configure(late, command=command)
+    ended = tick(late, instance)
+    assert why in ended.news[-1]
+    assert ended.looked == 1
+    assert ended.cursor.unsent
+
+
+def test_what_others_say_calls_nobody(world: World, instance: dg.DagsterInstance, chat: Chat) -> None:
+    configure(world, webhook=chat.address)
+    (world.project.feeds_folder / "bad.yaml").write_text("topics: '<!channel>'\nstart: earliest\n")
+    first = tick(world, instance)
+    assert "<!channel>" not in "".join(chat.heard)
+    assert chat.heard
+    tick(world, instance, first.cursor.dump())
+    assert len(chat.heard) == 1, "a file that stays wrong is told once"
+
+
+def test_a_wrong_file_is_told_and_shows_no_secret(late: World, instance: dg.DagsterInstance) -> None:
+    configure(late, webhook=f"ftp://chat.example/{TOKEN}", to="me")
+    ended = tick(late, instance)
+    assert "notify.yaml" in ended.news[-1]
+    assert TOKEN not in ended.news[-1]
+    with pytest.raises(FeedError):
+        late.project.notify()
+
+
+def test_nothing_is_sent_where_nobody_asked(late: World, instance: dg.DagsterInstance) -> None:
+    assert late.project.notify() == NotifySettings()
+    assert tick(late, instance).cursor.unsent == ()
