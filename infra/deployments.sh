@@ -8,6 +8,11 @@ status=0
 .venv/bin/hadolint infra/image/Containerfile || status=1
 .venv/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec infra/compose/compose.yaml || status=1
 .venv/bin/kubernetes-validate --strict --quiet infra/kubernetes/*.yaml || status=1
+if command -v promtool >/dev/null; then
+    promtool check rules infra/prometheus/alerts.yaml >/dev/null || status=1
+else
+    echo "no promtool: alert rules are not looked at" >&2
+fi
 if command -v kubectl >/dev/null; then
     kubectl kustomize infra >/dev/null || status=1
 else
