@@ -78,7 +78,7 @@ def compact_job(feed: str, session: RunSession) -> dg.JobDefinition:
 
 def compact_step(context: dg.OpExecutionContext, session: RunSession, name: str) -> Iterator[Any]:
     """Merge small files, and report how many. Raises dagster.Failure, or an interrupt."""
-    with session.step(context):
+    with session.step(context, name):
         feed = session.feed(name)
         asked = CompactConfig(**context.op_config).windows(feed.window)
         with session.open_edges(feed) as opened:

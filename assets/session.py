@@ -24,6 +24,7 @@ from sluice.pipelines.committing.commit import CommitResult
 from sluice.pipelines.feed.feed import Feed
 from sluice.pipelines.feed.report import Report
 from sluice.pipelines.ports import Edges, Lake
+from sluice.pipelines.vocabulary import logs
 from sluice.pipelines.vocabulary.errors import Retryable, SluiceError, WindowHeld, WindowIncomplete
 from sluice.pipelines.vocabulary.progress import Progress, Reporter
 from sluice.resources.project import Project
@@ -139,22 +140,35 @@ class RunSession:
     def reporter(self, log: Logger) -> Reporter:
         """Where progress goes: to the caller that started the run, otherwise a line in its log for each stage. A step
         that is asked to stop ends there."""
-        report = self.report or _stages(log)
+        reports = [self.report] if self.report else []
+        if not reports or logs.as_json():
+            reports.append(_stages(log))
+
+        here = logs.here()
 
         def heeding(progress: Progress) -> None:
             self.stop.check()
-            report(progress)
+            with logs.about(**here):  # a thread of its own tells how far a batch is
+                for report in reports:
+                    report(progress)
 
         return heeding
 
     @contextmanager
-    def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Iterator[None]:
+    def step(self, context: dg.AssetExecutionContext | dg.OpExecutionContext, feed: str = "") -> Iterator[None]:
         """Run a step's body. Its error is kept for the witness and reported to Dagster with the remedy.
+
+        Where logs are JSON, what it logs goes to the run's stderr, too, which Dagster keeps.
 
         The run's lock is held meanwhile, so that a process which finds it free knows that this one was killed.
         """
         try:
-            with self._stopped(), holding(home_of(self.project, context.instance), context.run.run_id):
+            with (
+                logs.about(run=context.run.run_id, feed=feed or None, window=_window_of(context)),
+                logs.kept(context.log),
+                self._stopped(),
+                holding(home_of(self.project, context.instance), context.run.run_id),
+            ):
                 yield
         except SluiceError as error:
             self.witness.error = error
@@ -189,6 +203,10 @@ class RunSession:
         if again or context.run.tags.get(AGAIN_TAG):
             tags[AGAIN_TAG] = again
         context.instance.add_run_tags(context.run.run_id, tags)
+
+
+def _window_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> str | None:
+    return context.partition_key if context.has_partition_key else None
 
 
 def as_failure(error: SluiceError) -> dg.Failure:

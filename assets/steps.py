@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import dagster as dg
 
-from sluice.assets import batch_pages, checks, contracts, evidence, internals, settling
+from sluice.assets import batch_pages, checks, contracts, evidence, internals, settling, task_logs
 from sluice.assets.books import Books
 from sluice.assets.checks import ACCOUNT, COMPLETE, FRONTIER, WATCH, WHOLE, evaluation
 from sluice.assets.contracts import Said
@@ -65,7 +65,7 @@ def land_window(context: dg.AssetExecutionContext, session: RunSession, name: st
     Raises dagster.Failure, or an interrupt.
     """
     window = parse_window(context.partition_key)
-    with session.step(context):
+    with session.step(context, name):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             try:
@@ -158,7 +158,7 @@ def land_request(context: dg.OpExecutionContext, session: RunSession, name: str,
 
     Raises dagster.Failure, or an interrupt.
     """
-    with session.step(context):
+    with session.step(context, name):
         feed = session.feed(name)
         if not session.alone:
             _plan_windows(context, session, feed, asked.request())
@@ -205,6 +205,7 @@ def _land(
         shipping.prepare(feed.spark, report)
         landed = land(feed, edges, request, new_owner(run), report, skip, ledger)
     session.witness.landed = landed
+    task_logs.tell(landed)
     for held in landed.held:
         context.log.warning("%s → %s", held.text, held.remedy)
     report(Progress("tell"))
@@ -344,7 +345,7 @@ def commit_frontier(context: dg.OpExecutionContext, session: RunSession, name: s
 
 
 def _commit(context: Context, session: RunSession, name: str) -> tuple[Books, CommitResult]:
-    with session.step(context):
+    with session.step(context, name):
         feed = session.feed(name)
         with session.open_edges(feed) as edges:
             books, result = _commit_landed(context, session, feed, edges)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +23,8 @@ import typer
 
 from sluice.cli import completing
 from sluice.cli.terminal import Terminal, safe
+from sluice.pipelines.vocabulary import logs
+from sluice.pipelines.vocabulary.errors import UsageError
 
 if TYPE_CHECKING:
     from sluice.assets.feeds import FeedFiles
@@ -45,11 +48,21 @@ ProjectFolder = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", metavar=" ", help="Print one JSON document instead of tables.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar=" ", help="Show logs, and tracebacks of errors.")]
+LogFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        help="How logs look on stderr and in the run's log.",
+        show_default=f"${logs.VARIABLE}, or text",
+    ),
+]
 _COMMON: dict[str, tuple[Any, Any]] = {
     "context": (typer.Context, inspect.Parameter.empty),
     "project": (ProjectFolder, None),
     "as_json": (Json, False),
     "debug": (Debug, False),
+    "log_format": (LogFormat, None),
 }
 
 FeedName = Annotated[
@@ -186,15 +199,23 @@ class Session:
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Body], Body]:
-    """Register the function as a command of `app`; it gains `--project`, `--json` and `--debug`.
+    """Register the function as a command of `app`; it gains `--project`, `--json`, `--debug`
+    and `--log-format`.
 
     Paragraphs of its docstring that begin with `$` are examples.
     """
 
     def register(body: Body) -> Body:
         @functools.wraps(body)
-        def run(context: typer.Context, project: Path | None, as_json: bool, debug: bool, **given: Any) -> int | None:
-            _log(debug)
+        def run(
+            context: typer.Context,
+            project: Path | None,
+            as_json: bool,
+            debug: bool,
+            log_format: str | None,
+            **given: Any,
+        ) -> int | None:
+            _log(debug, log_format)
             return body(Session(context.obj, project, debug), **given)
 
         run.__signature__ = _signature(body)  # type: ignore[attr-defined]
@@ -228,10 +249,18 @@ class Harmless(logging.Formatter):
         return safe(super().format(record))
 
 
-def _log(debug: bool) -> None:
+def _log(debug: bool, log_format: str | None) -> None:
     """Logs go to stderr. Libraries' warnings about retries are dropped: Sluice reports the error, if any."""
-    handler = logging.StreamHandler()
+    wanted = log_format or os.environ.get(logs.VARIABLE) or logs.FORMATS[0]
+    if wanted not in logs.FORMATS:
+        raise UsageError(f"no log format {wanted!r}", remedy=f"one of {', '.join(logs.FORMATS)}")
+    if log_format:
+        os.environ[logs.VARIABLE] = log_format  # for what this process starts
+    handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(Harmless("%(asctime)s %(name)s %(message)s"))
+    if logs.as_json():
+        handler = logs.Line(also=os.dup(2))
+        logging.getLogger(logs.OURS).setLevel(logging.INFO)
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
     for noisy in ("kafka", "py4j"):
         logging.getLogger(noisy).setLevel(logging.INFO if debug else logging.CRITICAL)

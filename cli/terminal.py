@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from sluice.cli import signals
 from sluice.cli.flow import Facts, Flowing, TextTable, Whole, wrap
+from sluice.pipelines.vocabulary import logs
 from sluice.pipelines.vocabulary.errors import Refused, SluiceError
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ WIDE = 160
 SHOWN_ROWS = 40
 """How many rows of a table people see; `--json` has all."""
 
+log = logging.getLogger(logs.OURS)
 _C = TypeVar("_C", bound="str | Text")
 
 
@@ -90,10 +93,17 @@ class Terminal:
 
     def note(self, text: str, style: str = "dim") -> None:
         """Print a note about what is happening, to stderr."""
+        if logs.as_json():
+            log.info("%s", text)
+            return
         self._tell(Text(safe(text), style=style))
 
     def fail(self, error: SluiceError) -> None:
         """Print message and remedy, to stderr, and nothing else."""
+        if logs.as_json():
+            said = {"error": type(error).__name__, "remedy": error.remedy}
+            log.error("%s", error.message, extra={"about": said})
+            return
         refused = isinstance(error, Refused)
         head = Text("refused: " if refused else "error: ", style="bold yellow" if refused else "bold red")
         self._tell(head.append(Text(safe(error.message), style="not bold default")))

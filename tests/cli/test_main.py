@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -204,3 +205,13 @@ def _wait_until_it_asks(pid: int) -> None:
 def test_the_version_is_told(sluice: Sluice) -> None:
     said = sluice("--version")
     assert (said.code, said.out.startswith(f"sluice {version('sluice')} (Python 3.")) == (0, True)
+
+
+def test_logs_as_json_are_errors_in_lines_and_a_wrong_format_is_a_wrong_use(project: Path) -> None:
+    command = [str(Path(sys.executable).with_name("sluice")), "status", "nope", "--log-format"]
+    said = subprocess.run([*command, "json"], cwd=project, capture_output=True, text=True, check=False)
+    (line,) = map(json.loads, said.stderr.splitlines())
+    assert (said.returncode, line["level"], line["error"]) == (2, "error", "FeedError")
+    assert line["message"] == "no feed `nope`"
+    wrong = subprocess.run([*command, "xml"], cwd=project, capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (2, "error: no log format 'xml'")
